@@ -90,12 +90,12 @@ def _commands() -> Iterator[Command]:
         flags = [_flag(action) for action in arguments.taken if action.option_strings]
         public = tuple(flag for flag in flags if flag.text != argparse.SUPPRESS)
         yield Command(name, text, public, words[0] if words else Candidates())
-    yield Command(_HELP, "explain a command, or show a page", (), Candidates(words=(*_firsts(), *pages())))
-
-
-def _firsts() -> list[str]:
-    """Return every word that may come first."""
-    return [*(name for name in COMMANDS if " " not in name), *GROUPS]
+    yield Command(
+        _HELP,
+        "explain a command, or show a page",
+        (),
+        Candidates(words=(*(name for name in COMMANDS if " " not in name), *GROUPS, *pages())),
+    )
 
 
 def _flag(action: argparse.Action) -> FlagWords:

@@ -91,7 +91,10 @@ def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[Devic
     half = _half(torch, device)
     half_name = str(half).partition(".")[2]
     yield DeviceTrial(f"matmul {half_name}", lambda: _multiply(torch, device, half, work.tensor_core_rows))
-    yield DeviceTrial("memory", lambda: _keep(torch, device, _room_on(torch, device, work.kept_bytes)))
+    yield DeviceTrial(
+        "memory",
+        lambda: _keep(torch, device, min(work.kept_bytes, int(torch.cuda.mem_get_info(device)[0]) // _PART_OF_FREE)),
+    )
     yield DeviceTrial("copies", lambda: _carry(torch, device, work.carried_bytes))
     yield DeviceTrial("memory errors", lambda: _count_errors(torch, device))
 
@@ -209,10 +212,6 @@ class _Product:
     def _turned(self, values: Any) -> Any:
         """Return a matrix whose row i is the values rotated by i."""
         return self._torch.cat([values, values]).as_strided((self._size, self._size), (1, 1))
-
-
-def _room_on(torch: Any, device: str, most: int) -> int:
-    return min(most, int(torch.cuda.mem_get_info(device)[0]) // _PART_OF_FREE)
 
 
 def _keep(torch: Any, device: str, size: int) -> str:

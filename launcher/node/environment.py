@@ -167,13 +167,6 @@ def rank_of_role_words(plan: Plan, rank: int) -> dict[str, str]:
     return {"LAUNCH_ROLE_RANK": str(number), **words}
 
 
-def reserve_environment(start: Start, fifo: str) -> dict[str, str]:
-    """Return the variables of a reserve process beyond its node's environment: it is no rank and connects to none. It
-    reports on `fifo` that it waits; beside it, as for a rank, is the FIFO on which it learns which rank it becomes.
-    """
-    return {**sizes(start), "LAUNCH_RESERVE": fifo}
-
-
 def sizes(start: Start) -> dict[str, str]:
     """Return the numbers of ranks and nodes, which are the same for all ranks of a node."""
     world = str(start.world_size)

@@ -39,17 +39,16 @@ class HostShare(NamedTuple):
 
 def most_of_a_host(plan: Plan) -> HostShare:
     """Return what the programs on one host need together: the most, as a batch system gives all nodes the same."""
-    hosts = [[one for one in (plan, *plan.roles) if _is_on(one, host)] for host in range(hosts_asked(plan))]
+    hosts = [
+        [one for one in (plan, *plan.roles) if one.first_host <= host < one.first_host + one.nodes_max]
+        for host in range(hosts_asked(plan))
+    ]
     memory = [[one.spec.resources.memory_gb or 0.0 for one in there] for there in hosts]
     return HostShare(
         max(sum(one.ranks_per_node * one.cpus_per_rank for one in there) for there in hosts),
         max(sum(one.gpus_per_node for one in there) for there in hosts),
         max(map(sum, memory)) or None,
     )
-
-
-def _is_on(plan: Plan, host: int) -> bool:
-    return plan.first_host <= host < plan.first_host + plan.nodes_max
 
 
 def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:

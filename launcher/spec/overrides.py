@@ -85,7 +85,7 @@ def _steps(path: str, job: Section) -> list[Step]:
             steps.append((name, kind))
             continue
         if not isinstance(section, Section):
-            if _has_free_keys(kind):
+            if isinstance(kind, TableOf) or (isinstance(kind, ByShape) and isinstance(kind.mapping, ArgsTable)):
                 return [*steps, (rest, None)]
             raise Wrong(Problem(FROM_COMMAND_LINE, f"{steps[-1][0]} has no options of its own", key=_keys(steps, rest)))
         key, _, below = rest.partition(".")
@@ -101,10 +101,6 @@ def _steps(path: str, job: Section) -> list[Step]:
 
 def _keys(steps: list[Step], last: str) -> tuple[str, ...]:
     return (*(key for key, _ in steps), *last.split("."))
-
-
-def _has_free_keys(kind: Kind) -> bool:
-    return isinstance(kind, TableOf) or (isinstance(kind, ByShape) and isinstance(kind.mapping, ArgsTable))
 
 
 def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None:

@@ -78,9 +78,9 @@ def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
         arguments=_other(_table(sides, lambda side: options_in(side.about.args))),
         spec=_other(_table(sides, _spec)),
         environment=_environment_other(sides),
-        packages=_packages_other(sides),
+        packages=_other(_table(sides, _packages)) if all(map(_packages, sides)) else {},
         unnoted=tuple(str(side.run.id) for side in sides if not _packages(side)),
-        commits=tuple(_commit(side.about) for side in sides),
+        commits=tuple(side.about.commit + ("+changes" if side.about.dirty else "") for side in sides),
         code=tuple(_code(sides[0], side) for side in sides[1:]),
     )
 
@@ -113,11 +113,6 @@ def _names(found: Iterable[Mapping[str, object]]) -> list[str]:
 
 def _other(table: Table) -> Table:
     return {name: values for name, values in table.items() if any(one != other for one, other in pairwise(values))}
-
-
-def _packages_other(sides: Sequence[Side]) -> Table:
-    """Return packages of other versions; nothing where it is not recorded of each side what was installed."""
-    return _other(_table(sides, _packages)) if all(map(_packages, sides)) else {}
 
 
 def _environment_other(sides: Sequence[Side]) -> Table:
@@ -207,10 +202,6 @@ def _packages(side: Side) -> dict[str, Value]:
 
 
 # -- its code
-
-
-def _commit(about: About) -> str:
-    return about.commit + ("+changes" if about.dirty else "")
 
 
 def since_commit(run: RunDir, attempt: int) -> CodeComparison:

@@ -21,7 +21,7 @@ def run_html(status: RunStatus, now: float) -> str:
     failed = status.failure if status.state is State.FAILED else None
     said = failed.summary if failed is not None else status.message
     facts = {
-        "step": _with_bar(status),
+        "step": " ".join(filter(None, (_text(_steps(status)), _bar(status)))),
         "metrics": _text(_metrics(status)),
         "to go": "" if status.eta_s is None else _text(_time(status.eta_s)),
         "checkpoint": "" if status.checkpoint is None else _text(f"step {status.checkpoint}"),
@@ -78,10 +78,6 @@ def _bar(status: RunStatus) -> str:
     if status.step is None or not status.total_steps:
         return ""
     return f'<progress value="{int(status.step)}" max="{int(status.total_steps)}"></progress>'
-
-
-def _with_bar(status: RunStatus) -> str:
-    return " ".join(filter(None, (_text(_steps(status)), _bar(status))))
 
 
 def _metrics(status: RunStatus) -> str:

@@ -109,7 +109,7 @@ def _computed(metric: Any, of_ranks: list[States]) -> Any:
     plain = {name: _reduce(part, [states[name] for states in of_ranks]) for name, part in parts.items()}
     kept = {name: part.distributed_available_fn for name, part in parts.items()}
     for part in parts.values():
-        part.distributed_available_fn = _no_other_ranks
+        part.distributed_available_fn = lambda: False  # other ranks were asked already
     try:
         with warnings.catch_warnings():  # it does not know that it was updated elsewhere
             warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
@@ -118,11 +118,6 @@ def _computed(metric: Any, of_ranks: list[States]) -> Any:
         for name, part in parts.items():
             part.distributed_available_fn = kept[name]
             _set(part, plain[name])  # what is reduced may be of another kind, which no metric can reset
-
-
-def _no_other_ranks() -> bool:
-    """Return False, so that a metric does not ask other ranks once more."""
-    return False
 
 
 def _set(part: Any, state: State) -> None:

@@ -45,7 +45,7 @@ from trainer.loop.stragglers import Stragglers
 from trainer.loop.survivor import Survivor
 from trainer.loop.train_data import epoch_samples, is_several, refuse_no_data_set, train_data
 from trainer.loop.trials import begin_anew, first_batches, in_short
-from trainer.loop.user_step import StepFunction, own_step_of, refuse_beside_own_step
+from trainer.loop.user_step import OwnStep, StepFunction, refuse_beside_own_step
 from trainer.loop.weights_and_export import StartFrom, begin_average, begin_with, hand_over, take_weights
 from trainer.recovery.control import await_rank
 from trainer.stopping import Votes
@@ -54,6 +54,7 @@ from trainer.strategies import (
     Optimizers,
     Strategy,
     StrategySettings,
+    Turns,
     build,
     make_deferred,
     needs_group,
@@ -427,7 +428,7 @@ class Trainer:
                 late=Votes(world.control),
                 stragglers=Stragglers(settings.straggler_factor),
                 spikes=spikes,
-                own_step=own_step_of(self._step, strategy),
+                own_step=None if self._step is None else OwnStep(self._step, Turns(strategy)),
                 average=average,
             )
             if settings.count_flops and self._flops is None:

@@ -10,7 +10,7 @@ from trainer.data import Batch
 from trainer.errors import BadSettings
 from trainer.loop.losses import Answer, answer_of
 from trainer.loop.settings import Settings
-from trainer.strategies import Strategy, Turns, refuse_to_turn
+from trainer.strategies import Turns, refuse_to_turn
 
 StepFunction = Callable[[nn.Module, Any, Turns], Any]  # returns what a loss function does, for the lines of metrics
 
@@ -30,11 +30,6 @@ class OwnStep:
     def end(self) -> Tensor | None:
         """End the step after its last micro-batch; return the norm of the gradients if they are clipped."""
         return self.turns.end()
-
-
-def own_step_of(function: StepFunction | None, strategy: Strategy) -> OwnStep | None:
-    """Return the step function as an OwnStep, or None."""
-    return None if function is None else OwnStep(function, Turns(strategy))
 
 
 def refuse_beside_own_step(settings: Settings) -> None:

@@ -46,7 +46,7 @@ class Stripes(Dataset[tuple[Tensor, int]]):
         number = indices.to(torch.int64) + self._begin
         labels = number % CLASSES
         bits = _bits(self._seed, number, _NUMBERS + 3 * self._pixels**2)
-        width, phase, tilt, light = _uniform(bits[:, :_NUMBERS]).T[:, :, None, None]
+        width, phase, tilt, light = ((bits[:, :_NUMBERS] & 0xFFFFFF).float() / (1 << 24)).T[:, :, None, None]
         angle = math.pi * (number % 5)[:, None, None] / 5 + 0.2 * (tilt - 0.5)
         along = self._across * torch.cos(angle) + self._down * torch.sin(angle)
         waves = (0.5 + light) * torch.sin((8 + 8 * width) * along + 2 * math.pi * phase)
@@ -65,10 +65,6 @@ def _mix(bits: Tensor) -> Tensor:
     bits = (bits ^ ((bits >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     bits = (bits ^ ((bits >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return bits ^ ((bits >> 31) & 0x1FFFFFFFF)
-
-
-def _uniform(bits: Tensor) -> Tensor:
-    return (bits & 0xFFFFFF).float() / (1 << 24)
 
 
 def _normal(bits: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import msgspec
 
 from launcher import api
 from launcher.errors import BadInput
-from launcher.run.records import Labels
 from launcher.status.text import plain
 
 _MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 64, 63, 10_000
@@ -55,11 +54,7 @@ def tag(one: api.Run, wish: ActionWish) -> ActionReport:
     if wish.dry:
         words = [*(f"+{text}" for text in wish.add), *(f"-{text}" for text in wish.remove)]
         return ActionReport(f"tag {one.id}: {' '.join(words) or 'nothing'}", done=False)
-    return ActionReport(_tags(one.label(add=wish.add, remove=wish.remove)), done=True)
-
-
-def _tags(now: Labels) -> str:
-    return f"tags: {', '.join(now.tags) or 'none'}"
+    return ActionReport(f"tags: {', '.join(one.label(add=wish.add, remove=wish.remove).tags) or 'none'}", done=True)
 
 
 def note(one: api.Run, wish: ActionWish) -> ActionReport:

@@ -100,7 +100,10 @@ def run(options: argparse.Namespace) -> int:
     if going:
         lines = columns([(*_HEAD, *(["ELSEWHERE"] if there else [])), *(_row(one, now, there) for one in going)])
         print("\n".join([paint(lines[0], "dim"), *lines[1:]]))
-    print(f"{figures.count(len(going), 'run')}, {figures.size(total)}" + _code_too(code))
+    print(
+        f"{figures.count(len(going), 'run')}, {figures.size(total)}"
+        + (f", and {figures.size(sum(map(size_of, code)))} of code that no run needs" if code else "")
+    )
     if freed := sum(kept.code for kept in there):
         print(f"on other machines {figures.size(freed)} of code that no run there needs then")
     sys.stdout.flush()
@@ -157,10 +160,6 @@ def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]
 def _plain(one: Going) -> PrunedRun:
     goes: Literal["run", "checkpoints"] = "run" if one.whole else "checkpoints"
     return PrunedRun(one.run.id, one.status.state, goes, tuple(map(str, one.folders)), one.size)
-
-
-def _code_too(code: Sequence[Path]) -> str:
-    return f", and {figures.size(sum(map(size_of, code)))} of code that no run needs" if code else ""
 
 
 def _ask() -> None:

@@ -17,7 +17,7 @@ from launcher.cli.looking.role_option import parts_of, refuse_several, takes_rol
 from launcher.cli.terminal import Screen, columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit, Refused
 from launcher.run.hangs import LastRank
-from launcher.run.records import GpuLoad, NodeLoad, RankLoad
+from launcher.run.records import GpuLoad, NodeLoad
 from launcher.states import State
 from launcher.status.derive import RunStatus
 
@@ -129,11 +129,10 @@ def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...
     for rank in load.ranks:
         moved = map(_rate, (rank.read, rank.written))
         cells = (f"  rank {rank.rank}", f"{rank.cpu:.2f}", figures.size(rank.memory), *moved, "", "")
-        yield (*cells, *(_gpu_cells(_gpus_of(rank, load), rank.gpu_memory) if with_gpus else ()))
-
-
-def _gpus_of(rank: RankLoad, load: NodeLoad) -> list[GpuLoad]:
-    return [gpu for gpu in load.gpus if gpu.index in rank.gpus]
+        yield (
+            *cells,
+            *(_gpu_cells([gpu for gpu in load.gpus if gpu.index in rank.gpus], rank.gpu_memory) if with_gpus else ()),
+        )
 
 
 def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from launcher.cli.terminal import columns, paint, safe, show_news, tell, to_json
 from launcher.errors import Exit
 
 if TYPE_CHECKING:
-    from launcher.apps.proof.findings import ComparedRun, Departure, Kill, Proof, StateDeparture
+    from launcher.apps.proof.findings import ComparedRun, Kill, Proof, StateDeparture
 
 EXAMPLES = """
   launch prove job.yaml --steps 60                the training, 60 steps of it, undisturbed, and killed in each mode
@@ -117,11 +117,12 @@ def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
         return mode, "nobody", str(kill.planned_step), "-", "-", f"- ({kill.missed})"
     whom = f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
     after = "-" if kill.next_step_s is None else f"{kill.next_step_s:.2f} s"
-    return mode, whom, *(_or_dash(one) for one in (kill.step, kill.went_on_from, kill.steps_again)), after
-
-
-def _or_dash(number: int | None) -> str:
-    return "-" if number is None else str(number)
+    return (
+        mode,
+        whom,
+        *("-" if one is None else str(one) for one in (kill.step, kill.went_on_from, kill.steps_again)),
+        after,
+    )
 
 
 def _undisturbed_cells(proof: "Proof") -> tuple[str, ...]:
@@ -138,7 +139,10 @@ def _differences(one: "ComparedRun") -> Iterator[str]:
     if one.why:
         yield one.why
     if one.first is not None:
-        yield _of_number(one.first)
+        yield (
+            f"first at step {one.first.step}: {one.first.metric} of rank {one.first.rank} is {one.first.disturbed!r}, "
+            f"undisturbed {one.first.undisturbed!r}"
+        )
     if one.first_state is not None:
         yield from _of_state(one.first_state)
     if one.again_differs is not None:
@@ -146,13 +150,6 @@ def _differences(one: "ComparedRun") -> Iterator[str]:
     if one.causes:
         yield "what usually makes it:"
         yield from (f"- {cause}" for cause in one.causes)
-
-
-def _of_number(first: "Departure") -> str:
-    return (
-        f"first at step {first.step}: {first.metric} of rank {first.rank} is {first.disturbed!r}, "
-        f"undisturbed {first.undisturbed!r}"
-    )
 
 
 def _of_state(state: "StateDeparture") -> Iterator[str]:

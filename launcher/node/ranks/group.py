@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -390,7 +390,7 @@ class RankGroup:
             stopping=self._stopping,
             asked=rank.progress.asked_to_stop,
             left=rank.progress.called_exit,
-            said=_last_line(tail),
+            said=next((line.strip() for line in reversed(tail) if line.strip()), "")[:_LONGEST_SAID],
             not_started=failed_to_start,
             error=exception.line or None if exception else None,
             where=exception.where or None if exception else None,
@@ -482,10 +482,6 @@ class RankGroup:
             if sizes == last and not awaited:
                 return
             last = sizes
-
-
-def _last_line(tail: Sequence[str]) -> str:
-    return next((line.strip() for line in reversed(tail) if line.strip()), "")[:_LONGEST_SAID]
 
 
 def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:

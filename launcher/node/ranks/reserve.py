@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.errors import said_by_the_system
-from launcher.node.environment import reserve_environment, sizes
+from launcher.node.environment import sizes
 from launcher.node.ranks.control import ControlPipe, control_of
 from launcher.node.ranks.group import Home
 from launcher.node.ranks.reaper import Death
@@ -147,7 +147,7 @@ class Reserve:
         pipe = ProgressPipe(fifo, progress, lambda: self._heard(process))
         process = _Process(progress, pipe, control, sizes(start))
         self._processes.append(process)
-        environment = reserve_environment(start, str(fifo))
+        environment = {**sizes(start), "LAUNCH_RESERVE": str(fifo)}
         try:
             pid = await starter.start(environment, self._log, str(fifo), lambda death: self._ended(process, death))
         except BaseException:

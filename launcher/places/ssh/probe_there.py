@@ -88,14 +88,10 @@ def _open_on_the_way(path: str) -> str:
             target = os.readlink(at)
             at, left = "/" if target.startswith("/") else os.path.dirname(at), target.split("/") + left
             continue
-        is_open = _writable_by_others(found)
+        is_open = bool(found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_own_group(found.st_gid)))
         if is_open and not found.st_mode & stat.S_ISVTX:
             return at
     return at if is_open else ""
-
-
-def _writable_by_others(found: os.stat_result) -> bool:
-    return bool(found.st_mode & 0o002 or (found.st_mode & 0o020 and not _is_own_group(found.st_gid)))
 
 
 def _is_own_group(group: int) -> bool:

@@ -58,7 +58,7 @@ class Token:
         outcome = read_record(self._outcome, Outcome)
         if outcome is not None:
             return outcome
-        chosen = self._chosen_runs()
+        chosen = read_record(self._chosen, list[Made]) or []
         made = _there(chosen)
         if made:
             missing = len(chosen) - len(made)
@@ -82,9 +82,6 @@ class Token:
         except LaunchError as error:
             return Outcome(_there(chosen), error.lines, error.exit_code)
         return Outcome(tuple(Made(run_id, str(path)) for run_id, path in runs))
-
-    def _chosen_runs(self) -> list[Made]:
-        return read_record(self._chosen, list[Made]) or []
 
     def _close(self, outcome: Outcome) -> Outcome:
         write_record(self._outcome, outcome)

@@ -203,13 +203,11 @@ def _following(tree: Mapping, after: Texts[str]) -> Mapping:
     there = said.entries.get("after")
     before = [] if there is None else there.value.items if isinstance(there.value, Sequence) else [there.value]
     runs = [Scalar(run, False, FROM_COMMAND_LINE) for run in after]
-    waits = Sequence([*(one for one in before if not _is_nothing(one)), *runs], FROM_COMMAND_LINE)
+    waits = Sequence(
+        [*(one for one in before if not (isinstance(one, Scalar) and one.is_null)), *runs], FROM_COMMAND_LINE
+    )
     more = Mapping({**said.entries, "after": Entry(_key("after"), waits)}, said.mark)
     return Mapping({**tree.entries, "queue": Entry(_key("queue"), more)}, tree.mark)
-
-
-def _is_nothing(node: Node) -> bool:
-    return isinstance(node, Scalar) and node.is_null
 
 
 def _key(text: str) -> Scalar:

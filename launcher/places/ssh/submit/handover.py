@@ -21,7 +21,7 @@ from launcher.places.ssh.messages import CodeTree, GoAhead, Open, Opened, Peer, 
 from launcher.places.ssh.results.checkpoints import disks_of, holders_of
 from launcher.places.ssh.run_hosts import handed_to
 from launcher.places.ssh.submit.look import Asked, each
-from launcher.places.ssh.submit.predecessors import is_waiting, leaders_of
+from launcher.places.ssh.submit.predecessors import leaders_of
 from launcher.places.ssh.submit.report import ask_reports, knowing
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import kept_at, with_hosts
@@ -232,7 +232,7 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
     order = sorted(usable, key=lambda name: (name in bad, not ready[name].has_room(plan), usable.index(name)))
     leaders = leaders_of(plan)
     first = next((name for name in order if leaders is None or name in leaders), None)
-    if first is None and order and not is_waiting(plan):
+    if first is None and order and all(map(has_happened, plan.awaited)):
         first = order[0]
     return [] if first is None else [first, *(name for name in order if name != first)][:wanted]
 

@@ -50,10 +50,6 @@ def leaders_of(plan: Plan) -> set[str] | None:
     return set.intersection(*seen) if seen else None
 
 
-def is_waiting(plan: Plan) -> bool:
-    return not all(map(has_happened, plan.awaited))
-
-
 def release(run: RunDir, attempt: AttemptDir) -> None:
     """Release the run on its hosts. Raises Refused if it was not handed to any, and Unreachable."""
     places = run_hosts.handed_to(run, attempt)
