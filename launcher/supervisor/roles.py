@@ -5,6 +5,7 @@ Each has a run directory of its own below the run's, with attempts, records, log
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,10 @@ from launcher.spec.model import Readiness
 from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import ask_to_stop, first_state, last_word
-from launcher.supervisor.ready import is_ready
+
+_ANSWER_S = 0.5
+_PAGES = 256
+_MOST = 16 << 20  # of a log that is looked through
 
 _READY_S = 0.1  # how often those that others wait for or follow are looked at
 AgentsOf = Callable[[Plan, AttemptDir], Sequence[AgentProcess]]  # of a role: node 0's, which coordinates, comes first
@@ -252,3 +256,38 @@ def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:
         with contextlib.suppress(FileExistsError):
             ours.symlink_to(theirs)
     write_record(run.plan, plan)
+
+
+def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addresses: Collection[str]) -> bool:
+    """Return whether each rank of the role is ready."""
+    if way.file is not None:
+        return Path(plan.run_dir, plan.workdir, way.file).exists()
+    if way.log is not None:
+        return _have_logged(run, attempt, way.log, len(addresses))
+    return all(_answers(address, way.path) for address in addresses)
+
+
+def _have_logged(run: RunDir, attempt: AttemptDir, text: str, ranks: int) -> bool:
+    """Return whether the logs of exactly `ranks` ranks of the newest generation contain the text."""
+    folders = sorted(run.logs.glob(f"a{attempt.number:04d}.g*"))
+    found = 0
+    for log in folders[-1].glob("rank-*.log") if folders else ():
+        with contextlib.suppress(OSError), open(os.open(log, os.O_RDONLY | os.O_NOFOLLOW), "rb") as lines:
+            found += text.encode() in lines.read(_MOST)
+    return found == ranks
+
+
+def _answers(address: str, path: str | None) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _ANSWER_S) as line:
+            if path is None:
+                return True
+            line.sendall(f"GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+            head = line.recv(64)
+            for _ in range(_PAGES):  # who answers is let to say all
+                if not line.recv(4096):
+                    break
+    except OSError:
+        return False
+    return head.startswith(b"HTTP/1.") and head[8:12] == b" 200"

@@ -27,8 +27,7 @@ from trainer import world as worlds
 from trainer.checkpoint.contents import Subjects
 from trainer.recovery import replica as handing
 from trainer.recovery.agreement import Agreement
-from trainer.recovery.replica import ReplicaReader, Snapshot
-from trainer.recovery.stripes import senders_of
+from trainer.recovery.replica import ReplicaReader, Snapshot, senders_of
 
 RANKS = 4
 ONE, THREE, READ = "from one", "from three", "read"

@@ -6,8 +6,7 @@ import threading
 import pytest
 from run_folder import RunFolder
 
-from launcher.node.ranks.reports.behind import WriteBehind
-from launcher.node.ranks.reports.logfile import LogFile
+from launcher.node.ranks.reports.logfile import LogFile, WriteBehind
 from launcher.run.durable import read_lines
 from launcher.run.fence import raise_fence
 from launcher.run.layout import times_of

@@ -6,8 +6,7 @@ import pytest
 from launcher.errors import Refused
 from launcher.places.batch.dependencies import dependency_problems, jobs_to_follow
 from launcher.places.gridengine.gridengine import GridEngineSystem
-from launcher.places.slurm.dependencies import dependency_of
-from launcher.places.slurm.queue import SlurmSystem
+from launcher.places.slurm.queue import SlurmSystem, dependency_of
 from launcher.plan.model import AwaitedRun
 from launcher.run.records import Handle
 from launcher.states import State

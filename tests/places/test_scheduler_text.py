@@ -17,7 +17,7 @@ from launcher.places.gridengine import gridengine
 from launcher.places.kubernetes import kubernetes
 from launcher.places.lsf import lsf
 from launcher.places.pbs import pbs
-from launcher.places.slurm.queries import fate, jobs, nodes, reasons, site, states, values
+from launcher.places.slurm.queries import jobs, nodes, reasons, site, states, values
 from launcher.places.slurm.queries.values import FIELD, JOB_ID, ROW
 from tests.sizes import NIGHTLY, SCALE
 
@@ -35,7 +35,7 @@ PARSERS = {
     "sbatch": (read_submitted, SLURM),
     "sbatch --test-only": (jobs.read_test_only, SLURM),
     "sbatch --version": (site.read_version, SLURM),
-    "scontrol show job": (lambda text: fate.fate_of(text, 0), SLURM),
+    "scontrol show job": (lambda text: jobs.fate_of(text, 0), SLURM),
     "scontrol show hostnames": (nodes.read_hostnames, SLURM),
     "scontrol show node": (nodes.read_nodes, SLURM),
     "scontrol show partition": (site.read_rules, SLURM),

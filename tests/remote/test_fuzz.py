@@ -15,9 +15,9 @@ from launcher.places.login.messages import LogNews, RemotePreview, Request, RunN
 from launcher.places.place import CancelReport
 from launcher.plan.facts import Machine
 from launcher.remote import known_hosts, target
-from launcher.remote.bounds import OutOfBounds, within_bounds
 from launcher.remote.failures import Broken, Silent
 from launcher.remote.known_hosts import BadKey, HostKey
+from launcher.remote.rpc.client import OutOfBounds, within_bounds
 from launcher.remote.rpc.wire import Garbled, Incoming, Outcome, decoded
 from launcher.remote.running import Running
 from launcher.remote.shipping import kept_trees

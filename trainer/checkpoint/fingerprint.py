@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,15 +12,22 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import torch
 
-from trainer.checkpoint.blocks import OF_TRAINING, Read, blocks, blocks_of
 from trainer.checkpoint.contents import SHARED, optimizer_of_rank
+from trainer.checkpoint.filling import Scratch, piece_of, places
+from trainer.checkpoint.planning import Need, needed
 from trainer.checkpoint.save_group import SaveGroup
-from trainer.checkpoint.tree import tensor_of
+from trainer.checkpoint.staging import bytes_of
+from trainer.checkpoint.tree import dtype_of, tensor_of
 from trainer.checkpoint_files.catalog import Entry, missing, read_manifest, verify
 from trainer.checkpoint_files.durable import hash_file, open_to_read, read_exactly
-from trainer.checkpoint_files.manifest import Manifest
+from trainer.checkpoint_files.manifest import ITEM_BYTES, Manifest, TensorEntry
 from trainer.errors import CheckpointDamaged
+
+Read = Callable[[int, memoryview, int], object]  # of a file by its number, into this, from there on
+OF_TRAINING = ("average/", "model/", "optimizer/")
+_BLOCK_BYTES = 64 << 20
 
 _SPREAD = optimizer_of_rank(0).removesuffix("00000")
 _REPORT_EVERY_S = 1.0
@@ -286,3 +294,44 @@ def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
         entry = manifest.tensors[name]
         return [entry.dtype, entry.shape, [block.digest(read).hex() for block in blocks_of(name, entry)]]
     return {key: _replace_tensors(word, manifest, read) for key, word in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some rows of a tensor, as one rank digests them at a time; the division depends on the shape alone."""
+
+    name: str
+    entry: TensorEntry
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def needs(self) -> list[Need]:
+        """Return the saved parts that make up the block."""
+        box = (self.offsets, self.lengths)
+        return [need for row in self.entry.rows for need in needed(self.name, box, row)]
+
+    def digest(self, read: Read) -> bytes:
+        """Return the SHA-256 of the block's bytes."""
+        whole, scratch = torch.empty(self.lengths, dtype=dtype_of(self.entry.dtype)), Scratch()
+        for need in self.needs():
+            for at, memory in places([piece_of(whole, self.entry, need)], scratch):
+                read(need.chunk.file, memory, at)
+        return hashlib.sha256(bytes_of(whole.reshape(-1).view(torch.uint8))).digest()
+
+
+def blocks(manifest: Manifest, block_bytes: int = _BLOCK_BYTES) -> Iterator[Block]:
+    """Yield the blocks of the whole model and optimizer, in the order of their names; `block_bytes` as `blocks_of`."""
+    for name in sorted(manifest.tensors):
+        if name.startswith(OF_TRAINING):
+            yield from blocks_of(name, manifest.tensors[name], block_bytes)
+
+
+def blocks_of(name: str, entry: TensorEntry, block_bytes: int = _BLOCK_BYTES) -> Iterator[Block]:
+    """Yield the blocks of one tensor: as many rows as have at most `block_bytes`, but at least one."""
+    if not entry.shape:
+        yield Block(name, entry, (), ())
+    elif 0 not in entry.shape:
+        first, *rest = entry.shape
+        rows = max(1, block_bytes // (math.prod(rest) * ITEM_BYTES[entry.dtype]))
+        for begin in range(0, first, rows):
+            yield Block(name, entry, (begin, *(0 for _ in rest)), (min(rows, first - begin), *rest))

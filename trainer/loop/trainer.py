@@ -28,9 +28,8 @@ from trainer.loop.evaluation import Evaluation, Metrics, SeveralEvaluations, Sha
 from trainer.loop.garbage_collection import Collecting
 from trainer.loop.kept_cuts import NOTED, KeptCuts, first_sample
 from trainer.loop.loop import Loop, noted
-from trainer.loop.losses import LossFunction
+from trainer.loop.losses import LossFunction, own_loss
 from trainer.loop.metrics import JsonLines, Reports, TensorBoard, metrics_folder
-from trainer.loop.model_loss import own_loss
 from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.phases import Phases, phases_on
 from trainer.loop.pipeline_loss import refuse_off_stages, samples_at_once

@@ -1,8 +1,9 @@
 """Send weights, optimizer and shared state from the ranks that have them to those that need them."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from trainer.checkpoint.tree import dtype_name, dtype_of, to_json
 from trainer.checkpoint_files.manifest import Manifest, TensorEntry
 from trainer.recovery.agreement import Agreement
 from trainer.recovery.sending import bytes_of, receive, send
-from trainer.recovery.stripes import senders_of, stripes
 from trainer.world import World
+
+_LEAST_BYTES = 1 << 20  # of a stripe: less is not worth the messages of one more giver
 
 _LOOP = "loop"
 _IMMUTABLE = frozenset((bool, int, float, str, bytes, type(None)))
@@ -188,3 +190,40 @@ def _bytes(tensor: Tensor) -> Tensor:
     """Return the tensor's bytes without a copy if it is contiguous."""
     value = tensor.detach()
     return bytes_of(value if value.is_contiguous() else value.cpu().contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of bytes of one of the tensors."""
+
+    tensor: int
+    begin: int
+    end: int
+
+
+def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
+    """Return the ranks that send to the taker: those of its own node that have the state, else all that have it."""
+    senders = [rank for rank in range(size) if rank not in receivers]
+    near = [rank for rank in senders if rank // ranks_per_node == receiver // ranks_per_node]
+    return near or senders
+
+
+# tensors, by name     | a ...... | b | c ............... |
+# stripes of givers    | first ...... | second ... | third |
+def stripes(sizes: Sequence[int], senders: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
+    """Return what each giver sends of tensors of these sizes: equal shares of at least `least_bytes`.
+
+    If all of it is little, one sends everything and the others nothing.
+    """
+    ends = [*accumulate(sizes, initial=0)]
+    total, places = ends[-1], [*enumerate(pairwise(ends))]
+    used = max(1, min(senders, total // least_bytes))
+    cuts = [sender * total // used for sender in range(used + 1)] + [total] * (senders - used)
+    return [
+        [
+            Piece(tensor, max(first, begin) - begin, min(last, end) - begin)
+            for tensor, (begin, end) in places
+            if max(first, begin) < min(last, end)
+        ]
+        for first, last in pairwise(cuts)
+    ]

@@ -4,13 +4,16 @@ A rank's output is decoded as data of declared types.
 """
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from launcher.apps.collectives.bandwidth import algorithm_bandwidth, bus_factor, with_slow
 from launcher.apps.collectives.findings import CollectiveLine, CollectivesReport, Lacking, MemoryCopy, NodePair
 from launcher.errors import LaunchError
+
+SLOW = 2.0  # times as slow as is usual among the pairs
+_PAIRS = 3  # of fewer nobody can say which is the odd one
 
 MARK = "collectives "
 _MOST_LINES = 20_000
@@ -104,3 +107,46 @@ def _line(one: TimedMessage) -> CollectiveLine:
         one.operation, one.ranks, one.size_bytes, len(one.times_s), usual, min(one.times_s), max(one.times_s),
         rate, rate * bus_factor(one.operation, one.ranks), one.wrong,
     )  # fmt: skip
+
+
+def algorithm_bandwidth(size_bytes: int, seconds: float) -> float:
+    """Return bytes per second as the caller of the operation sees them."""
+    return size_bytes / seconds if seconds > 0 else 0.0
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """Return the factor that turns an operation's algorithm bandwidth into bus bandwidth, which does not depend on
+    the number of ranks.
+    """
+    match operation:
+        case "all-reduce":
+            return 2 * (ranks - 1) / ranks
+        case "all-gather" | "reduce-scatter" | "all-to-all" | "gather" | "scatter":
+            return (ranks - 1) / ranks
+        case _:
+            return 1.0
+
+
+def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
+    """Return the pairs, with a reason on each that is much slower than the others by rate, plain connection or round
+    trip.
+    """
+    if len(pairs) < _PAIRS:
+        return tuple(pairs)
+    usual = statistics.median(one.bytes_per_s for one in pairs)
+    plain = statistics.median(one.plain_bytes_per_s for one in pairs)
+    trip = statistics.median(one.round_trip_s for one in pairs)
+
+    def said(one: NodePair) -> str:
+        ratios = (
+            ("as slow by send and recv", _ratio(usual, one.bytes_per_s)),
+            ("as slow by a plain connection", _ratio(plain, one.plain_bytes_per_s) if one.plain_bytes_per_s else 0.0),
+            ("the round trip", _ratio(one.round_trip_s, trip)),
+        )
+        return ", ".join(f"{ratio:.1f} times {what}" for what, ratio in ratios if ratio >= SLOW)
+
+    return tuple(replace(one, slow=said(one)) for one in pairs)
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other > 0 else 0.0

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from launcher.api import WATCH_S, Run
 from launcher.apps.proof.findings import Kill
-from launcher.apps.proof.modes import Mode
-from launcher.apps.proof.schedule import PlannedKill
+from launcher.apps.proof.schedule import Mode, PlannedKill
 from launcher.apps.repeated_runs import Tell
 from launcher.errors import LaunchError
 from launcher.node.inside.visit import Visit

@@ -14,13 +14,33 @@ from launcher.api import Run
 from launcher.apps.proof.disturbing import DisturbedRun
 from launcher.apps.proof.findings import ComparedRun, Judgement, Proof
 from launcher.apps.proof.judging import FinishedRun, finished, judged, with_causes
-from launcher.apps.proof.modes import MODES, Mode
-from launcher.apps.proof.schedule import held_at, planned
-from launcher.apps.proof.target import for_a_proof
-from launcher.apps.repeated_runs import RepeatedJob, Tell, as_it_ran, job_of, name_of, to_its_end
-from launcher.errors import BadInput
+from launcher.apps.proof.schedule import MODES, Mode, held_at, planned
+from launcher.apps.repeated_runs import (
+    RepeatedJob,
+    Tell,
+    as_it_ran,
+    gives,
+    is_ours,
+    job_of,
+    name_of,
+    steps_override,
+    to_its_end,
+)
+from launcher.errors import BadInput, Refused
 from launcher.ids import RunId, parse_run_id
+from launcher.spec.model import RunOptions
 from launcher.status.derive import exit_code_of
+
+_LOGS = "log-every"
+_KEPT = 1000  # checkpoints: the first that differs is looked for among all of them
+# Killed again and again on purpose, and nobody is to hear of it.
+_ALWAYS = (
+    "sweep=null",
+    "notify.to=[]",
+    f"checkpoint.keep={_KEPT}",
+    "recovery.no_progress=off",
+    *(f"recovery.{cause}={{restarts: unlimited, backoff: 0s}}" for cause in ("killed", "communication", "node_lost")),
+)
 
 TAG = "prove"
 HOLDS = "TRAINER_HOLDS"
@@ -134,3 +154,24 @@ class _Proving:
 
 def _too_short(steps: int) -> str:
     return "" if steps > 1 else f"it reports {steps or 'no'} step{'s'[: steps != 1]}: nothing can be killed in between"
+
+
+def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> RepeatedJob:
+    """Return the job with the settings that all runs of a proof share; the user's own overrides win. Raise BadInput
+    or Refused.
+    """
+    wish = target.request(_ALWAYS)
+    if not wish.cluster.supports_reach:
+        raise Refused(f"--on {target.on}: no rank can be killed there", "hint: prove it on another cluster")
+    words = [*_ALWAYS, *_logged(wish.spec.run)]
+    if steps is not None:
+        words += [
+            steps_override(wish.spec.run, steps, wish.code.root),
+            f"checkpoint.every={max(1, steps // (2 * kills + 2))} steps",
+        ]
+    return replace(target, overrides=(*words, *target.overrides))
+
+
+def _logged(run: RunOptions) -> list[str]:
+    """Return an override that logs metrics at each step, if the program supports it."""
+    return [f"run.args.{_LOGS}=1"] if is_ours(run) or gives(run, _LOGS) else []

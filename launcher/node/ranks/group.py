@@ -23,8 +23,7 @@ from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at, times_of
 from launcher.node.ranks.native import with_native
 from launcher.node.ranks.nccl_ras import ADDRESS, with_nccl
 from launcher.node.ranks.reaper import Death
-from launcher.node.ranks.reports.behind import WriteBehind
-from launcher.node.ranks.reports.logfile import LogFile
+from launcher.node.ranks.reports.logfile import LogFile, WriteBehind
 from launcher.node.ranks.reports.metrics_file import MetricsFile
 from launcher.node.ranks.reports.oom import OomCounter
 from launcher.node.ranks.start import DUMP_SIGNAL, Starter

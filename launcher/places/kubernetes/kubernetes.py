@@ -29,7 +29,7 @@ from launcher.places.batch.batch import (
 )
 from launcher.places.batch.client import Programs
 from launcher.places.batch.cluster import BatchCluster
-from launcher.places.kubernetes.meeting import FOLDER, meet
+from launcher.places.kubernetes.pod import FOLDER, meet
 from launcher.plan.facts import Machine
 from launcher.plan.model import Plan
 from launcher.run.layout import AttemptDir

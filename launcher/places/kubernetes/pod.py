@@ -13,15 +13,20 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
+from launcher.errors import LaunchError
 from launcher.places.batch.batch import node_command
-from launcher.places.kubernetes.meeting import FOLDER, LOOK_S, stand_by
 from launcher.plan.model import Plan
 from launcher.run.attempts import newest
-from launcher.run.durable import readable
+from launcher.run.durable import make_dir, readable, write_record
 from launcher.run.layout import RunDir
 from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import name_this
 from launcher.run.records import AttemptEnd
+
+FOLDER = "JOB_LAUNCH_PODS_FOLDER"  # the variable that names it
+YOUNG_S, LOOK_S = 5.0, 0.5
 
 _KIND = "k8s"
 
@@ -78,3 +83,34 @@ class OtherPod:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+class PodRecord(msgspec.Struct, frozen=True):
+    """One pod of a start."""
+
+    host: str
+    address: str
+
+
+def stand_by(folder: Path, index: int) -> None:
+    """Write this pod's file, again and again while it waits: names are new at each start, so only fresh files count."""
+    make_dir(folder)
+    record = PodRecord(os.environ["JOB_LAUNCH_POD"], os.environ["JOB_LAUNCH_POD_ADDRESS"])
+    write_record(folder / f"{index}.json", record)
+
+
+def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
+    """Return the address of each pod by its name, in the order of their indices, once all are there. Raises LaunchError
+    where some are not in time. Ages are by the volume's own clock."""
+    deadline = time.monotonic() + within_s
+    while True:
+        stand_by(folder, 0)
+        files = [folder / f"{index}.json" for index in range(count)]
+        now = files[0].stat().st_mtime
+        young = [file for file in files if file.exists() and file.stat().st_mtime > now - YOUNG_S]
+        found = [record for file in young if (record := readable(file, PodRecord)) is not None]
+        if len(found) == count:
+            return {record.host: record.address for record in found}
+        if time.monotonic() >= deadline:
+            raise LaunchError(f"{count - len(found)} of {count} pods did not come within {within_s:g} s")
+        time.sleep(LOOK_S)

@@ -2,16 +2,19 @@
 
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from launcher.health import checks
-from launcher.health.devices import health_findings
-from launcher.health.findings import Finding, ok
+from launcher.health.evidence import DEVICE_CHECK, DeviceHealth, Ending, Fitness, devices_of, judge
+from launcher.health.findings import Finding, ok, problem, warning
 from launcher.health.machine_there import look, torch_of
 from launcher.health.wish import DoctorWish
 from launcher.node.machine import this_machine
 from launcher.run.registry import state_folder
+
+_BOUND_S = 120.0  # with the import of torch, which may be the first one from a slow disk
 
 
 def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
@@ -32,3 +35,36 @@ def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
     yield checks.files_finding(*found.open_files)
     yield checks.clock_finding(found.clock, is_synchronised=found.is_synchronised)
     yield checks.torch_finding(torch_of(wish.python, os.environ), wish.python, len(gpus))
+
+
+def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding for each device in order, and a note that links are not measured here. `python` is the
+    interpreter of the ranks.
+    """
+    for device in devices_of(gpus):
+        health = _checked(python, device, environ)
+        match health.fitness:
+            case Fitness.FIT:
+                yield ok("health", health.text)
+            case Fitness.UNFIT:
+                hint = "with `recovery: {health: true}` a run has no ranks on such a node"
+                yield problem("health", health.text, hint)
+            case Fitness.UNKNOWN:
+                yield warning("health", health.text, f"nothing is known of it; {python} would run ranks")
+    yield ok("links", "none on one machine: runs measure those between their nodes, `launch doctor POOL` a pool's")
+
+
+def _checked(python: str, device: str, environ: Mapping[str, str]) -> DeviceHealth:
+    try:
+        done = subprocess.run(
+            [python, str(DEVICE_CHECK), device],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+            env=dict(environ), cwd="/", timeout=_BOUND_S, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        return DeviceHealth(device, Fitness.UNKNOWN, f"{device}: {python} cannot be started: {error.strerror}")
+    except subprocess.TimeoutExpired as error:
+        return judge(device, (error.stdout or b"").splitlines(), Ending(after_s=_BOUND_S))
+    ended = done.returncode
+    ending = Ending(code=ended) if ended >= 0 else Ending(signal=-ended)
+    return judge(device, done.stdout.splitlines(), ending)

@@ -44,6 +44,20 @@ from launcher.supervisor.handover import Handover, is_being_handed
 
 if TYPE_CHECKING:
     from launcher.ids import RunId
+import shlex
+from collections.abc import Iterator
+
+from launcher.health.findings import Finding
+from launcher.health.wish import DoctorWish
+from launcher.ids import RunId
+from launcher.places.clusters_file import ClusterEntry
+from launcher.places.login.files import remote_runs
+from launcher.places.login.messages import TidyRuns
+from launcher.remote.parallel import answers
+
+_LONG_S = 1200.0  # it may have to ask further hosts, whose disks are walked
+_MOST_WHERE = 200
+Names = dict[RunId, RunId]  # by what runs are called there: what they are called here
 
 LIMIT_S = 13.0  # for all login nodes together to say how their runs are
 _ANSWER_S = 120.0
@@ -55,7 +69,7 @@ class LoginCluster(Place):
     """A cluster behind a login node, which starts each run once; runs are mirrored into their folders here."""
 
     kind = KIND
-    doctor = "launcher.places.login.doctor"
+    doctor = "launcher.places.login.cluster"
     remote = True
     checks_first = True
     supports_reach = True
@@ -212,9 +226,8 @@ class LoginCluster(Place):
         files.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        from launcher.places.login import tidying  # late: of use for tidying alone
 
-        return tidying.tidy(runs, remove=remove)
+        return tidy(runs, remove=remove)
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
         return files.checkpoints(run, verify=verify)
@@ -254,3 +267,43 @@ def _mend(handover: Handover) -> None:
         finish(handover)
     except Unreachable as error:
         raise silent.note(address, error) from None
+
+
+def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+    asked: dict[Address, Names] = {}
+    for run in runs:
+        for remote in remote_runs(run):
+            asked.setdefault(remote.address, {})[remote.there] = run.id
+    addresses = {str(address): address for address in asked}
+
+    def work(_: str, address: Address) -> list[KeptRemote]:
+        request = TidyRuns(address.folder, tuple(asked[address]), remove)
+        return ask(address, request, list[KeptRemote], timeout_s=_LONG_S)
+
+    results = for_all(addresses, work)
+    found = [
+        _named(addresses[name], one, asked[addresses[name]]) for name, told in answers(results).items() for one in told
+    ]
+    return found + [
+        KeptRemote(addresses[name].login, dict.fromkeys(asked[addresses[name]].values(), 0), silent=why.lines[0])
+        for name, why in failures(results).items()
+    ]
+
+
+def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
+    """Return it under the names that the runs have here, without runs that it was not asked about."""
+    return KeptRemote(
+        f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,
+        {names[run]: size for run, size in told.runs.items() if run in names},
+        told.code,
+        tuple(names[run] for run in told.live if run in names),
+        told.silent,
+    )
+
+
+def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
+    """Raise Refused, with the command that checks the cluster on its login node."""
+    address = as_planned(wish.cluster, login_of(ClusterEntry(KIND, wish.cluster, wish.defaults)))
+    there = shlex.join([address.launch, "doctor", address.on])
+    text = f"{wish.cluster} is looked at from its login node, {address.login}"
+    raise Refused(text, f"hint: ssh {address.login} {there}")

@@ -18,8 +18,7 @@ from launcher.places.batch.trial.trial_jobs import TrialJobs
 from launcher.places.slurm import doctor_checks as checks
 from launcher.places.slurm.hosts import hosts_of
 from launcher.places.slurm.queries import nodes, site
-from launcher.places.slurm.queries.fate import show_job
-from launcher.places.slurm.queries.jobs import read_sacct, read_test_only, sacct_jobs
+from launcher.places.slurm.queries.jobs import read_sacct, read_test_only, sacct_jobs, show_job
 from launcher.places.slurm.queries.reasons import plain
 from launcher.places.slurm.queries.states import read_state
 from launcher.places.slurm.queries.values import read_fields, read_number, read_time, read_word

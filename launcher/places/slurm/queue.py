@@ -25,19 +25,21 @@ from launcher.places.batch.batch import (
     SubmitToken,
 )
 from launcher.places.batch.client import deaf
+from launcher.places.batch.dependencies import jobs_to_follow
 from launcher.places.slurm import script, steps
-from launcher.places.slurm.dependencies import dependency_of
 from launcher.places.slurm.hosts import addresses_of, hosts_of
-from launcher.places.slurm.queries.fate import fate_of, is_expedited, show_job
 from launcher.places.slurm.queries.jobs import (
     SlurmJob,
     cancel,
+    fate_of,
+    is_expedited,
     read_jobs,
     read_sacct,
     read_test_only,
     release,
     requeue,
     sacct_jobs,
+    show_job,
     squeue_jobs,
     update,
 )
@@ -54,9 +56,11 @@ from launcher.places.slurm.queries.refusals import refusal
 from launcher.places.slurm.queries.site import Config, read_config, read_release, read_version, show_config
 from launcher.places.slurm.queries.states import end_of
 from launcher.places.slurm.reach import CALLED, ask, clean_environment
-from launcher.plan.model import Plan
+from launcher.plan.model import AwaitedRun, Plan
 from launcher.run.layout import AttemptDir
 from launcher.supervisor.agent_processes import AgentProcess
+
+_WORDS = {"succeeded": "afterok", "ended": "afterany"}
 
 _EXECUTOR = "launcher.places.slurm.executor"
 _EXPEDITES_SINCE = (25, 11)
@@ -252,3 +256,8 @@ def _ended_waiting(job: SlurmJob) -> str:
 def _word_on(node: Node) -> NodeAnswer:
     reason = f": {node.reason}" if node.reason else ""
     return NodeAnswer(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)
+
+
+def dependency_of(awaited: Sequence[AwaitedRun]) -> str:
+    """Return the value of --dependency, or "" if all that the run waits for has happened."""
+    return ",".join(f"{_WORDS[one.until]}:{job}" for one, job in jobs_to_follow(awaited))

@@ -1,7 +1,7 @@
 """What a kill cost, from the history of its run."""
 
-from launcher.apps.proof.costs import with_costs
 from launcher.apps.proof.findings import Kill
+from launcher.apps.proof.judging import with_costs
 from launcher.run.records import Event
 
 

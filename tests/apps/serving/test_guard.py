@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from launcher.apps.serving.guard import ServingRules
+from launcher.apps.serving.server import ServingRules
 from launcher.apps.web.guard import RequestGuard
 from launcher.apps.web.limits import Limits
 from launcher.apps.web.listening import is_loopback

@@ -11,7 +11,7 @@ import pytest
 from launcher.errors import BadInput, LaunchError, NotStarted, Unreachable
 from launcher.places.batch.batch import Fate, Phase, SubmitToken
 from launcher.places.kubernetes.kubernetes import KubernetesCluster, KubernetesSystem, ask, read_jobs, read_nodes
-from launcher.places.kubernetes.meeting import YOUNG_S, meet, stand_by
+from launcher.places.kubernetes.pod import YOUNG_S, meet, stand_by
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode

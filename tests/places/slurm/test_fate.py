@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.places.batch.batch import Fate
-from launcher.places.slurm.queries.fate import fate_of, show_job
+from launcher.places.slurm.queries.jobs import fate_of, show_job
 from launcher.places.slurm.queue import SlurmSystem
 
 # As Slurm 22.05 writes it, but for the fields that nobody reads.

@@ -11,9 +11,10 @@ from launcher.errors import Unreachable
 from launcher.places.batch.answers import read_submitted
 from launcher.places.batch.batch import Fate, Phase
 from launcher.places.slurm.queries import jobs, nodes, site
-from launcher.places.slurm.queries.fate import fate_of, is_expedited
 from launcher.places.slurm.queries.jobs import (
     cancel,
+    fate_of,
+    is_expedited,
     read_jobs,
     read_sacct,
     read_test_only,

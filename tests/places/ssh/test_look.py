@@ -14,7 +14,7 @@ from launcher.places.ssh import run_hosts
 from launcher.places.ssh.host import server
 from launcher.places.ssh.messages import RunReport
 from launcher.places.ssh.results import fetch
-from launcher.places.ssh.submit import cancel, discovery, elsewhere, look, report
+from launcher.places.ssh.submit import cancel, discovery, look, report
 from launcher.places.ssh.submit.handover import PoolHandover, mend
 from launcher.run.avoided import avoided
 from launcher.run.identity import this_process
@@ -228,7 +228,7 @@ def test_another_machine_finds_what_was_resumed_on_other_hosts_of_the_pool(found
         there.write(there.run.plan, on_hosts(plan_of(there.run.path, 2), "node0", "node1"))
     run = found.find("node0", "node1")
     rest = {"node2": found.hosts.place("node2")}
-    monkeypatch.setattr(elsewhere, "rest_of_pool", lambda *_: rest)
+    monkeypatch.setattr(discovery, "rest_of_pool", lambda *_: rest)
     assert run.status().state is State.CANCELLED, "node2 knows nothing of it"
     monkeypatch.setitem(rest, "node2", Unreachable("node2 does not answer"))
     silent = run.status()

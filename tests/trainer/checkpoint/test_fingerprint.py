@@ -9,8 +9,7 @@ from small_trainings import Recipe, Training
 from torch import nn
 
 from trainer.checkpoint import Checkpointer
-from trainer.checkpoint.blocks import blocks
-from trainer.checkpoint.fingerprint import fingerprint, fingerprint_together
+from trainer.checkpoint.fingerprint import blocks, fingerprint, fingerprint_together
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.layout import data_name, folder_name

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 from trainer.data import Batch
 from trainer.errors import TrainerError
 from trainer.loop import Settings, Trainer
-from trainer.loop.losses import Answer, StepCount, StepLosses, answer_of
-from trainer.loop.model_loss import own_loss
+from trainer.loop.losses import Answer, StepCount, StepLosses, answer_of, own_loss
 from trainer.world import World, join
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.modules import module as modules
 
-from trainer.loop.passes import Passes
+from trainer.loop.launch_messages import Passes
 
 LAYERS = 40
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.recovery.stripes import senders_of, stripes
+from trainer.recovery.replica import senders_of, stripes
 
 LEAST = 1 << 20
 

@@ -11,7 +11,7 @@ from trainer.checkpoint_files import catalog
 from trainer.errors import BadSettings
 from trainer.tasks import resnet
 from trainer.tasks.images import Wanted, open_images
-from trainer.tasks.mixing import Mixed
+from trainer.tasks.resnet import Mixed
 
 ALIKE = [(torch.full((3, 8, 8), float(number)), number) for number in range(4)]
 

@@ -15,15 +15,18 @@ import msgspec
 
 from launcher import api
 from launcher.apps.board.groups import RunGroup, group_of
-from launcher.apps.board.live.listed import ListedRuns
 from launcher.apps.board.live.logged_errors import logged_errors
 from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.rows import BoardRow, Figures, board_row, figures_of
 from launcher.apps.redacted import known_secrets, redacted_record
+from launcher.run import registry
 from launcher.run.layout import RunDir
 from launcher.status.about import About
 from launcher.status.derive import RunStatus
 from launcher.status.series import size
+
+_ANEW_S = 4.0  # its names are looked at all the same: not every file system tells of a change by a folder's time
+_SETTLED_NS = 2_000_000_000  # a folder's time that is older than this is not given to a later change too
 
 _ENDED_S = 4.0  # how often those that have ended are looked at: one may be resumed, or given a tag
 _SILENT_S = 1.0  # how often those that go on are read of which no record has changed: a process may have died
@@ -302,3 +305,27 @@ def _being_asked(status: RunStatus) -> RunStatus:
 
 def _silent(status: RunStatus, why: str) -> RunStatus:
     return msgspec.structs.replace(status, message=why)
+
+
+class ListedRuns:
+    """All runs of this user, by id. The same dict is returned until a run is registered or forgotten."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        self._clock, self._wall_ns = clock, wall_ns
+        self._runs: dict[str, api.Run] = {}
+        self._read_at = float("-inf")
+        self._stamp: int | None = None  # None: it may change and keep its time
+        self._names = frozenset[str]()
+
+    def now(self) -> dict[str, api.Run]:
+        stamp = registry.changed_ns()
+        is_other = stamp != self._stamp
+        if not is_other and self._clock() - self._read_at >= _ANEW_S:
+            self._read_at = self._clock()
+            is_other = registry.names() != self._names
+        if is_other:
+            settled = 0 < stamp < self._wall_ns() - _SETTLED_NS
+            self._stamp, self._read_at = stamp if settled else None, self._clock()
+            self._names = registry.names()  # first: what comes in between makes them differ
+            self._runs = {str(one.id): one for one in api.runs()}
+        return self._runs

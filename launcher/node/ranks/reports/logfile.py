@@ -1,15 +1,47 @@
 """Read a rank's log for its agent: how far it has grown, when, and its last lines."""
 
+import contextlib
 import os
+import queue
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.coordinator.tracebacks import crash_in
-from launcher.node.ranks.reports.behind import WriteBehind
 from launcher.run.layout import times_of
+
+_LAST_S = 1.0
 
 _TAIL_BYTES = 64 * 1024  # faulthandler writes up to 100 frames of each of 100 threads
 _TAIL_LINES = 20
+
+
+class WriteBehind:
+    """Writes that are done in order, later. What a full or failing disk does not take is left out."""
+
+    def __init__(self) -> None:
+        self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def do(self, write: Callable[[], object]) -> None:
+        """Return at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="write behind", daemon=True)
+            self._thread.start()
+        self._writes.put(write)
+
+    def close(self) -> None:
+        """Wait for the last of them; a disk that hangs is not waited for."""
+        if self._thread is not None:
+            self._writes.put(None)
+            self._thread.join(_LAST_S)
+            self._thread = None
+
+    def _work(self) -> None:
+        while (write := self._writes.get()) is not None:
+            with contextlib.suppress(OSError):
+                write()
 
 
 class LogFile:

@@ -7,9 +7,20 @@ from itertools import islice
 import msgspec
 
 from launcher.errors import Unreachable
-from launcher.places.batch.batch import submit_tokens_in
+from launcher.places.batch.batch import Fate, submit_tokens_in
 from launcher.places.slurm.queries.states import JobState, read_state
-from launcher.places.slurm.queries.values import FIELD, JOB_ID, ROW, read_number, read_rows, read_time, read_word
+from launcher.places.slurm.queries.values import (
+    FIELD,
+    JOB_ID,
+    ROW,
+    read_fields,
+    read_number,
+    read_rows,
+    read_time,
+    read_word,
+)
+
+_UNSET = ("", "None", "N/A", "(null)", "Unknown")
 
 _JOB_FIELDS = (
     "JobArrayID", "JobID", "State", "RestartCnt", "StartTime", "EndTime", "NodeList", "BatchHost", "Reason", "Comment",
@@ -198,3 +209,30 @@ def _job_id(text: str) -> str:
     if JOB_ID.fullmatch(text) is None:
         raise ValueError(f"expected the id of a Slurm job, got {text!r}")
     return text
+
+
+def show_job(job: str) -> list[str]:
+    """Return the command that shows all that the controller knows of this job."""
+    return ["scontrol", "--oneliner", "show", "job", job]
+
+
+def is_expedited(text: str) -> bool:
+    """Return whether Slurm puts this job back at once, and first, after it loses a node, by `scontrol show job`."""
+    return read_fields(text).get("ExpeditedRequeue") == "Yes"
+
+
+def fate_of(text: str, restarts: int) -> Fate:
+    """Return the fate from `scontrol show job`; `restarts` is how often the job had been put back when this
+    start began.
+    """
+    fields = read_fields(text)
+    counted = read_number(fields.get("Restarts", ""))
+    if counted is None:
+        return Fate.UNKNOWN
+    if counted > restarts or fields.get("JobState") in ("PENDING", "EXPEDITING"):
+        return Fate.QUEUED_AGAIN
+    if fields.get("JobState") in ("RUNNING", "SUSPENDED"):
+        return Fate.RUNS
+    if fields.get("PreemptTime", "") not in _UNSET:
+        return Fate.PREEMPTED
+    return Fate.TIMED_OUT if fields.get("Reason") == "TimeLimit" else Fate.CANCELLED

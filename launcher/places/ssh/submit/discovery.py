@@ -5,6 +5,8 @@ ended, after our own parser accepted it; our own clusters file says where the ho
 its code stays there, and so does `resume`.
 """
 
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,22 +16,25 @@ from launcher.copies import news
 from launcher.errors import BadInput, LaunchError, NoSuchRun, Unreachable
 from launcher.ids import RunId, is_run_id, parse_run_id
 from launcher.places.clusters_file import named_pools, pool_of
-from launcher.places.ssh import pool
+from launcher.places.ssh import pool, run_hosts
 from launcher.places.ssh.facts import WORKDIR
-from launcher.places.ssh.host_client import Place
+from launcher.places.ssh.host_client import Place, settled_in
 from launcher.places.ssh.host_clients import ask_all, client_to
 from launcher.places.ssh.messages import AskSubmitted, ListRuns, Submitted
-from launcher.places.ssh.submit.elsewhere import settled_hosts
 from launcher.places.ssh.submit.report import ask_report, begin, best_of, knowing
 from launcher.plan.model import FrozenCode, Plan, RankCommand
 from launcher.plan.on_hosts import with_hosts
-from launcher.remote.parallel import answers, failures, reasons
+from launcher.remote.connect import Line
+from launcher.remote.parallel import answers, failures, for_all, reasons
 from launcher.remote.shipping import bundle
 from launcher.run import drafts, registry
 from launcher.run.durable import make_dir, write_bytes, write_record
-from launcher.run.layout import RunDir
+from launcher.run.layout import AttemptDir, RunDir
 from launcher.spec.model import Ssh
 from launcher.spec.read import parse_spec
+
+_REST_S = 30.0
+_rests: dict[tuple[Ssh, tuple[str, ...]], tuple[float, dict[str, Place | LaunchError]]] = {}
 
 _LONGEST_SPEC = 1 << 20
 _LONGEST_GRACE_S = 3600.0  # that a cancel waits
@@ -176,3 +181,32 @@ def _silent(found: FoundRun, name: str) -> Place:
     workdir = host.workdir or WORKDIR
     python = f"{workdir}/lib/{bundle.digest(bundle.own_tag())}/bin/python"
     return Place(host, found.ssh.agent, python, workdir, host.address or name)
+
+
+def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Place | LaunchError]:
+    """Return how to reach each host of the pool, with our launcher installed there, or why not."""
+    surveyed, troubles = pool.surveyed(ssh, only)
+    lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
+
+    def settle(name: str, line: Line) -> Place:
+        found = surveyed[name]
+        return Place(found.host, ssh.agent, settled_in(line, found), found.facts.workdir, found.address)
+
+    return {**for_all(lines, settle), **troubles}
+
+
+def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
+    """Return hosts on which the run's own machine may have resumed it; a process that watches asks them seldom."""
+    known = run_hosts.everywhere(run)
+    left = tuple(host.name for host in ssh.hosts if host.name not in known)
+    until, found = _rests.get((ssh, left), (0.0, {}))
+    if time.monotonic() >= until:
+        found = settled_hosts(ssh, left) if left else {}
+        _rests[ssh, left] = time.monotonic() + _REST_S, found
+    return found
+
+
+def follow(attempt: AttemptDir, hosts: Sequence[str], places: Mapping[str, Place]) -> None:
+    """Record the hosts of an attempt that goes on elsewhere, as far as they are in the pool here."""
+    make_dir(attempt.path)
+    write_record(attempt.hosts, [places[name] for name in dict.fromkeys(hosts) if name in places])

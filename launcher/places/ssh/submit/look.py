@@ -9,7 +9,7 @@ from launcher.places.ssh import run_hosts
 from launcher.places.ssh.host_client import Place
 from launcher.places.ssh.messages import RunReport
 from launcher.places.ssh.run_hosts import handed_to, places_of
-from launcher.places.ssh.submit import elsewhere
+from launcher.places.ssh.submit import discovery
 from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, keep, knowing
 from launcher.plan.model import Plan
 from launcher.remote.parallel import AT_ONCE, answers, failures, for_all, reasons
@@ -89,13 +89,13 @@ def _of_another_machine(
     best = best_of(knowing(said), apart=plan.disks_apart)
     if best is not None and best.head.state is State.SUCCEEDED:
         return _judged(run, attempt, plan, said)
-    others = elsewhere.rest_of_pool(run, plan.spec.ssh)
+    others = discovery.rest_of_pool(run, plan.spec.ssh)
     heard = ask_reports(run, [*answers(others).values()])
     newer = best_of([one for one in knowing(heard) if best is None or one.head.attempt > best.head.attempt])
     if newer is not None:
         begun, there = newer.head.begun, run.attempt(newer.head.attempt)
         hosts = (*(begun.hosts if begun is not None else ()), newer.host)
-        elsewhere.follow(there, hosts, run_hosts.everywhere(run) | answers(others))
+        discovery.follow(there, hosts, run_hosts.everywhere(run) | answers(others))
         return judge(run, there)
     silent = reasons(failures(others) | failures(heard))
     return _unanswered(attempt, silent, best) if silent else _judged(run, attempt, plan, said)

@@ -6,8 +6,7 @@ import pytest
 from run_folder import dead_process
 
 from launcher import api
-from launcher.apps.board.live.all_runs import AllRuns
-from launcher.apps.board.live.listed import ListedRuns
+from launcher.apps.board.live.all_runs import AllRuns, ListedRuns
 from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.run import registry
 from launcher.states import State
