@@ -34,7 +34,7 @@ class BlockedThread:
         self._last, self._spent, self._waited = now(), self._processor_s(), 0.0
 
     def blocked_s(self) -> float:
-        """Return for how many of the watched seconds the thread has slept in a torch operation without using a CPU."""
+        """Return how many of the watched seconds the thread has slept in a torch operation, using no CPU."""
         last, self._last = self._last, self._now()
         try:
             spent, sleeps = self._processor_s(), self._is_blocked_in_torch()
@@ -56,9 +56,11 @@ class BlockedThread:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _frame(self) -> FrameType | None:
+        """Return the stack frame that the thread is executing, or None if it has ended."""
         return sys._current_frames().get(self._ident)  # noqa: SLF001 - as faulthandler does, there is no other way
 
     def _processor_s(self) -> float:
+        """Return the CPU seconds that the thread has used."""
         return time.clock_gettime(self._clock)
 
     def _is_blocked_in_torch(self) -> bool:

@@ -1,4 +1,4 @@
-"""Cut the connections of process groups, so that no rank keeps waiting in a group that has lost one.
+"""Cut the connections of process groups when a rank is lost, so that no other rank keeps waiting in the group.
 
 gloo cannot abort. A rank that waits for a live one, which itself has noticed that a third is gone, would wait until the
 operation times out; when its connections are shut down it fails at once. NCCL can abort: operations on the GPU then end
@@ -33,7 +33,7 @@ _CALL_S = 1.0
 
 
 class Connections:
-    """The sockets that process groups made while `watching` was active.
+    """The sockets that process groups opened while `watching` was active.
 
     Once cut, they are cut again every `again_ms`; a thread that is still blocked in torch `stuck_s` seconds later ends
     the process.
@@ -65,7 +65,7 @@ class Connections:
 
     @contextmanager
     def giving_up_on(self, fd: int) -> Iterator[None]:
-        """Cut everything that is being made in this context as soon as `fd` becomes readable."""
+        """Cut all connections that are being made in this context as soon as `fd` becomes readable."""
         watch = self.cut_on(fd)
         try:
             yield
@@ -73,11 +73,15 @@ class Connections:
             watch.close()
 
     def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "ConnectionCutter":
-        """Start a thread that cuts all connections once `fd` is readable, and calls `leave` each time it has cut."""
+        """Start and return a thread that cuts all connections once `fd` is readable.
+
+        It calls `leave` after each cut.
+        """
         caller = threading.get_ident(), threading.get_native_id()
         return ConnectionCutter(partial(self._cut_on, leave=leave, caller=caller), self._clear_given_up, fd)
 
     def _clear_given_up(self) -> None:
+        """Clear the mark that the group being made was given up."""
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:
@@ -95,16 +99,19 @@ class Connections:
         self.check()
 
     def check(self) -> None:
-        """Raise DistNetworkError if the group that is being made was given up."""
+        """Raise DistNetworkError if the group that is being made was given up because launch sent a new message."""
         if self.given_up:
             raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
 
     def exclude_listener(self, listener: socket.socket) -> None:
-        """Exclude the listener of a store, which is none of gloo's."""
+        """Exclude the listening socket of a store, which gloo does not own, from being cut."""
         self._stores.add(os.readlink(f"{_FDS}/{listener.fileno()}"))
 
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Shut down all recorded connections; `how` may limit that to reading while operations are under way."""
+        """Shut down all recorded connections.
+
+        `how` may limit the shutdown to reading while operations are under way.
+        """
         with self._aborting:  # the second thread continues when the first is done
             group, self._group = self._group, None
             if group is not None:
@@ -115,12 +122,13 @@ class Connections:
             self._made.clear()
 
     def connect_for_missing_ranks(self) -> None:
-        """Connect once to each new listener in place of ranks that have not connected, and close again."""
+        """Connect once to each new listening socket in place of ranks that have not connected, and close again."""
         for fd, name in self._made_since().items():
             if name not in self._called | self._stores and _act_on(fd, name, _connect_as_others):
                 self._called.add(name)
 
     def _made_since(self) -> dict[int, str]:
+        """Return the sockets, by descriptor, that were opened since watching began."""
         before = self._before
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
@@ -147,7 +155,7 @@ class Connections:
 
 
 class ConnectionCutter:
-    """A thread that cuts connections when asked to; `close` ends it."""
+    """A thread that cuts connections once a descriptor is readable; `close` ends it."""
 
     def __init__(self, act: Callable[[int, int], None], calm: Callable[[], None], fd: int) -> None:
         self._over, self._end = os.pipe()
@@ -168,6 +176,7 @@ group_connections = Connections()  # by this process, for all of its groups
 
 
 def _sockets() -> dict[int, str]:
+    """Return this process's open sockets: their names in /proc by descriptor."""
     found = {}
     for name in os.listdir(_FDS):
         try:
@@ -180,7 +189,10 @@ def _sockets() -> dict[int, str]:
 
 
 def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
-    """Return what `act` returns for the socket `fd`, or None if it is no longer the same or the system refuses."""
+    """Return what `act` returns for the socket `fd`.
+
+    None if the descriptor is another socket now, or the system refuses.
+    """
     try:
         copy = os.dup(fd)  # gloo's own threads may close it at any moment
     except OSError:
@@ -197,12 +209,13 @@ def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
 
 
 def _shut_down(one: socket.socket, how: int) -> None:
+    """Shut down a connected socket. Raises OSError for a listening one."""
     one.getpeername()  # no listener: gloo ends the process where one of its own fails
     one.shutdown(how)
 
 
 def _connect_as_others(listener: socket.socket) -> bool:
-    """Connect as each of the other ranks and close again; return False if the socket is no listener."""
+    """Connect in place of each other rank and close again; return False if the socket does not listen."""
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False
     for number in range(_OTHERS):

@@ -17,7 +17,10 @@ _PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
 def install_hint(extra: str) -> str:
-    """Return the line `hint: COMMAND` for an error where a package of `extra` is missing in this interpreter.
+    """Return the line `hint: COMMAND` for an error about a missing package of `extra` in this interpreter.
+
+    The command names packages, or the copy of launch that is installed: it installs neither another version nor a
+    package that a stranger published under one of launch's names.
 
     The command names packages, or the copy of launch that is installed: it brings neither another version nor what
     somebody else may have published under one of our names.
@@ -96,13 +99,14 @@ def _is_editable(source: dict[str, Any] | None, project: Path) -> bool:
 
 
 def _source_of(installed: Distribution) -> dict[str, Any] | None:
+    """Return where the package was installed from (PEP 610), or None for the package index."""
     text = installed.read_text("direct_url.json")
     source = json.loads(text) if text else None
     return source if isinstance(source, dict) else None
 
 
 def _packages_of(installed: Distribution, extra: str) -> list[str]:
-    """Return what the extra asks for, as the installed metadata says."""
+    """Return the packages that the extra requires, according to the installed metadata."""
     split = [one.partition(";") for one in installed.requires or []]
     return [
         name.strip() for name, _, marker in split if re.search(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]", marker)
@@ -110,7 +114,7 @@ def _packages_of(installed: Distribution, extra: str) -> list[str]:
 
 
 def _packages_of_project(extra: str) -> list[str]:
-    """Return what the extra asks for, as the source tree says that this file is in; an empty list outside of one."""
+    """Return the packages that the extra requires, according to the source tree; an empty list outside of one."""
     if not _PROJECT.is_file():
         return []
     import tomllib  # late: as a receipt is read

@@ -10,7 +10,7 @@ _LOOK_S = 0.05
 
 
 class KillPoints:
-    """The steps at which one rank waits to be killed.
+    """The steps at which one rank stops and waits to be killed.
 
     A mark in `folder` makes each step count once, so that the next start of the rank passes it.
     """
@@ -28,7 +28,7 @@ class KillPoints:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "KillPoints | None":
-        """Return the steps that TRAINER_HOLDS (`STEP@RANK,...`) names for this rank, or None if there are none."""
+        """Return the steps in TRAINER_HOLDS (`STEP@RANK,...`) for this rank, or None if there are none."""
         pairs = [pair.partition("@") for pair in environ.get("TRAINER_HOLDS", "").split(",") if pair]
         mine = [int(step) for step, _, rank in pairs if rank == environ.get("RANK")]
         return cls(Path(environ["LAUNCH_RUN_DIR"]), mine) if mine else None

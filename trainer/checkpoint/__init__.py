@@ -1,4 +1,4 @@
-"""Exact, verified, asynchronous checkpoints of a training that runs on any number of ranks."""
+"""Exact, verified, asynchronous checkpoints of a training on any number of ranks."""
 
 from trainer.checkpoint.checkpointer import Checkpointer
 from trainer.checkpoint.models import load_model

@@ -1,4 +1,4 @@
-"""Checkpointer: what a training loop needs to be resumed exactly, in four calls: load, after_step, finish, close."""
+"""Checkpointer: resume a training loop exactly, with four calls: load, after_step, finish and close."""
 
 import logging
 import time
@@ -111,7 +111,7 @@ class Checkpointer:
     # -- the four calls
 
     def load(self) -> int:
-        """Put the newest whole state into the objects; return its step, or 0 if there is none. Raises Fenced."""
+        """Load the newest whole checkpoint into the objects; return its step, or 0 if there is none. Raises Fenced."""
         self._wire.take_back_done()  # reported by another training of this script
         saver = self._open()
         self.loaded = NewestState(self.folder, self._subjects, self._world, self._save_group).load(self._memory)
@@ -126,7 +126,7 @@ class Checkpointer:
         return step
 
     def _open(self) -> Saver:
-        """Take over the checkpoint directory and the memory tier for this start; all ranks call it."""
+        """Claim the checkpoint directory and the memory tier for this start; all ranks call it."""
         self._save_group = _save_group(self._world, apart=self._launched.disks_apart)
         token = self._take_over()
         directory = CheckpointDirectory(self.folder, token, self._keep, self._launched.run_dir)
@@ -163,7 +163,7 @@ class Checkpointer:
 
     @property
     def verified(self) -> dict[int, bool]:
-        """The steps that this rank has verified or helped to write, and whether their weights are finite."""
+        """The steps whose checkpoints this rank verified or helped to write, and whether weights are finite."""
         return self._verified_before | (self._saver.verified if self._saver is not None else {})
 
     def add_verified(self, known: Mapping[int, bool]) -> None:
@@ -174,7 +174,7 @@ class Checkpointer:
                 self._saver.add_verified(step, finite=finite)
 
     def abandon(self) -> None:
-        """Stop what is being written, as its process groups are broken, without waiting."""
+        """Abandon a save that is being written, without waiting, because its process groups are broken."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.abandon()
@@ -225,7 +225,7 @@ class Checkpointer:
         return mark
 
     def close(self) -> None:
-        """Wait for what is being written, and handle signals no more."""
+        """Wait for the save that is being written, and restore the earlier signal handlers."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.wait()
@@ -237,7 +237,7 @@ class Checkpointer:
     def save(
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
-        """Save now, whatever the interval; `best` keeps this one in place of the previous best."""
+        """Save now, whatever the interval; with `best`, keep this checkpoint in place of the previous best one."""
         saver = self._open_saver()
         if step == self._saved_step:
             if best:
@@ -257,7 +257,7 @@ class Checkpointer:
         return outcome
 
     def still_at(self, step: int) -> None:
-        """Report progress during long work between two steps, or launch takes the rank for hung."""
+        """Report progress during long work between two steps, so that launch does not take the rank for hung."""
         self._at = step
         self._wire.report_step(step, self.total_steps)
 
@@ -267,12 +267,12 @@ class Checkpointer:
 
     @property
     def subjects(self) -> Subjects:
-        """The objects whose state is kept."""
+        """The objects whose state is saved."""
         return self._subjects
 
     @property
     def stop_asked(self) -> bool:
-        """Whether this rank was asked to stop; the others learn of it at the next vote."""
+        """Whether this rank was asked to stop; the other ranks learn of it at the next vote."""
         return self._stop.asked
 
     def __enter__(self) -> Self:
@@ -289,7 +289,7 @@ class Checkpointer:
     # -- inside
 
     def _open_saver(self) -> Saver:
-        """All ranks call it."""
+        """Return the Saver, and make it at the first call; all ranks call it."""
         if self._saver is not None:
             return self._saver
         step = self._continued_at
@@ -306,9 +306,14 @@ class Checkpointer:
         return saver
 
     def _entry(self, step: int) -> Entry:
+        """Return the catalog entry of the checkpoint of this step, whether or not it exists."""
         return Entry("step", step, self.folder / folder_name(step))
 
     def _take_over(self) -> FencingToken:
+        """Claim the checkpoint directory on every disk and return this disk's fencing token.
+
+        Raises Fenced or TrainerError on all ranks.
+        """
         launched = self._launched
         mine: tuple[FencingToken | None, str, bool] = (None, "", False)
         if self._save_group.acts_for_disk:
@@ -324,14 +329,14 @@ class Checkpointer:
         return token
 
     def _is_finite_on_disk(self, step: int) -> bool | None:
-        """Return whether the weights in the checkpoint of this step are finite, or None if there is none."""
+        """Return whether the weights in this step's checkpoint are finite, or None if there is no checkpoint."""
         try:
             return catalog.read_manifest(self._entry(step)).finite if step in catalog.steps(self.folder) else None
         except (CheckpointDamaged, OSError):
             return None
 
     def _save_surely(self, step: int, info: Mapping[str, Value] | None) -> bool:
-        """Save and wait, more than once if it must be. Raises Fenced."""
+        """Save and wait, several times if saves fail; return whether one succeeded. Raises Fenced."""
         self._leaving = True
         for _ in range(_MOST_FAILURES):
             self.save(step, info)
@@ -343,7 +348,7 @@ class Checkpointer:
         return False
 
     def _prepare(self) -> None:
-        """Find out after the first step what cannot be kept, plan, and allocate memory for the first save."""
+        """Find out after the first step which state cannot be saved; plan the first save, and allocate its memory."""
         self._prepared = True
         contents = gather(self._subjects, self._world)
         if self._asynchronous and self._every != Every():
@@ -363,7 +368,7 @@ class Checkpointer:
         self._remembered_at = self._now()
 
     def _own_votes(self) -> list[bool]:
-        """Stop asked for; time to save, on disk and in memory; fenced; saving has failed too often."""
+        """Return this rank's votes: stop requested, save due on disk, in memory, fenced, too many saves failed."""
         now, saver = self._now(), self._saver
         seconds = self._every.seconds
         memory_s = self._memory.every.seconds if self._memory else None
@@ -379,6 +384,7 @@ class Checkpointer:
         ]
 
     def _give_up(self) -> None:
+        """Raise the error that ends the training: Fenced if a newer start owns the directory, else SaveFailed."""
         outcome = self._open_saver().wait()
         problem = outcome.problem if outcome else "nothing was saved"
         if outcome is not None and outcome.fenced:
@@ -387,6 +393,10 @@ class Checkpointer:
         raise SaveFailed(f"{self.folder}: {_MOST_FAILURES} saves in a row have failed, the last one with: {problem}")
 
     def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
+        """Keep the checkpoint of this step as the best one, unless its save failed.
+
+        A failure to do so is only logged.
+        """
         outcome = self._open_saver().wait()
         if outcome is None or outcome.path is not None or outcome.step != step:
             try:
@@ -395,6 +405,7 @@ class Checkpointer:
                 log.warning("the best checkpoint could not be kept apart: %s", error)
 
     def _report_saved(self, step: int, kind: str) -> None:
+        """Report to launch that `step` was saved, and call `on_first_save` the first time."""
         self._wire.report(**{kind: step})
         tell, self.on_first_save = self.on_first_save, None
         if tell is not None:
@@ -402,6 +413,7 @@ class Checkpointer:
 
 
 def _warn_of_own_state(subjects: Subjects) -> None:
+    """Warn of optimizers with a state_dict() of their own, of which only `.state` and `.param_groups` are saved."""
     for key, optimizer in subjects.optimizers.items():
         own = type(optimizer).state_dict is not Optimizer.state_dict
         if own and not isinstance(optimizer, ZeroRedundancyOptimizer):
@@ -413,6 +425,7 @@ def _warn_of_own_state(subjects: Subjects) -> None:
 
 
 def _save_group(world: World, *, apart: bool) -> SaveGroup:
+    """Return the save group of all ranks; with `apart`, nodes share no disk."""
     leaders = disk_leaders(world) if apart else None
     if world.control is None:
         return SaveGroup(None, (0,), 0, leaders)

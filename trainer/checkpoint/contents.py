@@ -48,7 +48,7 @@ class Subjects:
 
     @property
     def buffers_follow_first_rank(self) -> bool:
-        """Whether rank 0's buffers are all there is to keep, as DDP broadcasts them before each forward."""
+        """Whether only rank 0's buffers are saved, because DDP broadcasts them before each forward pass."""
         return all(
             isinstance(model, DistributedDataParallel) and model.broadcast_buffers for model in self.models.values()
         )
@@ -64,7 +64,10 @@ class Subjects:
 
 @dataclass(slots=True)
 class Contents:
-    """One rank's part of a checkpoint; where several ranks list a tensor, one of them writes it."""
+    """The tensors and documents that one rank has for a checkpoint.
+
+    A tensor that several ranks list is written by one of them.
+    """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     documents: dict[str, bytes] = field(default_factory=dict)
@@ -72,7 +75,7 @@ class Contents:
 
 
 def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = None) -> Contents:
-    """Return everything that this rank has to keep; the tensors are the live ones.
+    """Return everything that this rank has to save; the tensors are the live ones, not copies.
 
     `brings_shared` says whether this rank brings the state that is the same for all; by default rank 0 does.
     """

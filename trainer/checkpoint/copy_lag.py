@@ -1,4 +1,4 @@
-"""Decide how long a save waits for second copies, on nodes that share no disk."""
+"""Decide how long a save waits for second copies where nodes share no disk."""
 
 import contextlib
 import logging
@@ -51,6 +51,7 @@ class CopyLag:
         return not self._gave_up
 
     def _is_exceeded(self, newest: int, safe: int | None, saved_at: Mapping[int, float]) -> bool:
+        """Return whether the newest step is further ahead of the newest safe one than the limit allows."""
         if self._limit.steps is not None:
             return newest - (safe or 0) > self._limit.steps
         if self._limit.seconds is None or newest == safe:
@@ -60,7 +61,7 @@ class CopyLag:
 
 
 def bytes_in(folder: Path) -> int:
-    """Return the bytes in `folder`, finished or not, which grow while a copy arrives."""
+    """Return the total size of the files in `folder`, including unfinished ones, which grows while a copy arrives."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

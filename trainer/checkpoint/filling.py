@@ -25,7 +25,7 @@ class Piece:
 
 
 class Scratch:
-    """A reused buffer for pieces that cannot be read straight into a tensor."""
+    """A reused buffer for file contents that cannot be read straight into a tensor."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
@@ -53,7 +53,7 @@ def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, mem
 
 
 def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
-    """Return the piece of a chunk that a tensor needs."""
+    """Return the piece of a saved part that a tensor needs."""
     chunk = need.chunk
     dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
     whole = target.detach()
@@ -66,6 +66,7 @@ def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
         return Piece(at, size, bytes_of(part.reshape(-1).view(torch.uint8)))
 
     def put(raw: Tensor) -> None:
+        """Copy the bytes read into the part of the tensor that needs them."""
         source = raw.view(dtype).view(rows, *chunk.lengths[1:]) if chunk.lengths else raw.view(dtype).view(())
         part.copy_(narrow(source, (0, *need.inside[1:]), need.lengths))
 
@@ -73,4 +74,5 @@ def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
 
 
 def _takes_bytes(target: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether bytes of `dtype` can be read straight into the tensor's memory."""
     return target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous()

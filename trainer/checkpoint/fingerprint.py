@@ -35,7 +35,7 @@ _REPORT_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Bytes that rank 0 asks another rank for."""
+    """Rank 0's request for bytes of a file that another rank has."""
 
     giver: int
     file: int
@@ -72,7 +72,7 @@ def fingerprint_together(
 def _digest_on_shared_disk(
     entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float
 ) -> str:
-    """Share the files and blocks among the ranks, and have rank 0 combine the digests."""
+    """Divide the files and blocks among the ranks, and return on all ranks the digest that rank 0 combines."""
     manifest, problem = save_group.broadcast(_read_manifest(entry) if save_group.is_first else (None, ""))
     if manifest is None:
         raise CheckpointDamaged(problem)
@@ -105,6 +105,7 @@ def _digest_on_shared_disk(
 
 
 def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
+    """Return the manifest and "", or None and the problem."""
     try:
         return read_manifest(entry), ""
     except (CheckpointDamaged, OSError) as error:
@@ -112,6 +113,7 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
 
 
 def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
+    """Yield after each file or block of this rank's part, whose digest is then in `digests`."""
     many = len(save_group.ranks)
     for file in manifest.files[save_group.me :: many]:
         hash_file(entry.path / file.name, file.size, file.digest)
@@ -124,6 +126,7 @@ def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: 
 
 
 def _merged(value: Sequence[bytes]) -> bytes:
+    """Return several encoded dicts of digests merged into one."""
     whole: dict[int, bytes] = {}
     for word in value:
         whole |= msgspec.msgpack.decode(word, type=dict[int, bytes])
@@ -131,13 +134,14 @@ def _merged(value: Sequence[bytes]) -> bytes:
 
 
 def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> None:
+    """Fill `view` from offset `at` of the file with this number."""
     read_exactly(files[number], view, at)
 
 
 def _keep_alive(
     save_group: SaveGroup, still_here: Callable[[], None], word: object, every_s: float
 ) -> Callable[[], None]:
-    """Return a function for rank 0 that calls `still_here` and sometimes sends `word` for the others to do so too."""
+    """Return a function for rank 0 that calls `still_here`, and has the other ranks call it at intervals."""
     told_at = time.monotonic()
 
     def after_part() -> None:
@@ -153,7 +157,7 @@ def _keep_alive(
 def _digest_over_disks(
     entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float
 ) -> str:
-    """Have rank 0 ask the other ranks for the bytes that its own disk lacks."""
+    """Return the digest on all ranks; rank 0 requests from the others the bytes that its own disk lacks."""
     manifest, problem, held = None, "", set[int]()
     if save_group.acts_for_disk:
         try:
@@ -181,9 +185,10 @@ def _digest_on_first(
     held: Sequence[set[int]],
     after_block: Callable[[], None],
 ) -> tuple[str, str]:
-    """Return the fingerprint and a problem, one of which is empty."""
+    """Compute the fingerprint on rank 0; return it and "", or "" and the problem."""
 
     def read(number: int, view: memoryview, at: int) -> None:
+        """Fill `view` from this disk, or from the rank that has the file."""
         if number in files:
             read_exactly(files[number], view, at)
         elif view:
@@ -219,12 +224,14 @@ def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Ca
 
 
 def _raise_first(problems: Iterable[str]) -> None:
+    """Raise CheckpointDamaged with the first problem that is not empty."""
     for problem in problems:
         if problem:
             raise CheckpointDamaged(problem)
 
 
 def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None]) -> str:
+    """Return the fingerprint, computed by this process alone."""
     digests: dict[int, bytes] = {}
     for number, block in enumerate(blocks(manifest)):
         digests[number] = block.digest(read)
@@ -233,6 +240,7 @@ def _digest_all(manifest: Manifest, read: Read, after_block: Callable[[], None])
 
 
 def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[str, Any]) -> str:
+    """Return the fingerprint of the block digests and the optimizers' other values."""
     whole = hashlib.sha256()
     for name in sorted(manifest.tensors):
         if name.startswith(OF_TRAINING):
@@ -268,6 +276,7 @@ def _files_with_values(manifest: Manifest) -> set[int]:
 
 
 def _has_values(document: str) -> bool:
+    """Return whether the document holds values that `_values` reads."""
     return document == SHARED or document.startswith(_SPREAD)
 
 
@@ -298,7 +307,7 @@ def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of a tensor, as one rank digests them at a time; the division depends on the shape alone."""
+    """Some rows of a tensor, which one rank digests at a time; how a tensor is divided depends on its shape alone."""
 
     name: str
     entry: TensorEntry
@@ -320,7 +329,7 @@ class Block:
 
 
 def blocks(manifest: Manifest, block_bytes: int = _BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the blocks of the whole model and optimizer, in the order of their names; `block_bytes` as `blocks_of`."""
+    """Yield the blocks of the whole model and optimizer in the order of their names, each of at most `block_bytes`."""
     for name in sorted(manifest.tensors):
         if name.startswith(OF_TRAINING):
             yield from blocks_of(name, manifest.tensors[name], block_bytes)

@@ -8,7 +8,7 @@ import torch
 
 
 def seed_all(*words: int) -> None:
-    """Seed Python's, NumPy's and torch's generators by these numbers together: (seed), (seed, rank) and so on."""
+    """Seed Python's, NumPy's and torch's generators with a seed made of these numbers: (seed), or (seed, rank)."""
     # With their number: a sequence is filled up with zeros, and (3) is not to be (3, 0).
     first, second = np.random.SeedSequence((len(words), *words)).generate_state(2).tolist()
     random.seed(first)
@@ -28,7 +28,7 @@ def state_of_generators(*devices: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any], *devices: torch.device) -> None:
-    """Restore the generators; with another number of devices, as many as there are."""
+    """Restore the generators; if the number of devices differs, restore as many as there are on both sides."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - the same
     torch.set_rng_state(state["torch"])

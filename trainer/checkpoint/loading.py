@@ -35,7 +35,7 @@ _NEWS_TAKES_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The checkpoint that the training goes on from."""
+    """Facts about the checkpoint from which the training continues."""
 
     step: int
     path: Path
@@ -48,7 +48,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class Targets:
-    """The tensors to fill: live ones of the models, new ones for optimizers and for what objects keep."""
+    """The tensors to fill: the models' own, and new ones for optimizers and other objects."""
 
     models: dict[str, Tensor] = field(default_factory=dict)
     optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # optimizer, parameter, key
@@ -58,7 +58,7 @@ class Targets:
 
 
 class Reader:
-    """Reads one checkpoint for one rank; without a world, whatever belongs to a rank is left out."""
+    """Reads one checkpoint for one rank; without a world, it leaves out what belongs to a single rank."""
 
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
         self.path, self.manifest = path, manifest
@@ -75,7 +75,7 @@ class Reader:
         self._scratch = Scratch()
 
     def prepare(self) -> None:
-        """Find out which parts are needed. Raises TrainerError if the checkpoint is of another model."""
+        """Find out which saved parts this rank needs. Raises TrainerError if the checkpoint is of another model."""
         targets = self._targets
         targets.models = self._names.parameters() | self._names.buffers()
         self._check_model()
@@ -102,7 +102,7 @@ class Reader:
 
     @property
     def averages(self) -> frozenset[str]:
-        """The wanted averages that the checkpoint has."""
+        """The averages of weights that were asked for and that the checkpoint has."""
         return frozenset(self._targets.averages)
 
     def read(self) -> None:
@@ -123,14 +123,19 @@ class Reader:
             read_into(self.path / file.name, file.size, file.digest, places(pieces[number], self._scratch))
 
     def compare(self) -> None:
-        """Compare the files that `read` reads, and change nothing. Raises CheckpointDamaged, OSError."""
+        """Compare the files that `read` would read with their digests, and change nothing.
+
+        Raises CheckpointDamaged, OSError.
+        """
         trees = {tree.file for name, tree in self.manifest.trees.items() if self._wants(name)}
         for number in sorted(trees | {item.chunk.file for item in self._items}):
             file = self.manifest.files[number]
             hash_file(self.path / file.name, file.size, file.digest)
 
     def apply(self, save_group: SaveGroup | None = None) -> None:
-        """Put the rest into the objects; with `save_group`, take the shared state from its first rank.
+        """Restore optimizers and other objects after `read`.
+
+        With `save_group`, take the shared state from its first rank.
 
         Raises TrainerError if an optimizer is not the one that was saved.
         """
@@ -162,6 +167,7 @@ class Reader:
         restore_generators(mine["generators"], *self._subjects.devices(self._me))
 
     def _check_model(self) -> None:
+        """Raise TrainerError unless the checkpoint has exactly the model's tensors, with the same shapes."""
         saved = {name: entry for name, entry in self.manifest.tensors.items() if name.startswith("model/")}
         own = self._targets.models
         live = own | self._names.stand_ins()  # those may be missing in what a node keeps for its own ranks
@@ -182,7 +188,7 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return tensors for what objects keep, sharded as theirs are now, or whole."""
+        """Return tensors to fill for the other objects' state, sharded as theirs are now, or whole."""
         kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
             [f"state/{of_rank(self._me.rank)}/"] if self._me else []
         )
@@ -209,6 +215,7 @@ class Reader:
         kept |= tensors
 
     def _optimizer_targets(self, optimizer: OptimizerNames) -> dict[str, dict[str, Tensor]]:
+        """Return tensors to fill for one optimizer's state, by parameter and key."""
         saved: dict[str, dict[str, TensorEntry]] = {}
         for full, entry in self.manifest.tensors.items():
             prefix, _, key = full.rpartition("/")
@@ -225,6 +232,7 @@ class Reader:
         }
 
     def _apply_optimizers(self, shared: Mapping[str, Any]) -> None:
+        """Restore all optimizers from the tensors that were filled and the saved values."""
         spread = [
             self._document(name)
             for name in self.manifest.trees
@@ -254,11 +262,13 @@ class Reader:
                 optimizer.set_groups(shared["groups"][key])
 
     def _wants(self, document: str) -> bool:
+        """Return whether this rank needs the document."""
         if document == SHARED or document.startswith(_OPTIMIZER_DOCUMENTS):
             return True
         return self._me is not None and document == of_rank(self._me.rank)
 
     def _document(self, name: str) -> dict[str, Any]:
+        """Return the decoded document. Raises CheckpointDamaged if the checkpoint lacks it."""
         if name not in self._documents:
             raise CheckpointDamaged(f"{self.path}: has no {name}")
         value: dict[str, Any] = from_json(self._documents[name].tobytes(), lambda key: self._targets.kept[key])
@@ -270,7 +280,7 @@ _SHARED_PREFIX = f"state/{SHARED}/"
 
 
 def _target_like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Tensor | None) -> Tensor:
-    """Return a tensor for a part of a parameter's state, laid out as the parameter if it is as large.
+    """Return a tensor to fill for a part of a parameter's state, sharded as the parameter if it has the same shape.
 
     The existing one is reused if it fits: touching new memory costs several times as much as reading into old.
     """
@@ -284,11 +294,12 @@ def _target_like(entry: TensorEntry, parameter: Tensor, device: torch.device, li
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
+    """Return what two tensors have in common if one's memory can be reused for the other."""
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 
 def read_patiently(read: Callable[[], None], now: Callable[[], float] = time.monotonic) -> tuple[str, bool]:
-    """Call `read` and return the problem, or "", and whether it is damage.
+    """Call `read`; return its problem, or "" if there is none, and whether the problem is damage.
 
     Over NFS a name that another node has just made may be unknown here for a while, so a missing file is retried.
     """

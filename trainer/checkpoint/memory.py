@@ -1,4 +1,4 @@
-"""Keep the newest snapshot in each node's memory, so that ranks that regroup on the same nodes resume from there.
+"""Keep the newest snapshot in each node's memory, so that ranks that restart on the same nodes resume from there.
 
 Each node keeps what its own ranks need, written by them together as on disk: same files, same manifest, same fence.
 """
@@ -30,7 +30,7 @@ _COPIES = 3  # that launch keeps for another node: the newest two, and one that 
 
 @dataclass(slots=True)
 class MemoryTier:
-    """A node's snapshots in memory; either all ranks of the run have one or none has."""
+    """One node's snapshots in memory; either all ranks of the run have such a tier or none has."""
 
     every: Every
     folder: Path
@@ -42,7 +42,7 @@ class MemoryTier:
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
 
     def steps(self, world: World) -> list[tuple[int, str]]:
-        """Return step and nonce of the snapshots that exactly these ranks saved."""
+        """Return step and nonce of each snapshot in memory that was saved by the same ranks as are on this node now."""
         found = [(step, self.manifest(step, world)) for step in catalog.steps(self.folder)]
         return [(step, manifest.nonce) for step, manifest in found if manifest is not None]
 
@@ -88,7 +88,7 @@ class MemoryTier:
 def open_memory_tier(
     launched: Launched, world: World, save_group: SaveGroup, *, asynchronous: bool, on_commit: Callable[[int], None]
 ) -> MemoryTier | None:
-    """Return the node's tier, taken over for this start, or None if it is off or some node cannot have one.
+    """Return the node's memory tier, claimed for this start, or None if it is off or some node cannot have one.
 
     Every rank calls it. Raises Fenced.
     """

@@ -1,4 +1,4 @@
-"""Load or gather a model's weights alone."""
+"""Load or gather a model's weights, without optimizer or other state."""
 
 import logging
 from collections.abc import Mapping
@@ -23,13 +23,14 @@ log = logging.getLogger("trainer")
 
 
 def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *, best: bool = False) -> int:
-    """Load a checkpoint's weights into the module, or their average where one was kept; return its step.
+    """Load a checkpoint's weights into the module, or their average if one was saved; return the checkpoint's step.
 
     `folder` holds checkpoints, or is one; without a step it is the newest whole one, or the best. Every byte is
     compared and nothing changes on disk. After CheckpointDamaged, or if none was whole, the module holds anything.
     """
 
     def use(entry: Entry) -> int:
+        """Load the weights of one checkpoint and return its step."""
         reader = Reader(entry.path, averaged(catalog.read_manifest(entry)), Subjects({"": module}, {}, {}, {}), None)
         reader.prepare()
         reader.read()
@@ -42,7 +43,7 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *
 def load_model_together(
     module: nn.Module, folder: Path, world: World, step: int | None = None, *, best: bool = False
 ) -> int:
-    """Do as load_model() on all ranks, whose module may be sharded, with the step that rank 0 finds whole."""
+    """Load weights as `load_model` does, on all ranks, from the checkpoint that rank 0 finds whole; return its step."""
     found = call_on_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:
         load_model(module, folder, found, best=best)
@@ -50,7 +51,7 @@ def load_model_together(
 
 
 def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Return parameters and buffers by their names in a checkpoint, on the ranks that `keep` them.
+    """Return parameters and buffers by their names in a checkpoint on ranks with `keep`, else an empty dict.
 
     If the module is sharded every rank has to call it, as it is gathered tensor by tensor. Raises TrainerError for a
     pipeline, in which each rank has its own stage.
@@ -66,12 +67,13 @@ def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy what whole_weights() returned into a model of the same kind."""
+    """Copy what `whole_weights` returned into a model with the same names and shapes."""
     with torch.no_grad():
         for name, tensor in _tensors(module).items():
             tensor.copy_(weights[name])
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the module's parameters and buffers by their names in a checkpoint."""
     names = ModelNames({"": module})
     return names.parameters() | names.buffers()

@@ -30,7 +30,7 @@ def clean(name: str) -> str:
 
 
 class ModelNames:
-    """Every tensor of some models by its name in a checkpoint: `model/layer1.weight`, or `model/critic/...`."""
+    """The names of all tensors of some models in a checkpoint: `model/layer1.weight`, or `model/critic/...`."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self.models = {key: unwrapped(model) for key, model in models.items()}
@@ -42,7 +42,7 @@ class ModelNames:
                 self.of_parameter.setdefault(id(parameter), _prefix(key) + clean(name))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Return the parameters that this rank has, each once, under the first of its names where several are tied."""
+        """Return the parameters that this rank has, each once; a tied one has the first of its names."""
         return {
             self.of_parameter[id(parameter)]: parameter.detach()
             for model in self.models.values()
@@ -51,7 +51,7 @@ class ModelNames:
         }
 
     def stand_ins(self) -> dict[str, Tensor]:
-        """Return the stand-ins for parameters that only other ranks have."""
+        """Return the placeholders for parameters that only other ranks have."""
         return {
             self.of_parameter[id(parameter)]: parameter
             for model in self.models.values()
@@ -60,7 +60,7 @@ class ModelNames:
         }
 
     def tied(self) -> dict[str, str]:
-        """Return the other names of tied parameters, with the name that each is kept under."""
+        """Return the other names of tied parameters, each with the name under which it is saved."""
         return {
             _prefix(key) + clean(name): self.of_parameter[id(parameter)]
             for key, model in self.models.items()
@@ -87,7 +87,7 @@ class ModelNames:
         }
 
     def extra_state(self) -> dict[str, dict[str, Any]]:
-        """Return what modules add by get_extra_state(), by model and module."""
+        """Return what get_extra_state() returned, by model and module."""
         found: dict[str, dict[str, Any]] = {}
         for key, model in self.models.items():
             for name, module in model.named_modules():
@@ -96,7 +96,7 @@ class ModelNames:
         return found
 
     def set_extra_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give modules their extra state back."""
+        """Restore what `extra_state` returned."""
         for key, model in self.models.items():
             for name, module in model.named_modules():
                 # A wrapper has the same clean name as what it wraps.
@@ -116,4 +116,5 @@ class ModelNames:
 
 
 def _prefix(key: str) -> str:
+    """Return the prefix of one model's tensors: `model/`, or `model/KEY/` if the training has several models."""
     return f"model/{key}/" if key else "model/"

@@ -1,4 +1,4 @@
-"""Find the newest whole state of a training, in memory or on disk, and load it on all ranks."""
+"""Find the newest whole checkpoint or snapshot of a training and load it on all ranks."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,18 +23,22 @@ _NONE_AND_SPOILT = "any more, and parts of a damaged one are in the model; the n
 
 
 class NewestState:
-    """Loads the newest state that is whole on all ranks; every rank makes the same calls."""
+    """Loads the newest checkpoint or snapshot that is whole on all ranks; every rank makes the same calls."""
 
     def __init__(self, folder: Path, subjects: Subjects, world: World, save_group: SaveGroup) -> None:
         self._folder, self._subjects, self._world, self._save_group = folder, subjects, world, save_group
         self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
 
     def load(self, memory: MemoryTier | None) -> Loaded | None:
-        """Load the newest state into the objects and return it, or None if there is none."""
+        """Load the newest of them into the objects and return it, or None if there is none."""
         loaded = None if memory is None else self._load_from_memory(memory)
         return loaded or self._load_from_disk()
 
     def _load_from_disk(self) -> Loaded | None:
+        """Load the newest sound checkpoint on disk and return it, or None if there is none.
+
+        Raises TrainerError if all are damaged.
+        """
         passed_over: set[int] = set()
         while True:
             found = self._newest(passed_over)
@@ -68,6 +72,7 @@ class NewestState:
                 _reject(entry, "; ".join(dict.fromkeys(problems)), damaged)
 
     def _newest_on_disk(self) -> int:
+        """Return the newest step that has a whole checkpoint on disk, or 0."""
         if self._save_group.separate_disks:
             return max((step for step, _ in self._whole_everywhere(dict(self._whole(set())))), default=0)
         return self._save_group.broadcast(
@@ -104,7 +109,10 @@ class NewestState:
         return not_finite[0] if not_finite else None
 
     def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
-        """Yield the whole checkpoints on this disk by step and save, newest first, on the rank that acts for it."""
+        """Yield (step, nonce) and manifest of the sound checkpoints on this disk, newest first.
+
+        Yields nothing on ranks that do not act for their disk.
+        """
         for step in reversed(catalog.steps(self._folder) if self._save_group.acts_for_disk else []):
             if step not in passed_over:
                 entry = self._entry(step)
@@ -120,10 +128,12 @@ class NewestState:
                     _reject(entry, str(error), damaged=False)
 
     def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
+        """Return the checkpoints whose files are all on some disk; all ranks call it with their own disk's."""
         found = self._save_group.all_gather(set(mine) if self._save_group.acts_for_disk else None)
         return whole({disk: keys} for disk, keys in enumerate(found) if keys is not None)
 
     def _load_from_memory(self, memory: MemoryTier) -> Loaded | None:
+        """Load the newest snapshot in memory and return it, or None if the disk has a newer step or none is sound."""
         newest_on_disk = self._newest_on_disk()
         found = self._save_group.all_gather(memory.steps(self._world))
         step, _ = max(whole({rank: steps} for rank, steps in enumerate(found)), default=(0, ""))
@@ -148,7 +158,7 @@ class NewestState:
         return Loaded(step, path, size, from_memory=True, info=manifest.info, averages=reader.averages)
 
     def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
-        """Return whether all ranks can read their parts of a snapshot in memory."""
+        """Return whether all ranks can read their parts of a snapshot in memory; all ranks call it."""
         problem, _ = read_patiently(read) if read is not None else ("it has gone", True)
         problems = [one for one in self._save_group.all_gather(problem) if one]
         if problems and self._save_group.is_first:
@@ -156,6 +166,7 @@ class NewestState:
         return not problems
 
     def _entry(self, step: int) -> Entry:
+        """Return the catalog entry of the checkpoint of this step."""
         return Entry("step", step, self._folder / folder_name(step))
 
 

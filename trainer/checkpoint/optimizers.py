@@ -1,4 +1,4 @@
-"""Describe the state of optimizers by the names of their parameters; a sharded one gives what this rank has of it."""
+"""Name the state of optimizers by their parameters; for a sharded optimizer, this rank's part of it."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ class OptimizerNames:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that this rank has, by name: `optimizer/<parameter>/exp_avg`."""
+        """Return the state tensors that this rank has, by name: `optimizer/<parameter>/exp_avg`."""
         return {
             f"{self._prefix}{name}/{key}": _whole_values(f"{self._prefix}{name}/{key}", value)
             for name, state in self._states()
@@ -44,14 +44,17 @@ class OptimizerNames:
         }
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """Return the rest of this rank's state by parameter, including empty states."""
+        """Return this rank's state that is not tensors, by parameter.
+
+        A parameter with empty state has an empty dict.
+        """
         return {
             name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             for name, state in self._states()
         }
 
     def layouts(self) -> dict[str, dict[str, Layout]]:
-        """Return how tensors are sharded whose shape is not that of their parameter."""
+        """Return how state tensors are sharded that have another shape than their parameter."""
         found: dict[str, dict[str, Layout]] = {}
         for name, parameter, _ in self.owned():
             for key, value in self._inner.state.get(parameter, {}).items():
@@ -87,7 +90,7 @@ class OptimizerNames:
                 )
 
     def owned(self) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-        """Yield name, parameter and group of everything whose state this rank has."""
+        """Yield name, parameter and group of each parameter whose state this rank has."""
         for group in self._inner.param_groups:
             for parameter in group["params"]:
                 if is_here(parameter):
@@ -106,18 +109,21 @@ class OptimizerNames:
 
     @property
     def _inner(self) -> Optimizer:
+        """The optimizer inside a ZeroRedundancyOptimizer, which has this rank's part, else the given one."""
         if isinstance(self.optimizer, ZeroRedundancyOptimizer):
             inner: Optimizer = self.optimizer.optim  # the one of this rank's share
             return inner
         return self.optimizer
 
     def _states(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the name and state of each parameter that has state on this rank."""
         state = self._inner.state
         for name, parameter, _ in self.owned():
             if parameter in state:
                 yield name, state[parameter]
 
     def _name(self, parameter: Tensor) -> str:
+        """Return the parameter's name without the leading `model/`."""
         return self._models.name_in(self.optimizer, parameter).removeprefix("model/")
 
 
@@ -132,6 +138,10 @@ def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> T
 
 
 def _whole_values(name: str, tensor: Tensor) -> Tensor:
+    """Return the tensor without its graph.
+
+    Raises TrainerError for a DTensor whose sum over ranks is still to be made.
+    """
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
         raise TrainerError(f"checkpoint: {name} is a sum that its ranks have not added up yet: it cannot be kept")
     return tensor.detach()
@@ -150,4 +160,5 @@ def home_of(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.devi
 
 
 def _sizes(groups: list[dict[str, Any]]) -> str:
+    """Return the number of parameters in each group, for a message."""
     return ", ".join(str(len(group["params"])) for group in groups)

@@ -1,4 +1,4 @@
-"""Plan which rank writes which part of a tensor to which place, and which rank reads what from where.
+"""Plan which rank writes which part of a tensor where, and which parts each rank reads.
 
 What several ranks have is written by one of them.
 """
@@ -58,7 +58,7 @@ class Need:
 
 
 def signature(tensors: Mapping[str, Tensor]) -> int:
-    """Return a number that changes when a new plan is needed."""
+    """Return a number that differs if the tensors need another plan."""
     return hash(tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
 
 
@@ -72,12 +72,12 @@ def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
 
 
 def decode(decided: bytes) -> dict[str, TensorEntry]:
-    """Return rank 0's decision."""
+    """Return the plan that rank 0 made, decoded."""
     return _DECODER.decode(decided)
 
 
 def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
-    """Return the decision from one rank's view. Raises TrainerError on all ranks if a tensor cannot be kept."""
+    """Return rank `me`'s view of the plan. Raises TrainerError on all ranks if a tensor cannot be saved."""
     for entry in tensors.values():
         if entry.dtype not in ITEM_BYTES:
             raise TrainerError(f"checkpoint: a tensor of type {entry.dtype} cannot be kept")
@@ -86,6 +86,7 @@ def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
 
 
 def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
+    """Yield the parts that rank `me` writes."""
     for name, entry in tensors.items():
         for row in entry.rows:
             number, rest = divmod(me - row.file, row.stride)
@@ -96,7 +97,9 @@ def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
 
 
 def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorEntry]:
-    """Give each part one writing rank and a place in its file; where there is a choice, the one with least to write.
+    """Choose for each part the rank that writes it and its place in that rank's file.
+
+    Of several, the one with least to write.
 
     Long rows come first, so that their parts are at the same places in all files, and large parts before small ones.
     """
@@ -117,7 +120,7 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """Yield the share as rows whose parts are at the same place of their files."""
+    """Yield the share as rows whose parts are at the same offset of their files."""
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)
     for begin, end in zip([0, *cuts], [*cuts, share.count], strict=True):
@@ -158,10 +161,12 @@ def _overlapping(box: shares.Box, row: Chunk) -> range:
 
 
 def _from(begins: tuple[int, ...], origin: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the coordinates relative to `origin`."""
     return tuple(begin - zero for begin, zero in zip(begins, origin, strict=True))
 
 
 def _aligned(at: int) -> int:
+    """Return the offset rounded up to the alignment of parts in a file."""
     return -(-at // _ALIGNED) * _ALIGNED
 
 

@@ -116,6 +116,10 @@ class SaveGroup:
             self._receive_down()
 
     def _receive_down(self) -> bytes:
+        """Return the message from the parent in the tree.
+
+        If it does not come, report the loss to the children and raise.
+        """
         try:
             return self._receive_message(self.parent)
         except RuntimeError:
@@ -151,6 +155,7 @@ class SaveGroup:
         return self.me - self.me % step
 
     def _send_message(self, message: bytes | None, place: int) -> None:
+        """Send one message, or the notice of a loss if it is None, to the rank at `place`."""
         frame = bytearray(_LENGTH.pack(_LOST) if message is None else _LENGTH.pack(len(message)) + message)
         frame += bytes(max(0, _FRAME - len(frame)))
         if message is None:
@@ -185,14 +190,17 @@ class SaveGroup:
 
 
 def _unpickle(message: bytes) -> Any:
+    """Return the object in a message of another rank."""
     return pickle.loads(message)  # noqa: S301 # nosec B301 - ranks of one run trust each other, as all of torch does
 
 
 def _concatenate(messages: Sequence[bytes]) -> bytes:
+    """Return several pickled lists as one pickled list."""
     return pickle.dumps([one for message in messages for one in _unpickle(message)])
 
 
 def _elementwise_maximum(messages: Sequence[bytes]) -> bytes:
+    """Return the greatest number at each position of several pickled lists, pickled."""
     return pickle.dumps([max(each) for each in zip(*(_unpickle(message) for message in messages), strict=True)])
 
 

@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Rank 0's message about a new checkpoint, from which every disk gets the same manifest."""
+    """Rank 0's message about a new save, from which every disk makes the same manifest."""
 
     draft: str  # its name
     nonce: str
@@ -82,7 +82,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that one rank has written, or why it could not."""
+    """The file that one rank has written, or the reason why it could not."""
 
     entry: FileEntry | None
     documents: tuple[tuple[str, int, int], ...] = ()  # name, place, size
@@ -133,7 +133,7 @@ class Saver:
         return dict.fromkeys(self._finite, True) | dict.fromkeys(self._not_finite, False)
 
     def plan(self, contents: Contents) -> WritePlan:
-        """Return the plan for this state, made anew only when some rank's state has changed its shape."""
+        """Return the plan for this state; it is made anew only if the shape of some rank's state has changed."""
         stale = self._plan is None or self._plan.signature != signature(contents.tensors)
         if self._save_group.maximum(stale)[0] or self._plan is None:
             self._plan = make_plan(contents.tensors, self._save_group)
@@ -145,7 +145,7 @@ class Saver:
             self._staging.reserve(self.plan(contents).size)
 
     def save(self, step: int, contents: Contents, info: Mapping[str, Value], *, best: bool = False) -> None:
-        """Copy the state and write it in the background; wait for the save before first."""
+        """Copy the state and write it in the background, after waiting for the save before it."""
         self.wait()
         self._pieces, self._best_pending = 0, best
         plan = self.plan(contents)
@@ -195,9 +195,11 @@ class Saver:
             self._thread = None
 
     def _count_piece(self) -> None:
+        """Count a written piece, by which `wait` sees progress."""
         self._pieces += 1
 
     def _run_save(self, request: SaveRequest) -> None:
+        """Write one checkpoint in the background thread and store its outcome, whatever happens."""
         try:
             outcome = self._write(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not be lost with the thread
@@ -218,6 +220,7 @@ class Saver:
             self._clean_up(request)  # nobody waits for it: all know by now that the checkpoint is there
 
     def _write(self, request: SaveRequest) -> Outcome:
+        """Write one checkpoint with the other ranks and return its outcome."""
         begun = self._save_group.broadcast(self._begin(request) if self._save_group.is_first else Outcome(request.step))
         if isinstance(begun, Outcome):
             return begun
@@ -247,6 +250,7 @@ class Saver:
     # Every error on one rank becomes a message to the others, which wait for it.
 
     def _begin(self, request: SaveRequest) -> _Begun | Outcome:
+        """Make the draft on rank 0 and return the message about it, or the failed outcome."""
         token = self._directory.token
         try:
             info = msgspec.json.encode(request.info)
@@ -256,6 +260,7 @@ class Saver:
             return _failed(request.step, error)
 
     def _write_file(self, draft: Path, request: SaveRequest) -> _File:
+        """Write this rank's file into the draft; return its entry, or the error."""
         name = data_name(self._save_group.ranks[self._save_group.me])
         at, documents = request.plan.size, []
         for key, text in request.documents.items():
@@ -274,6 +279,7 @@ class Saver:
         return _File(FileEntry(name, written.size, written.digest), tuple(documents), finite)
 
     def _manifest(self, begun: _Begun, files: list[_File], request: SaveRequest) -> Manifest:
+        """Return the manifest, the same on all ranks."""
         return Manifest(
             step=request.step,
             world_size=self._world.size,
@@ -294,7 +300,7 @@ class Saver:
         )
 
     def _prepare(self, draft: Path, manifest: Manifest, files: list[_File]) -> Outcome:
-        """Do everything but the final rename."""
+        """Write the manifest and sync the draft, everything except the final rename; return the outcome."""
         if not self._save_group.acts_for_disk:
             return Outcome(manifest.step)
         directory, save_group = self._directory, self._save_group
@@ -314,6 +320,7 @@ class Saver:
         return Outcome(manifest.step)
 
     def _place(self, draft: Path, manifest: Manifest) -> Outcome:
+        """Give the draft its final name on this disk and return the outcome."""
         try:
             if self._save_group.acts_for_disk:
                 commit.place(draft, manifest, self._directory.token, self._directory.run_dir)
@@ -322,6 +329,7 @@ class Saver:
         return Outcome(manifest.step)
 
     def _undo(self, draft: Path, manifest: Manifest) -> None:
+        """Remove what this disk has of a save that failed on another disk; a failure is only logged."""
         if self._save_group.acts_for_disk:
             try:
                 commit.undo(draft, manifest, self._directory.token, self._directory.run_dir)
@@ -374,7 +382,10 @@ class Saver:
         return stocks
 
     def _files_on_disk(self, newest: int) -> Stock | None:
-        """Return which files of which checkpoints this disk has, or None if unreadable; manifests are read once."""
+        """Return which files of which checkpoints this disk has, or None if it cannot be read.
+
+        Each manifest is read once.
+        """
         stock, folder = dict[Save, Parts](), self._directory.folder
         try:
             known, self._contents = self._contents, {}
@@ -390,6 +401,7 @@ class Saver:
         return stock
 
     def _read(self, step: int) -> tuple[str, frozenset[str], float]:
+        """Return nonce, file names and time of a checkpoint's manifest."""
         manifest = catalog.read_manifest(self._entry(step), partial=True)
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 
@@ -411,6 +423,7 @@ class Saver:
         commit.remove(older)
 
     def _entry(self, step: int) -> Entry:
+        """Return the catalog entry of the checkpoint of this step."""
         return Entry("step", step, self._directory.folder / folder_name(step))
 
 
@@ -426,6 +439,7 @@ def try_take_over(folder: Path, attempt: int | None, generation: int) -> tuple[F
 
 
 def _failed(step: int, error: BaseException) -> Outcome:
+    """Return the outcome of a save that failed with this error."""
     return Outcome(step, problem=_message_of(error), fenced=isinstance(error, Fenced))
 
 

@@ -1,4 +1,4 @@
-"""Describe which rank has what of each tensor briefly, merged on the way up a tree of ranks.
+"""Describe compactly which rank has which part of each tensor, merged on the way up a tree of ranks.
 
 Ranks that shard a model evenly have parts that follow each other, and ranks that replicate it have the same ones. Both
 are described by one Share, so that the description of a thousand ranks is hardly longer than that of one. Irregular
@@ -42,7 +42,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, TensorShares])
 
 
 def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorShares]:
-    """Return what one rank has."""
+    """Return the parts that one rank has."""
     found: dict[str, TensorShares] = {}
     for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:
         data = item.tensor_data
@@ -80,6 +80,7 @@ def merge(several: Iterable[bytes]) -> bytes:
 
 
 def _merged(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
+    """Return the shares merged as far as possible."""
     before = 0
     while 1 < len(shares) != before:
         before = len(shares)
@@ -106,6 +107,7 @@ def _merged_neighbours(
 
 
 def _add_copy(share: Share, other: Share) -> bool:
+    """Add `other` to the copies of `share` if it is the next copy of the same row; return whether it was."""
     copy_stride = share.copy_stride if share.copies > 1 else other.first - share.first
     row = (share.count, share.stride, share.dim) == (other.count, other.stride, other.dim)
     if (
@@ -126,6 +128,7 @@ def _next_offsets(dim: int, share: Share) -> tuple[int, ...]:
 
 
 def _extend(dim: int, share: Share, other: Share) -> bool:
+    """Append `other` to the row of `share` along `dim` if it follows there; return whether it does."""
     stride = share.stride if share.count > 1 else other.first - share.first
     rows = all(one.count == 1 or (one.stride, one.dim) == (stride, dim) for one in (share, other))
     copies = (share.copies, share.copy_stride) == (other.copies, other.copy_stride)
@@ -169,12 +172,15 @@ def separated(shares: list[Share]) -> list[tuple[Share, Sequence[int]]]:
 
 
 def _first_ranks(share: Share) -> range:
+    """Return the ranks that have the first part of the row or of one of its copies."""
     return range(share.first, share.first + share.copies * max(1, share.copy_stride), max(1, share.copy_stride))
 
 
 def _row_lengths(share: Share) -> tuple[int, ...]:
+    """Return the lengths of the box that the row covers."""
     return tuple(n * share.count if dim == share.dim else n for dim, n in enumerate(share.lengths))
 
 
 def _overlap(one: Box, other: Box) -> bool:
+    """Return whether two boxes overlap."""
     return all(a < b + m and b < a + n for a, n, b, m in zip(*one, *other, strict=True))

@@ -1,4 +1,4 @@
-"""Copy the state into reused memory, so that the next step may change it while it is written."""
+"""Copy the state into reused host memory, so that the next step may change it while it is written to disk."""
 
 import threading
 from collections.abc import Mapping
@@ -49,11 +49,13 @@ class Staging:
 
     def _allocate(self, size: int) -> None:
         # On whole pages, or it could not be written past the page cache.
+        """Allocate the buffer on whole pages, which writing past the page cache needs."""
         raw = torch.empty(size + PAGE_BYTES, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         begin = -raw.data_ptr() % PAGE_BYTES
         self._buffer = raw[begin : begin + size].zero_()
 
     def _settle(self) -> None:
+        """Wait for an allocation that runs in the background."""
         if self._reserving is not None:
             self._reserving.join()
             self._reserving = None

@@ -61,11 +61,12 @@ def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def tensor_of(words: dict[str, Any]) -> str | None:
-    """Return the name of the tensor that stands here in an undecoded document, or None."""
+    """Return the name of the tensor that an undecoded JSON object stands for, or None if it stands for no tensor."""
     return words["v"] if words.get(_TAG) == "tensor" else None
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """Return the value as plain JSON values; other types become objects with a tag."""
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -95,20 +96,24 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _items(value: Any, where: str, tensors: dict[str, Tensor]) -> list[Any]:
+    """Return the items encoded, in order."""
     return [_encode(item, f"{where}/{place}", tensors) for place, item in enumerate(value)]
 
 
 def _pairs(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
+    """Return keys and values of a dict as encoded pairs."""
     return [
         [_encode(key, f"{where}/key", tensors), _encode(item, f"{where}/{key}", tensors)] for key, item in value.items()
     ]
 
 
 def _tagged(tag: str, value: Any) -> dict[str, Any]:
+    """Return the JSON object for a value of a type that JSON lacks."""
     return {_TAG: tag, "v": value}
 
 
 def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return a small tensor inline, or a reference to a large or sharded one, which is added to `tensors`."""
     if value.layout is not torch.strided:
         raise TrainerError(f"checkpoint: {where}: a tensor of layout {value.layout} cannot be kept")
     tensor = value.detach().resolve_conj().resolve_neg()
@@ -124,6 +129,7 @@ def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dic
 
 
 def _encode_default(value: defaultdict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return a defaultdict encoded. Raises TrainerError if its factory cannot be saved by name."""
     factory: Any = value.default_factory
     name = None if factory is None else getattr(factory, "__name__", "")
     if factory is not None and _FACTORIES.get(name or "") is not factory:
@@ -135,6 +141,7 @@ def _encode_default(value: defaultdict[Any, Any], where: str, tensors: dict[str,
 
 
 def _moment(value: dt.datetime, where: str) -> str:
+    """Return a datetime as text. Raises TrainerError for a time zone other than a fixed offset."""
     if value.tzinfo is not None and type(value.tzinfo) is not dt.timezone:
         raise TrainerError(
             f"checkpoint: {where}: a time in {value.tzinfo} cannot be kept\nhint: .astimezone(timezone.utc)"
@@ -143,6 +150,7 @@ def _moment(value: dt.datetime, where: str) -> str:
 
 
 def _array_words(array: np.ndarray[Any, Any]) -> list[Any]:
+    """Return type, shape and data of a NumPy array. Raises TrainerError for object and record arrays."""
     if array.dtype.hasobject or array.dtype.names is not None:
         raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be kept")
     return [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
@@ -170,6 +178,7 @@ _ENCODERS: dict[type, Callable[[Any, str, dict[str, Tensor]], Any]] = {
 
 
 def _decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """Return the value that `_encode` encoded."""
     if isinstance(value, list):
         return [_decode(item, tensor) for item in value]
     if not isinstance(value, dict):
@@ -180,14 +189,17 @@ def _decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def _decode_pairs(value: Any, tensor: Callable[[str], Tensor]) -> list[tuple[Any, Any]]:
+    """Return the decoded keys and values."""
     return [(_decode(key, tensor), _decode(item, tensor)) for key, item in value]
 
 
 def _decode_items(value: Any, tensor: Callable[[str], Tensor]) -> list[Any]:
+    """Return the decoded items."""
     return [_decode(item, tensor) for item in value]
 
 
 def _decode_inline(value: Any) -> Tensor:
+    """Return a tensor that was stored inline."""
     dtype, shape, text = value
     data = bytearray(base64.b64decode(text, validate=True))
     if not data:
@@ -196,6 +208,7 @@ def _decode_inline(value: Any) -> Tensor:
 
 
 def _decode_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return a stored NumPy array. Raises CheckpointDamaged for a type that is neither numbers nor text."""
     dtype, shape, text = value
     if not _ARRAY_TYPE.fullmatch(dtype):
         raise CheckpointDamaged(f"state: an array of {str(dtype)[:40]!r}, which is no type of numbers or text")

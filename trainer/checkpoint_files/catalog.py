@@ -18,7 +18,7 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A committed checkpoint, whose contents have not been looked at."""
+    """A committed checkpoint: its kind, step and folder; its contents have not been read."""
 
     kind: Kind
     step: int
@@ -26,7 +26,10 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return all committed checkpoints in `folder`, oldest first, then the best ones; empty if there is no folder."""
+    """Return all committed checkpoints in `folder`, oldest first, then the best ones.
+
+    Empty if the folder does not exist.
+    """
     found = []
     for name in names_in(folder):
         parsed = parse_folder_name(name)
@@ -41,7 +44,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def set_aside(folder: Path) -> list[Path]:
-    """Return the folders of checkpoints that were found damaged, by this start or an earlier one."""
+    """Return the folders of damaged checkpoints that were renamed, by this start or an earlier one."""
     return sorted(folder / name for name in names_in(folder) if is_bad(name))
 
 
@@ -102,7 +105,7 @@ def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None
 
 @contextlib.contextmanager
 def _removal_reported(entry: Entry) -> Iterator[None]:
-    """Report a checkpoint that is pruned while it is read as removed, not as damaged."""
+    """Report a checkpoint that is pruned while it is read in this context as removed, not as damaged."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, CheckpointDamaged) as error:

@@ -1,4 +1,4 @@
-"""Choose the checkpoint whose weights somebody wants; changes nothing on disk."""
+"""Choose the checkpoint to load weights from; nothing on disk changes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ _Found = TypeVar("_Found")
 
 
 def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> list[Entry]:
-    """Return the checkpoints that will do, the best choice first.
+    """Return the checkpoints that may be loaded, the preferred one first.
 
     `folder` holds checkpoints, or is one itself, or is FOLDER/best.
     """
@@ -28,7 +28,10 @@ def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> 
 
 
 def named_best(folder: Path, *, best: bool = False) -> tuple[Path, bool]:
-    """Return the folder and whether its best checkpoint is meant; `checkpoints/best` need not be a folder."""
+    """Return the folder of checkpoints, and whether its best one is meant.
+
+    `checkpoints/best` means it too, whether or not there is a folder of that name.
+    """
     return (folder.parent, True) if folder.name == BEST and not folder.exists() else (folder, best)
 
 

@@ -34,7 +34,7 @@ from trainer.errors import CheckpointDamaged
 
 
 def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> FencingToken:
-    """Claim the folder and invalidate every commit under way elsewhere. Raises Fenced."""
+    """Claim the folder for this start and invalidate every commit that another start has begun. Raises Fenced."""
     token = fence.take_token(folder, attempt, generation)
     for name in os.listdir(folder):
         if is_draft(name):
@@ -45,14 +45,14 @@ def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> 
 
 
 def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = None) -> Path:
-    """Return a new draft. Raises Fenced."""
+    """Make a draft folder for the checkpoint of `step`, and return it. Raises Fenced."""
     draft = folder / draft_name(step, token.attempt, new_nonce())
     _begin(draft, token, run_dir)
     return draft
 
 
 def enter(draft: Path) -> None:
-    """Make a draft that was named on another disk, unless another rank of this disk has made it.
+    """Make on this disk the draft that was named on another disk, unless another rank of this disk has made it.
 
     The rank that acts for the disk checks the fence after that.
     """
@@ -110,7 +110,7 @@ def place(
 
 
 def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
-    """Remove what was prepared or placed here, after another disk has failed. Raises Fenced, OSError."""
+    """Remove what `prepare` or `place` did on this disk, after another disk has failed. Raises Fenced, OSError."""
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
     fence.check(draft.parent, token, run_dir)  # a newer start may have loaded it already: then it stays
@@ -142,7 +142,7 @@ def publish_best(
 def place_best(
     source: Entry, token: FencingToken, run_dir: Path | None = None, info: Mapping[str, Value] | None = None
 ) -> list[Path]:
-    """Do as publish_best but keep the previous ones; return those, to be removed when all disks are done."""
+    """Make a checkpoint the best one, as `publish_best`, but return the previous best ones instead of removing them."""
     folder = source.path.parent
     manifest = read_manifest(source, partial=True)
     away = missing(source.path, manifest)
@@ -167,7 +167,7 @@ def place_best(
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove checkpoints: rename them durably first, then delete their bytes."""
+    """Remove checkpoints: rename them durably first, so that none is half there, then delete their bytes."""
     folders = set()
     for path in paths:
         discard(path)
@@ -177,7 +177,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def set_aside(entry: Entry) -> Path:
-    """Rename a damaged checkpoint, so that nobody loads it but it can be inspected; return its new path."""
+    """Rename a damaged checkpoint, so that it is not loaded but can be inspected; return its new path."""
     aside = entry.path.parent / bad_name(entry.path.name)
     os.rename(entry.path, aside)
     sync_folder(entry.path.parent)
@@ -194,7 +194,7 @@ def discard(path: Path) -> None:
 
 
 def empty_trash(folder: Path) -> None:
-    """Delete what this start or an earlier one has discarded."""
+    """Delete everything in the folder that was renamed to trash."""
     for name in os.listdir(folder):
         if is_trash(name):
             path = folder / name
@@ -205,6 +205,7 @@ def empty_trash(folder: Path) -> None:
 
 
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
+    """Make the draft folder, and check the fence afterwards."""
     draft.mkdir(mode=0o700)
     with _discarding_on_error(draft, token, run_dir):
         draft.chmod(0o700)  # whatever the umask
@@ -212,6 +213,10 @@ def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
 
 
 def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
+    """Rename the draft to its final name.
+
+    An error is ignored if the rename has happened all the same, as NFS may report.
+    """
     try:
         os.rename(draft, final)
     except OSError:  # over NFS an error may come back although the server did it
@@ -220,6 +225,7 @@ def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
 
 
 def _is_ours(final: Path, kind: Kind, manifest: Manifest) -> bool:
+    """Return whether the folder `final` holds the checkpoint of this manifest."""
     try:
         return read_manifest(Entry(kind, manifest.step, final), partial=True).nonce == manifest.nonce
     except (CheckpointDamaged, OSError):
@@ -227,6 +233,7 @@ def _is_ours(final: Path, kind: Kind, manifest: Manifest) -> bool:
 
 
 def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
+    """Hard-link a file into the draft, or copy it if the file system has no hard links. Raises CheckpointDamaged."""
     try:
         os.link(source / file.name, draft / file.name, follow_symlinks=False)
     except OSError:  # a file system without hard links

@@ -1,4 +1,4 @@
-"""Decide from which steps a training can go on: those of which each part is held somewhere; a pure function.
+"""Decide from which steps a training can continue: those of which every part still exists; a pure function.
 
 | what is held | its parts |
 |---|---|
@@ -17,7 +17,10 @@ Step = TypeVar("Step", bound=Hashable)
 
 
 def whole(who_has: Iterable[Mapping[Any, Collection[Step]]]) -> set[Step]:
-    """Return the steps of which every named part is held by somebody; a part that nobody has counts as missing."""
+    """Return the steps of which every part has a holder.
+
+    Each mapping in `who_has` gives, by part, the steps of which one holder has that part.
+    """
     found: dict[Any, set[Step]] = {}
     for one in who_has:
         for part, steps in one.items():

@@ -25,20 +25,26 @@ def write_dcp(folder: Path, weights: Weights) -> None:
 
 
 class _FromHere:
-    """The rest of a file as a file of its own, since an archive counts offsets from its own beginning."""
+    """The rest of a file from the current position, as a file of its own.
+
+    A zip archive counts offsets from its own start.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._begin = file, file.tell()
         self.write, self.flush = file.write, file.flush
 
     def tell(self) -> int:
+        """Return the position, counted from where this view begins."""
         return self._file.tell() - self._begin
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to a position counted from where this view begins, and return it."""
         return self._file.seek(offset + (self._begin if whence == 0 else 0), whence) - self._begin
 
 
 def _metadata(weights: Weights, places: dict[str, tuple[int, int]]) -> bytes:
+    """Return the pickled metadata of all tensors and where their bytes are."""
     named = {**{name: name for name in weights.tensors}, **weights.tied}
     tensors = ((pickled.text(alias), _described(weights.tensors[name])) for alias, name in named.items())
     paths = ((pickled.text(alias), pickled.row(pickled.text(alias))) for alias in named)
@@ -54,6 +60,7 @@ def _metadata(weights: Weights, places: dict[str, tuple[int, int]]) -> bytes:
 
 
 def _described(one: Weight) -> bytes:
+    """Return the pickled description of one tensor."""
     layout = pickled.called(pickled.name_of("torch.serialization", "_get_layout"), pickled.text("torch.strided"))
     contiguous = pickled.called(pickled.name_of(_WORDS, "_MEM_FORMAT_ENCODING"), pickled.number(0))
     of_type = pickled.name_of("torch", one.dtype)
@@ -71,14 +78,17 @@ def _described(one: Weight) -> bytes:
 
 
 def _part_of(alias: str, one: Weight) -> bytes:
+    """Return the pickled index of a tensor's only chunk."""
     fields = {"fqn": pickled.text(alias), "index": pickled.number(0), "offset": _size([0] * len(one.shape))}
     return pickled.record(pickled.name_of(_WORDS, "MetadataIndex"), fields)
 
 
 def _place(at: int, size: int) -> bytes:
+    """Return the pickled place of a tensor in the data file."""
     fields = {"relative_path": pickled.text(_DATA), "offset": pickled.number(at), "length": pickled.number(size)}
     return pickled.record(pickled.name_of(_FILES, "_StorageInfo"), fields)
 
 
 def _size(shape: "tuple[int, ...] | list[int]") -> bytes:
+    """Return a pickled torch.Size."""
     return pickled.called(pickled.name_of("torch", "Size"), pickled.numbers(shape))

@@ -26,7 +26,7 @@ _NO_PLACE = object()
 
 @dataclass(frozen=True, slots=True)
 class OtherTensor:
-    """A tensor that differs: the first place, and the two values there."""
+    """A tensor that differs: the index of the first different element, and its two values."""
 
     name: str
     index: tuple[int, ...]
@@ -36,7 +36,7 @@ class OtherTensor:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Differences between two checkpoints."""
+    """All differences between two checkpoints, as `differences` returns them."""
 
     tensors: int  # that there are
     different: tuple[str, ...]  # the names of those that differ, in the order of the first checkpoint
@@ -45,7 +45,10 @@ class Differences:
 
 
 def differences(one: Entry, other: Entry) -> Differences:
-    """Return what differs. Raises CheckpointDamaged, or CheckpointPartial if some of it is not on this disk."""
+    """Return what differs between two checkpoints.
+
+    Raises CheckpointDamaged, or CheckpointPartial if files are missing here.
+    """
     with _Opened(one) as here, _Opened(other) as there:
         names = [*dict.fromkeys([*here.manifest.tensors, *there.manifest.tensors])]
         found = [(name, where) for name in names if (where := _of_tensor(name, here, there)) is not None]
@@ -73,6 +76,7 @@ class _Opened:
         self._closing.close()
 
     def read(self, file: int, view: memoryview, at: int) -> None:
+        """Fill `view` from offset `at` of the checkpoint's file with this number. Raises CheckpointDamaged."""
         with unreadable_is_damaged(self._folder / self.manifest.files[file].name):
             read_exactly(self._files[file], view, at)
 
@@ -90,6 +94,7 @@ class _Opened:
 
 
 def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
+    """Return how a tensor differs between the two checkpoints, or None if it is equal."""
     one, other = here.manifest.tensors.get(name), there.manifest.tensors.get(name)
     if one is None or other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
         return OtherTensor(name, (), _described(one), _described(other))
@@ -102,6 +107,7 @@ def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
 
 
 def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before: int) -> OtherTensor:
+    """Return the first different element of two pieces of a tensor, `before` bytes into it."""
     item = ITEM_BYTES[entry.dtype]
     at = next(at for at in range(0, len(mine), item) if mine[at : at + item] != theirs[at : at + item])
     values = (_value(data[at : at + item], entry.dtype) for data in (mine, theirs))
@@ -109,6 +115,7 @@ def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before:
 
 
 def _index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of the element with this number, in row-major order."""
     found: list[int] = []
     for length in reversed(shape):
         number, at = divmod(number, length)
@@ -128,10 +135,12 @@ def _value(data: bytes, dtype: str) -> str:
 
 
 def _described(entry: TensorEntry | None) -> str:
+    """Return type and shape of a tensor for a message."""
     return "not there" if entry is None else f"{entry.dtype} of shape {list(entry.shape)}"
 
 
 def _of_documents(here: _Opened, there: _Opened) -> Iterator[str]:
+    """Yield the paths of values that differ between the documents, except times."""
     for name in dict.fromkeys([*here.manifest.trees, *there.manifest.trees]):
         for path in _other_leaves(here.document(name), there.document(name), name):
             if path not in _CLOCKS:

@@ -1,4 +1,4 @@
-"""Write large files past the page cache, which costs more to fill than the disk when nobody reads them soon."""
+"""Write large files past the page cache, which costs more to fill than the disk write if they are not read soon."""
 
 import ctypes
 import errno
@@ -44,6 +44,7 @@ def write_direct(
 
 
 def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) -> int:
+    """Write piece by piece and return how many bytes the disk has taken."""
     done = 0
     while done < len(view):
         try:
@@ -57,6 +58,7 @@ def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) ->
 
 
 def _set_direct(fd: int, *, on: bool) -> bool:
+    """Turn O_DIRECT on or off; return False if the file system does not support it."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)

@@ -144,12 +144,17 @@ class _Reading:
         self._unwanted = memoryview(b"")
 
     def skip_to(self, end: int) -> None:
+        """Read and hash everything up to offset `end`, without keeping it."""
         if end - self.at > len(self._unwanted):
             self._unwanted = memoryview(bytearray(min(end - self.at, _READ_BYTES)))
         while self.at < end:
             self.fill(self._unwanted[: end - self.at])
 
     def fill(self, place: memoryview) -> None:
+        """Fill `place` with the next bytes of the file, and hash them.
+
+        Raises CheckpointDamaged at the end of the file.
+        """
         done = 0
         while done < len(place):
             piece = place[done : done + _READ_BYTES]
@@ -194,5 +199,6 @@ def unreadable_is_damaged(path: Path) -> Iterator[None]:
 
 
 def _write_all(fd: int, piece: memoryview) -> None:
+    """Write all of the piece, in several writes if need be."""
     while piece:
         piece = piece[os.write(fd, piece) :]

@@ -84,7 +84,10 @@ def export(
 
 
 def check(target: Path, shape: Shape) -> Form:
-    """Return the format. Raises BadSettings for what cannot be written, and FileExistsError for an existing target."""
+    """Return the format that the name of `target` chooses.
+
+    Raises BadSettings, and FileExistsError if the target exists.
+    """
     form = next((form for form in Form if target.suffix in form.value), None)
     if form is None or not target.name:
         raise BadSettings(
@@ -125,6 +128,7 @@ def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, s
 
 
 def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
+    """Write the weights into the draft in this format."""
     match form:
         case Form.SAFETENSORS:
             with draft.open("xb") as file:
@@ -143,6 +147,7 @@ def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], 
 
 
 def _write_folder(folder: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
+    """Write a Hugging Face folder: one or more safetensors files, and their index."""
     parts = split(weights.tensors.values(), most_bytes)
     one = ["model.safetensors"]
     several = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
@@ -155,6 +160,7 @@ def _write_folder(folder: Path, weights: Weights, notes: Mapping[str, str], most
 
 
 def _sync(draft: Path) -> None:
+    """Sync the draft to disk, with all files in it."""
     for path in sorted(draft.iterdir()) if draft.is_dir() else [draft]:
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -174,6 +180,7 @@ def _replace_target(draft: Path, target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
+    """Remove a file or a folder."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -1,4 +1,4 @@
-"""Decide which start of a run may write checkpoints, by a fencing token in the file FENCE; older starts are refused.
+"""Decide which start of a run may write checkpoints by a fencing token in the file FENCE; older starts are refused.
 
 A start takes a token and then renames all drafts of others away: a commit that is under way elsewhere was either
 published before, and counts, or its rename finds nothing. A draft that is made later meets the new token.
@@ -83,6 +83,7 @@ def read_token(folder: Path) -> FencingToken | None:
 
 
 def _set_aside_if_damaged(folder: Path) -> FencingToken | None:
+    """Return the newest token, or None if there is none; rename a damaged file, so that a new one can be written."""
     try:
         return read_token(folder)
     except CheckpointDamaged:
@@ -111,6 +112,7 @@ def _locked(folder: Path, limit_s: float) -> Iterator[None]:
 
 
 def _lock(fd: int, folder: Path, limit_s: float) -> None:
+    """Lock the file. Raises TrainerError if another process holds the lock for longer than `limit_s`."""
     end = time.monotonic() + limit_s
     while True:
         try:

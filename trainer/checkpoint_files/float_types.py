@@ -40,7 +40,7 @@ def convert(data: bytes, source: str, target: str) -> bytes:
 
 
 def _to_bfloat16(numbers: "np.ndarray") -> "np.ndarray":
-    """Round to nearest even by adding just under half of the dropped bits' range before cutting them off."""
+    """Return float32 numbers as the bits of bfloat16, rounded to nearest, ties to even."""
     import numpy as np  # late: likewise
 
     bits = numbers.view("<u4")

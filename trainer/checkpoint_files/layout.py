@@ -45,37 +45,37 @@ def copy_name(name: str) -> str:
 
 
 def waiting_name(name: str, digest: str) -> str:
-    """Return a draft's name for a copy that must wait, since another checkpoint has its final name."""
+    """Return a draft's name for a prepared copy that waits because another checkpoint has its final name."""
     return f"{_DRAFT}copy-{_shortened(name)}-{digest}"
 
 
 def is_draft(name: str) -> bool:
-    """Return whether this is a draft of a save or a copy."""
+    """Return whether this is the name of a draft, of a save or of a copy."""
     return name.startswith(_DRAFT)
 
 
 def is_save(name: str) -> bool:
-    """Return whether this is the draft of a save, not of a copy."""
+    """Return whether this is the name of a save's draft, not of a copy's."""
     return _SAVE.fullmatch(name) is not None
 
 
 def trash_name(name: str) -> str:
-    """Return the name that something gets just before it is deleted."""
+    """Return the name to which a file or folder is renamed just before it is deleted."""
     return f"{_TRASH}{_shortened(name)}-{new_nonce()}"
 
 
 def is_trash(name: str) -> bool:
-    """Return whether this is about to be deleted."""
+    """Return whether this is the name of something about to be deleted."""
     return name.startswith(_TRASH)
 
 
 def bad_name(name: str) -> str:
-    """Return the name under which a damaged checkpoint is set aside."""
+    """Return the name to which a damaged checkpoint is renamed."""
     return f"{_BAD}{_shortened(name)}-{new_nonce()}"
 
 
 def is_bad(name: str) -> bool:
-    """Return whether this is a damaged checkpoint that was set aside."""
+    """Return whether this is the name of a damaged checkpoint that was renamed."""
     return name.startswith(_BAD)
 
 
@@ -91,10 +91,10 @@ def is_data_name(name: str) -> bool:
 
 
 def new_nonce() -> str:
-    """Return a random name part."""
+    """Return a random text that makes a name unique."""
     return os.urandom(6).hex()
 
 
 def _shortened(name: str) -> str:
-    """Return a foreign name cut short, so that what is added cannot make it too long for the file system."""
+    """Return a name cut short, so that what is added to it cannot exceed the file system's limit."""
     return name.lstrip(".")[:48]

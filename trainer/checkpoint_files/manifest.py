@@ -32,7 +32,7 @@ BEST_BY = "best_by"  # in `info` of the best one: the name of the value that it 
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One rank's file."""
+    """The name, size and digest of one rank's file."""
 
     name: str
     size: Size
@@ -56,11 +56,11 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
     @property
     def files(self) -> range:
-        """The numbers of the files that hold the parts."""
+        """The numbers of the files that hold the parts of this row."""
         return range(self.file, self.file + self.count * self.stride, self.stride)
 
     def part(self, number: int) -> "Chunk":
-        """Return one part of a row."""
+        """Return the part of a row with this number."""
         begin = self.offsets[self.dim] + number * self.lengths[self.dim] if self.offsets else 0
         return Chunk(
             self.file + number * self.stride, self.at, _with_number_at(self.offsets, self.dim, begin), self.lengths
@@ -68,7 +68,7 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of the unsharded state."""
+    """One tensor of the unsharded state: its type, shape and where its parts are."""
 
     dtype: str
     shape: tuple[Size, ...]
@@ -76,7 +76,7 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def chunks(self) -> Iterator[Chunk]:
-        """Each part by itself."""
+        """The tensor's parts one by one, rows taken apart."""
         for row in self.rows:
             if row.count == 1:
                 yield row
@@ -149,10 +149,12 @@ def chunk_bytes(entry: TensorEntry, chunk: Chunk) -> int:
 
 
 def _digest(body: bytes) -> bytes:
+    """Return the checksum of a manifest's body."""
     return xxhash.xxh3_128_hexdigest(body).encode()
 
 
 def _problems(manifest: Manifest) -> Iterable[str]:
+    """Yield what is inconsistent in a manifest."""
     names = [file.name for file in manifest.files]
     if len(set(names)) != len(names) or not all(is_data_name(name) for name in names):
         yield f"expected one file a rank, got {names[:5]}"
@@ -169,6 +171,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
 
 
 def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chunk], int]) -> str | None:
+    """Return what is wrong with a tensor's parts, or None."""
     for row in entry.rows:
         if len(row.offsets) != len(entry.shape) or len(row.lengths) != len(entry.shape):
             return "a part has another number of dimensions than the whole"
@@ -192,6 +195,7 @@ def _lengths(row: Chunk) -> tuple[int, ...]:
 
 
 def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
+    """Return the numbers with one of them replaced."""
     return (*numbers[:at], number, *numbers[at + 1 :]) if numbers else numbers
 
 
@@ -200,6 +204,7 @@ def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
     sizes, known = [file.size for file in files], dict[range, int]()
 
     def room(row: Chunk) -> int:
+        """Return the size of the smallest file of this row."""
         if row.files not in known:
             known[row.files] = min(sizes[row.file : row.files.stop : row.stride])
         return known[row.files]
@@ -230,6 +235,7 @@ def _split_by_cuts(group: list[Chunk]) -> list[list[Chunk]]:
 
 
 def _cut(group: list[Chunk], dimension: int) -> list[list[Chunk]]:
+    """Return the chunks divided by straight cuts across this dimension."""
     parts: list[list[Chunk]] = []
     reach = 0
     for begin, _, chunk in sorted((chunk.offsets[dimension], at, chunk) for at, chunk in enumerate(group)):
@@ -241,5 +247,6 @@ def _cut(group: list[Chunk], dimension: int) -> list[list[Chunk]]:
 
 
 def _overlap(one: Chunk, other: Chunk) -> bool:
+    """Return whether two chunks overlap."""
     parts = zip(one.offsets, one.lengths, other.offsets, other.lengths, strict=True)
     return all(a < b + m and b < a + n for a, n, b, m in parts)

@@ -30,25 +30,28 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://.+")
 
 
 class StoreFailed(TrainerError):
-    """The store cannot be reached, refuses, or has not what was asked for."""
+    """Raised if the store cannot be reached, refuses a request, or lacks the file requested."""
 
 
 class PackageMissing(StoreFailed):
-    """The package for such a store is not installed here: no further try can succeed."""
+    """Raised if the Python package for this kind of store is not installed; a retry cannot succeed."""
 
 
 def is_url(path: str) -> bool:
-    """Whether this is an address of fsspec, such as s3://bucket/prefix, and no path."""
+    """Return whether this is an address for fsspec, such as s3://bucket/prefix, and not a path."""
     return _URL.fullmatch(path) is not None
 
 
 def save_name(manifest: Manifest) -> str:
-    """Return the folder of a save: another save of the same step has another one, so neither overwrites the other."""
+    """Return the folder name of a save.
+
+    Two saves of one step have different names, so that neither overwrites the other.
+    """
     return f"{folder_name(manifest.step)}.{manifest.nonce}"
 
 
 def package_problem(url: str) -> tuple[str, str] | None:
-    """Return what is not installed here for such an address, and a hint; None where all is."""
+    """Return which package is missing for such an address, and a hint; None if none is."""
     try:
         from fsspec.registry import known_implementations, registry  # late: of use only where a store is named
     except ImportError:
@@ -68,6 +71,9 @@ def package_problem(url: str) -> tuple[str, str] | None:
 class ObjectStore:
     """The saves below one address. All methods wait for the network and raise StoreFailed.
 
+    `clean` removes secrets from the store's error messages. Credentials come from the environment, as the store's own
+    package reads it.
+
     `clean` takes secrets out of what the store says. Credentials come from the environment, as the store's own package
     reads it.
     """
@@ -86,7 +92,7 @@ class ObjectStore:
         self._known: dict[str, bytes] = {}  # manifests, which never change
 
     def folders(self) -> dict[str, int]:
-        """Return the folder of each save that is there, finished or not, and its step."""
+        """Return the folder of each save in the store, finished or not, with its step."""
         found = {}
         for name in self._names(self._root):
             parsed = parse_folder_name(name.partition(".")[0])
@@ -95,12 +101,12 @@ class ObjectStore:
         return found
 
     def saves(self) -> list[Held]:
-        """Return the saves whose manifest is there and sound, oldest first; sizes were looked at, no bytes."""
+        """Return the saves that have a sound manifest, oldest first; file sizes are compared, their bytes are not."""
         found = [held for name in self.folders() if (held := self._held(name)) is not None]
         return sorted(found, key=lambda held: (held.step, held.attempt, held.saved_unix_s))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of each file that a save has there."""
+        """Return the size of each file of a save in the store."""
         with self._asking():
             self._fs.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
@@ -109,7 +115,7 @@ class ObjectStore:
         return {}
 
     def manifest(self, folder: str) -> bytes:
-        """Return the manifest of a save. Raises CheckpointDamaged where it is not what was written."""
+        """Return the encoded manifest of a save. Raises CheckpointDamaged if it is not what was written."""
         if folder not in self._known:
             data = b"".join(self.pieces(folder, MANIFEST))
             if save_name(decode(data)) != folder:
@@ -118,7 +124,7 @@ class ObjectStore:
         return self._known[folder]
 
     def pieces(self, folder: str, name: str) -> Iterator[bytes]:
-        """Yield the bytes of a file."""
+        """Yield the bytes of one file of a save."""
         with self._asking():
             file = self._fs.open(f"{self._root}/{folder}/{name}", "rb")
         with contextlib.closing(file):
@@ -130,7 +136,7 @@ class ObjectStore:
                 yield piece
 
     def put(self, folder: str, name: str, pieces: Iterable[bytes]) -> None:
-        """Write a file, which is there once this returns. Where `pieces` raises, nothing of it is."""
+        """Write a file, which exists in the store once this returns; if `pieces` raises, nothing of it does."""
         path = f"{self._root}/{folder}/{name}"
         with self._asking():
             if not self._fs.async_impl:  # else it is an object store, where no folder has to be made
@@ -152,7 +158,7 @@ class ObjectStore:
             raise
 
     def remove(self, folder: str) -> None:
-        """Delete a save: first the manifest, so that no reader takes what is left for a checkpoint."""
+        """Delete a save: first its manifest, so that the remaining files are not taken for a checkpoint."""
         path = f"{self._root}/{folder}"
         self._known.pop(folder, None)
         with self._asking():
@@ -162,10 +168,11 @@ class ObjectStore:
                 self._fs.rm(path, recursive=True)
 
     def bring(self, held: Held, folder: Path) -> None:
-        """Have this save in a folder of checkpoints here, every byte compared. What came before is not fetched again.
+        """Download a save into a local folder of checkpoints and compare every byte.
 
-        Raises CheckpointDamaged where the store has other bytes, and OSError, also where another save of this step is
-        here.
+        Files already here are not fetched again.
+
+        Raises CheckpointDamaged if the store has other bytes, and OSError, also if another save of this step is here.
         """
         if held.missing:
             raise CheckpointDamaged(f"{self.url}/{held.folder}: {', '.join(held.missing)} missing, or of another size")
@@ -186,7 +193,7 @@ class ObjectStore:
             draft.rmdir()
 
     def _held(self, name: str) -> Held | None:
-        """None for what has no manifest yet, or a damaged one."""
+        """Return the save in the folder `name`, or None if it has no manifest yet or a damaged one."""
         sizes = self.sizes(name)
         if MANIFEST not in sizes:
             return None
@@ -206,6 +213,7 @@ class ObjectStore:
         return Held(manifest.step, "step", manifest.nonce, attempt, saved, name, True, digest, present, missing)
 
     def _names(self, path: str) -> list[str]:
+        """Return the names below `path` in the store, or an empty list if there are none."""
         with self._asking():
             self._fs.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):
@@ -214,31 +222,35 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
+        """Raise StoreFailed in place of any error in this context."""
         try:
             yield
         except Exception as error:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> StoreFailed:
+        """Return the StoreFailed for an error of the store's package, without secrets."""
         said = self._clean(" ".join(str(error).split()))[:_LONGEST]
         return StoreFailed(f"{self.url}: {said or type(error).__name__}")
 
 
 def _held_in(folder: Path, held: Held) -> Held | None:
-    """Return what this folder has of a save, or None."""
+    """Return the local copy of a save as far as `folder` has it, or None."""
     found = (one for one in partial.inventory(folder) if one.digest == held.digest and one.committed)
     return next(found, None)
 
 
 def _last(path: str) -> str:
+    """Return the last part of a path in the store."""
     return path.rstrip("/").rpartition("/")[2]
 
 
 @contextlib.contextmanager
 def brought(url: str, step: int | None, told: Callable[[str], None]) -> Iterator[Path]:
-    """Yield a folder that has the newest whole checkpoint below an address of a run, or that of this step.
+    """Yield a local folder that holds the newest whole checkpoint below a run's address, or that of `step`.
 
-    A damaged one is passed over, unless it was asked for. Raises TrainerError where there is none.
+    A damaged checkpoint is passed over, with a message to `told`, unless it is that of `step`. Raises TrainerError if
+    there is none.
     """
     store = ObjectStore(url)
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:

@@ -33,7 +33,7 @@ from trainer.errors import CheckpointDamaged
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The files of one checkpoint that this disk has, by name and size."""
+    """One checkpoint, and the names and sizes of its files that this disk has."""
 
     step: int
     kind: Kind
@@ -48,7 +48,7 @@ class Held:
 
 
 def inventory(folder: Path) -> list[Held]:
-    """Return everything with a sound manifest, oldest first, then the best ones, then prepared drafts."""
+    """Return every checkpoint here with a sound manifest: oldest first, then best ones, then prepared drafts."""
     found = []
     for name in names_in(folder):
         parsed = parse_folder_name(name)
@@ -72,7 +72,10 @@ def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Hel
 
 
 def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
-    """Return the manifest of a committed checkpoint as `receive` takes it. Raises OSError, CheckpointDamaged."""
+    """Return the encoded manifest of a committed checkpoint, as `receive` takes it.
+
+    Raises OSError, CheckpointDamaged.
+    """
     return read_small(folder / folder_name(step, kind) / MANIFEST)
 
 
@@ -130,7 +133,7 @@ def set_aside(folder: Path, step: int, kind: Kind = "step") -> Path:
 
 
 def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
-    """Return what is here, or None if it is damaged, goes away meanwhile, or is an unprepared draft."""
+    """Return the checkpoint at `path`; None if it is damaged, is removed meanwhile, or is an unprepared draft."""
     try:
         data = read_small(path / MANIFEST)
         manifest = decode(data)
@@ -156,7 +159,7 @@ def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
 
 
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
-    """Return the checkpoint's folder, made or promoted from a prepared draft if need be."""
+    """Return the checkpoint's folder; make it, or commit a prepared draft, if it does not exist."""
     final = folder / folder_name(manifest.step, kind)
     if not os.path.lexists(final):
         drafts = [held for held in inventory(folder) if not held.committed and held.step == manifest.step]
@@ -170,6 +173,7 @@ def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
 
 
 def _make(final: Path, data: bytes) -> None:
+    """Make a committed checkpoint's folder that has only its manifest."""
     folder = final.parent
     make_folder(folder)
     draft = folder / copy_name(final.name)
@@ -188,6 +192,7 @@ def _make(final: Path, data: bytes) -> None:
 
 
 def _has(final: Path, data: bytes) -> bool:
+    """Return whether the folder has exactly this manifest."""
     try:
         return read_small(final / MANIFEST) == data
     except (CheckpointDamaged, FileNotFoundError):
@@ -205,5 +210,6 @@ def _at_most(file: FileEntry, chunks: Iterable[bytes | memoryview]) -> Iterator[
 
 
 def _size(path: Path) -> int | None:
+    """Return the size of a regular file, or None if `path` is something else."""
     status = path.lstat()
     return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -1,4 +1,7 @@
-"""Write the few pickle opcodes that tensors and DCP metadata need; nothing here reads a pickle."""
+"""Write the few pickle opcodes that tensors and DCP metadata need; nothing here reads a pickle.
+
+Every function returns the opcodes of one value as bytes.
+"""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -7,48 +10,48 @@ PROTOCOL, STOP, NO = b"\x80\x02", b".", b"\x89"
 
 
 def name_of(module: str, name: str) -> bytes:
-    """Return a reference to a module's function or class."""
+    """Return the opcodes of a reference to a module's function or class."""
     return f"c{module}\n{name}\n".encode()
 
 
 def row(*parts: bytes) -> bytes:
-    """Return a tuple."""
+    """Return the opcodes of a tuple of these parts."""
     return b"(" + b"".join(parts) + b"t"
 
 
 def sequence(parts: Iterable[bytes]) -> bytes:
-    """Return a list."""
+    """Return the opcodes of a list."""
     return b"](" + b"".join(parts) + b"e"
 
 
 def table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return a dict."""
+    """Return the opcodes of a dict."""
     return b"}(" + b"".join(key + value for key, value in items) + b"u"
 
 
 def called(what: bytes, *arguments: bytes) -> bytes:
-    """Return a call of `what`."""
+    """Return the opcodes of a call of `what` with these arguments."""
     return what + row(*arguments) + b"R"
 
 
 def made(kind: bytes, state: bytes) -> bytes:
-    """Return an object that is made without a call and gets `state`."""
+    """Return the opcodes of an object that is made without a call and then gets `state`."""
     return kind + b")\x81" + state + b"b"
 
 
 def record(kind: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """Return an object whose state is a dict of fields."""
+    """Return the opcodes of an object whose state is a dict of fields."""
     return made(kind, table((text(name), value) for name, value in fields.items()))
 
 
 def text(value: str) -> bytes:
-    """Return a str."""
+    """Return the opcodes of a str."""
     data = value.encode()
     return b"X" + struct.pack("<I", len(data)) + data
 
 
 def number(value: int) -> bytes:
-    """Return an int."""
+    """Return the opcodes of an int."""
     if value < 1 << 31:
         return b"J" + struct.pack("<i", value)
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
@@ -56,5 +59,5 @@ def number(value: int) -> bytes:
 
 
 def numbers(values: Iterable[int]) -> bytes:
-    """Return a tuple of ints."""
+    """Return the opcodes of a tuple of ints."""
     return row(*map(number, values))

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Save(NamedTuple):
-    """A checkpoint, on whatever disks its files are."""
+    """The step and nonce of a checkpoint, whichever disks its files are on."""
 
     step: int
     nonce: str
 
 
 class Parts(NamedTuple):
-    """The names of a checkpoint's files, by whether this disk has them."""
+    """The names of a checkpoint's files: those that this disk has, and those that it lacks."""
 
     here: frozenset[str]
     away: frozenset[str]
@@ -46,7 +46,7 @@ def expired(
 
 
 def spared(disks: Sequence[Stock]) -> set[int]:
-    """Return the steps that stay however old they are, of checkpoints that are spread over disks.
+    """Return the steps to keep however old they are, where checkpoints are spread over disks.
 
     These are the newest that survives the loss of any one disk, the newest whole one, and the oldest whole one after
     the first of these: its second copies are under way, and would never finish if each such checkpoint were deleted
@@ -66,7 +66,7 @@ def safest(disks: Sequence[Stock]) -> int | None:
 
 
 def _copies(disks: Sequence[Stock]) -> dict[int, int]:
-    """Return for each step the number of disks that have its rarest file."""
+    """Return for each step the number of disks that have the file with the fewest copies."""
     of_save: dict[Save, list[Parts]] = {}
     for stock in disks:
         for save, parts in stock.items():

@@ -59,7 +59,10 @@ def _header(ordered: Iterable[Weight], notes: Mapping[str, str]) -> bytes:
 
 
 def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
-    """Return the names grouped into files of at most `most_bytes`, unless one tensor alone is larger."""
+    """Return the names in groups, one for each file, of at most `most_bytes` each.
+
+    A larger tensor has a file of its own.
+    """
     files: list[list[str]] = []
     held = 0
     for one in tensors:
@@ -72,7 +75,7 @@ def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
 
 
 def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
-    """Return the index of several files, as transformers reads it."""
+    """Return the JSON index of several safetensors files, as transformers reads it."""
     size = sum(one.size for one in weights.tensors.values())
     homes = {tensor: file for file, names in files.items() for tensor in names}
     opcodes = {"metadata": {"total_size": size}, "weight_map": dict(sorted(homes.items()))}
@@ -93,11 +96,12 @@ def write_torch(file: IO[bytes], weights: Weights, *, zip64_from: int = _ZIP64_F
 
 
 def write_torch_tensor(file: IO[bytes], weights: Weights, name: str) -> None:
-    """Write one tensor, as torch.save does."""
+    """Write a file with a single tensor, as torch.save does."""
     _write_archive(file, _tensor(weights.tensors[name], "0"), weights, {name: "0"}, _ZIP64_FROM)
 
 
 def _write_archive(file: IO[bytes], opcodes: bytes, weights: Weights, keys: Mapping[str, str], zip64_from: int) -> None:
+    """Write the zip archive of torch.save: the pickle, and the bytes of each tensor."""
     opcodes = pickled.PROTOCOL + opcodes + pickled.STOP
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         put = partial(_put, archive, zip64_from)
@@ -131,6 +135,7 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 
 def _tensor(one: Weight, key: str) -> bytes:
+    """Return the pickled opcodes that rebuild one tensor from the archive's entry `key`."""
     classic = one.dtype in _STORAGES
     kind = ("torch", _STORAGES[one.dtype]) if classic else ("torch.storage", "UntypedStorage")
     count = one.size // (ITEM_BYTES[one.dtype] if classic else 1)

@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 28
 
 
 class Place(NamedTuple):
-    """A range of bytes of a file, by the file's number in the manifest."""
+    """A range of bytes of one of the checkpoint's files, given by its number in the manifest."""
 
     file: int
     at: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor as it is exported."""
+    """One tensor as it is exported: its name, type and shape, and where its bytes are."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """Its size in bytes."""
+        """The size of the exported tensor in bytes."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -88,10 +88,12 @@ class Weights:
             yield piece if wanted == entry.dtype else convert(piece, entry.dtype, wanted)
 
     def _read(self, file: int, view: memoryview, at: int) -> None:
+        """Fill `view` from offset `at` of the file with this number. Raises CheckpointDamaged."""
         with unreadable_is_damaged(self._folder / self._manifest.files[file].name):
             read_exactly(self._files[file], view, at)
 
     def _tied(self) -> dict[str, str]:
+        """Return the other names of tied weights, each with the name under which it is saved."""
         tree = self._manifest.trees.get(_SHARED)
         if tree is None or tree.size > _MOST_BYTES:
             return {}
@@ -111,7 +113,7 @@ class Weights:
 
 
 def name_of_average(name: str) -> str:
-    """Return the name of the average of parameter `model/NAME`."""
+    """Return the name under which the average of parameter `model/NAME` is saved."""
     return _OF_AVERAGE + name.removeprefix(_OF_MODEL)
 
 
@@ -176,6 +178,7 @@ def places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _places(entry: TensorEntry) -> Iterator[Place]:
+    """Return the ranges of the tensor's bytes, in order and not yet joined."""
     parts = [(chunk, chunk.at) for chunk in entry.chunks if 0 not in chunk.lengths]
     return _ranges_of_block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
 
@@ -212,4 +215,5 @@ def _ranges_of_rows(
 
 
 def _row(chunk: Chunk, dim: int, item: int) -> int:
+    """Return the bytes that one index of `dim` spans in this chunk."""
     return math.prod(chunk.lengths[dim + 1 :]) * item

@@ -1,4 +1,4 @@
-"""Measure on each rank: `python -m trainer.collectives --ranks 2,4 --sizes 1024,65536`.
+"""Measure collectives on each rank: `python -m trainer.collectives --ranks 2,4 --sizes 1024,65536`.
 
 Rank 0 writes a line of JSON for each result. The exit code is 1 if a result was wrong.
 """
@@ -21,7 +21,7 @@ MARK = "collectives "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if a result was wrong."""
+    """Measure everything asked for on the command line; return 1 if a result was wrong, else 0."""
     options = _options(arguments)
     world = join(group=True, device={"gloo": "cpu", "nccl": "cuda"}.get(options.backend))
     try:
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, world: World) -> int:
+    """Measure everything asked for, and return 1 if a result was wrong, else 0."""
     counts = options.ranks or [world.size]
     if bad := [count for count in counts if not 2 <= count <= world.size]:
         raise BadSettings(f"--ranks: expected numbers from 2 to {world.size}, which there are, got {bad[0]}")
@@ -56,12 +57,14 @@ def _measure(options: argparse.Namespace, world: World) -> int:
 
 
 def _report(world: World, what: str, **arguments: object) -> None:
+    """Write a line of JSON with a result, on rank 0."""
     if world.is_first:
         sys.stdout.write(f"{MARK}{json.dumps({'what': what, **arguments})}\n")
         sys.stdout.flush()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.collectives")
     parser.add_argument("--ranks", type=_numbers, default=[], metavar="N,...", help="how many take part (default: all)")
     parser.add_argument("--sizes", type=_numbers, default=[2**10, 2**16, 2**22], metavar="BYTES,...")
@@ -71,10 +74,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _numbers(text: str) -> list[int]:
+    """Return the numbers in a list such as `2,4`."""
     return [int(word) for word in text.split(",")]
 
 
 def _names(text: str) -> list[str]:
+    """Return the operations in a list such as `all_reduce,broadcast`. Raises ArgumentTypeError."""
     names = text.split(",")
     if unknown := [name for name in names if name not in OPERATIONS]:
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(OPERATIONS)}, got {unknown[0]!r}")

@@ -17,7 +17,7 @@ _LACKING = ("not support", "not implemented", "unsupported", "does not have")
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One operation with one size: the time of each repetition on the slowest rank."""
+    """The result of one operation with one size: the time of each repetition on the slowest rank."""
 
     operation: str
     ranks: int
@@ -40,14 +40,14 @@ def repetitions(size_bytes: int) -> int:
 
 
 def rounded(size_bytes: int, many: int) -> int:
-    """Return how many numbers have that size, in equal parts for all ranks and at least one each."""
+    """Return how many numbers have about that size, a multiple of the number of ranks and at least one for each."""
     return max(1, size_bytes // _BYTES // many) * many
 
 
 def timed(
     names: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...], group: dist.ProcessGroup, world: World
 ) -> Iterator[Timed]:
-    """Yield each operation's result, on each rank that takes part."""
+    """Yield the result of each operation and size, on each of `ranks`."""
     for name in names:
         for size in sizes if name != "barrier" else (0,):
             count = rounded(size, len(ranks))
@@ -59,6 +59,7 @@ def timed(
 
 
 def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
+    """Run one operation repeatedly and return its times, or the reason why the backend lacks it."""
     try:
         for _ in range(_WARM):
             one.fill()
@@ -81,13 +82,14 @@ def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
 
 
 def _once(one: Prepared, place: Place) -> float:
+    """Return the seconds of one run of the operation, begun together with the other ranks."""
     one.fill()
     dist.barrier(group=place.group)
     return seconds(one.call, place.device)
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return how long the call takes until its result is there, on a GPU too."""
+    """Return how long the call takes until its result is there, including work on the GPU."""
     _finish(device)
     began = time.perf_counter()
     call()
@@ -96,12 +98,13 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _finish(device: torch.device) -> None:
+    """Wait for the device's queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def copied(size_bytes: int, device: torch.device) -> float:
-    """Return the bytes per second of a copy in this rank's memory, which no message can exceed for long."""
+    """Return the speed of a copy in this rank's memory in bytes per second, an upper bound for messages."""
     source = torch.ones(max(1, size_bytes // _BYTES), device=device)
     target = torch.empty_like(source)
     target.copy_(source)

@@ -12,7 +12,7 @@ _PERIOD = 7
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's index and process group in a measurement of collectives, and how many numbers are exchanged."""
+    """A rank's index, process group and device in a measurement of collectives, and how many numbers are exchanged."""
 
     group: dist.ProcessGroup
     index: int  # among the ranks that take part
@@ -22,6 +22,7 @@ class Place:
 
     @property
     def many(self) -> int:
+        """The number of ranks that take part."""
         return len(self.ranks)
 
     def of(self, index: int, count: int | None = None) -> Tensor:
@@ -29,9 +30,11 @@ class Place:
         return _pattern(count or self.count, self.device) + (index + 1)
 
     def parts_of(self, index: int) -> list[Tensor]:
+        """Return what rank `index` contributes, in equal parts for each rank."""
         return list(self.of(index).chunk(self.many))
 
     def empty(self, count: int) -> Tensor:
+        """Return a buffer of `count` numbers that no operation gives."""
         return torch.full((count,), -1.0, device=self.device)
 
     @property
@@ -41,7 +44,7 @@ class Place:
 
     @property
     def each(self) -> int:
-        """The size of a rank's part."""
+        """The number of elements in each rank's part."""
         return self.count // self.many
 
 
@@ -55,27 +58,29 @@ class Prepared:
 
 
 def _pattern(count: int, device: torch.device) -> Tensor:
+    """Return small whole numbers that repeat, whose sums are exact."""
     return (torch.arange(count, device=device) % _PERIOD).float()
 
 
 def differing(found: Tensor, expected: Tensor) -> int:
-    """Return how many numbers differ."""
+    """Return how many numbers differ between the two tensors."""
     return int((found != expected).sum())
 
 
 def broadcast(at: Place) -> Prepared:
-    """Send the first rank's numbers to all."""
+    """Prepare a broadcast of the first rank's numbers to all."""
     data, right = at.empty(at.count), at.of(0)
     first = at.ranks[0]
 
     def fill() -> None:
+        """Set the buffer's initial values: the data on the first rank, -1 elsewhere."""
         data.copy_(right) if at.index == 0 else data.fill_(-1.0)
 
     return Prepared(fill, lambda: dist.broadcast(data, src=first, group=at.group), lambda: differing(data, right))
 
 
 def scatter(at: Place) -> Prepared:
-    """Send each rank its part from the first."""
+    """Prepare a scatter: the first rank sends each rank its part."""
     mine, parts = at.empty(at.each), at.parts_of(0)
     given = parts if at.index == 0 else None
     return Prepared(
@@ -86,7 +91,7 @@ def scatter(at: Place) -> Prepared:
 
 
 def gather(at: Place) -> Prepared:
-    """Collect a part of each rank on the first."""
+    """Prepare a gather: the first rank collects a part of each rank."""
     mine = at.of(at.index, at.each)
     got = [at.empty(at.each) for _ in at.ranks] if at.index == 0 else None
     return Prepared(
@@ -97,7 +102,7 @@ def gather(at: Place) -> Prepared:
 
 
 def reduce(at: Place) -> Prepared:
-    """Add all ranks' numbers up on the first."""
+    """Prepare a reduce: the first rank gets the sum over all ranks."""
     data, own, total = at.empty(at.count), at.of(at.index), at.total
     return Prepared(
         lambda: _put(data, own),
@@ -107,7 +112,7 @@ def reduce(at: Place) -> Prepared:
 
 
 def all_reduce(at: Place) -> Prepared:
-    """Add all ranks' numbers up on each."""
+    """Prepare an all-reduce: every rank gets the sum over all ranks."""
     data, own, total = at.empty(at.count), at.of(at.index), at.total
     return Prepared(
         lambda: _put(data, own), lambda: dist.all_reduce(data, group=at.group), lambda: differing(data, total)
@@ -115,7 +120,7 @@ def all_reduce(at: Place) -> Prepared:
 
 
 def all_gather(at: Place) -> Prepared:
-    """Collect a part of each rank on all."""
+    """Prepare an all-gather: every rank collects a part of each rank."""
     mine, got = at.of(at.index, at.each), at.empty(at.count)
     right = torch.cat([at.of(index, at.each) for index in range(at.many)])
     return Prepared(
@@ -126,7 +131,7 @@ def all_gather(at: Place) -> Prepared:
 
 
 def reduce_scatter(at: Place) -> Prepared:
-    """Give each rank its part of the sum."""
+    """Prepare a reduce-scatter: each rank gets its part of the sum."""
     mine, own = at.empty(at.each), at.of(at.index)
     part = at.total.chunk(at.many)[at.index]
     return Prepared(
@@ -137,7 +142,7 @@ def reduce_scatter(at: Place) -> Prepared:
 
 
 def all_to_all(at: Place) -> Prepared:
-    """Send a part from each rank to each."""
+    """Prepare an all-to-all: each rank sends a part to each rank."""
     own, got = at.of(at.index), at.empty(at.count)
     right = torch.cat([at.parts_of(index)[at.index] for index in range(at.many)])
     return Prepared(
@@ -148,12 +153,13 @@ def all_to_all(at: Place) -> Prepared:
 
 
 def send_recv(at: Place) -> Prepared:
-    """Send to the next rank and receive from the previous one at the same time."""
+    """Prepare an exchange in a ring: each rank sends to the next one and receives from the previous one."""
     own, got = at.of(at.index), at.empty(at.count)
     after, before = (at.index + 1) % at.many, (at.index - 1) % at.many
     right = at.of(before)
 
     def call() -> None:
+        """Send and receive at the same time, and wait for both."""
         sending = dist.P2POp(dist.isend, own, at.ranks[after], at.group)
         taking = dist.P2POp(dist.irecv, got, at.ranks[before], at.group)
         for work in dist.batch_isend_irecv([sending, taking]):
@@ -163,16 +169,18 @@ def send_recv(at: Place) -> Prepared:
 
 
 def barrier(at: Place) -> Prepared:
-    """Wait for all ranks."""
+    """Prepare a barrier, in which ranks wait for all others."""
     return Prepared(lambda: None, lambda: dist.barrier(group=at.group), lambda: 0)
 
 
 def _clear(*tensors: Tensor) -> None:
+    """Fill the tensors with -1, which no operation gives."""
     for tensor in tensors:
         tensor.fill_(-1.0)
 
 
 def _put(data: Tensor, values: Tensor) -> None:
+    """Copy `values` into `data`."""
     data.copy_(values)
 
 

@@ -24,7 +24,10 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The path between the first ranks of two nodes; a message goes there and back, a rate is of one direction."""
+    """The measured path between the first ranks of two nodes.
+
+    Messages go there and back, and rates are of one direction.
+    """
 
     one: int  # number of the node
     other: int
@@ -46,6 +49,7 @@ def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> 
 
 
 def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> tuple[float, float, float] | None:
+    """Return latency, torch's rate and a plain socket's rate between two ranks; None on all other ranks."""
     where: list[tuple[str, int, bytes] | None] = [None]
     listener = None
     if world.rank == ends[0]:
@@ -63,7 +67,9 @@ def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> 
 
 
 def _round_trip_s(data: torch.Tensor, world: World, ends: tuple[int, int]) -> float:
+    """Return the seconds in which `data` goes from the first of `ends` to the second and back."""
     def call() -> None:
+        """Send the data there and receive it back, or the reverse on the second rank."""
         if world.rank == ends[0]:
             dist.send(data, ends[1])
             dist.recv(data, ends[1])
@@ -76,7 +82,7 @@ def _round_trip_s(data: torch.Tensor, world: World, ends: tuple[int, int]) -> fl
 
 
 def own_address() -> str:
-    """Return the address of the interface that reaches rank 0, or by which this machine is reached."""
+    """Return the address of the interface that reaches rank 0, or on rank 0 the one by which others reach it."""
     first = os.environ["MASTER_ADDR"]
     family, _, _, _, place = socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as asked:
@@ -85,7 +91,7 @@ def own_address() -> str:
 
 
 def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
-    """Return the seconds for as many bytes there and back, or 0 if no direct connection is possible."""
+    """Return the seconds for as many bytes there and back over a plain socket, or 0 if it cannot connect."""
     address, port, token = where
     try:
         if listener is None:
@@ -103,6 +109,7 @@ def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]
 
 
 def _echoed(line: socket.socket, *, first: bool) -> float:
+    """Return the seconds of a round trip over this socket."""
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     data, took = bytes(_SIZE), []
     for _ in range(_WARM + _TIMES):
@@ -118,6 +125,7 @@ def _echoed(line: socket.socket, *, first: bool) -> float:
 
 
 def _receive(line: socket.socket, size: int) -> bytes:
+    """Return exactly `size` bytes from the socket. Raises ConnectionError if it is closed."""
     got = bytearray(size)
     view = memoryview(got)
     while view:

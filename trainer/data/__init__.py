@@ -1,4 +1,4 @@
-"""Samples in an order that outlives kills and changes of the world, and the randomness that goes with them."""
+"""Samples in an order, and with random numbers, that stay the same after kills and with another number of ranks."""
 
 from trainer.data.evaluation import EvalData
 from trainer.data.order import Batch

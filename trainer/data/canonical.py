@@ -20,25 +20,32 @@ _SHARD, _READING, _COLLATING = range(10, 13)
 
 
 class Canonical:
-    """The steps of such a stream; one reader per rank, whose shards take turns."""
+    """The steps of a stream in canonical shards; each rank has one reader, which reads its shards in turn."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: int | None) -> Fetchers:
+        """Start the reader where the position `after` says, or at the beginning of the epoch."""
         slot = after or 0 if done else 0
         return start_fetchers(
             lambda _: CanonicalReader(self._reading, epoch, slot), self._fetching, self._reading.dataset, most=1
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: int | None) -> Generator[Step, None, None]:
+        """Yield the steps of the epoch."""
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield step
 
     def saved(self, after: int | None) -> Any:
+        """Return the position as plain values, or None if there is none."""
         return after and {"slot": after, "shards": self._reading.dataset.shards}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> int | None:
+        """Return the position that `saved` gave, or None to begin the epoch anew.
+
+        Raises BadSettings if shards differ.
+        """
         if saved is None or not done:
             return None
         shards = self._reading.dataset.shards
@@ -73,12 +80,14 @@ class CanonicalReader:
         return Step(tuple(self._parts(own, start)), len(own), self._slot)
 
     def _open(self, slot: int) -> None:
+        """Open this rank's shards at the slot from which to read."""
         dataset = self._reading.dataset
         if callable(getattr(dataset, "set_epoch", None)):
             dataset.set_epoch(self._epoch)
         self._items = {shard: self._opened(shard, _slots(shard, 0, slot, dataset.shards)) for shard in self._own}
 
     def _opened(self, shard: int, slots: range) -> Iterator[Any]:
+        """Return the iterator of one shard, after the slots that were read before."""
         words = (self._reading.seed, self._epoch, _SHARD, shard)
         seed_draws(*words)
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*words)))
@@ -96,6 +105,7 @@ class CanonicalReader:
         return own
 
     def _parts(self, own: dict[int, Any], start: int) -> Iterator[Part]:
+        """Yield this rank's micro-batches of the step that begins at slot `start`; without samples it gets a filler."""
         reading = self._reading
         if own:
             self._filler = next(iter(own.values()))
@@ -116,7 +126,7 @@ class CanonicalReader:
 
 
 def checked(dataset: Any, sharing: Sharing) -> None:
-    """Raise BadSettings if the shards cannot be read like this in a training."""
+    """Raise BadSettings if the data set's shards cannot be divided over the ranks or the batch."""
     shards = dataset.shards
     if type(shards) is not int or shards < sharing.world_size:
         raise BadSettings(
@@ -130,4 +140,5 @@ def checked(dataset: Any, sharing: Sharing) -> None:
 
 
 def _slots(shard: int, start: int, stop: int, shards: int) -> range:
+    """Return the slots of one shard from `start` up to `stop`."""
     return range(start + (shard - start) % shards, stop, shards)

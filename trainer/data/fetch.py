@@ -37,6 +37,7 @@ class Fetch:
 
 
 def _reader(dataset: Any, collate: Collate) -> Callable[[list[int]], Any]:
+    """Return a function that reads the samples at some indices as one batch."""
     many = getattr(dataset, "__getitems__", None)
     if callable(many):
         return lambda indices: collate(many(indices))
@@ -44,7 +45,7 @@ def _reader(dataset: Any, collate: Collate) -> Callable[[list[int]], Any]:
 
 
 class _Rows:
-    """Takes all samples of a batch at once, with the same result as `default_collate` of single ones."""
+    """Reads all samples of a batch at once from tensors; the result is that of `default_collate`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], places: Sequence[Sequence[int]]) -> None:
         self._tensors, self._places = tensors, places

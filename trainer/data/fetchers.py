@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Settings of fetching; none of them changes the data."""
+    """Settings of fetching: workers, prefetch and pinning; none of them changes the data."""
 
     workers: int = 0
     prefetch: int = 2
@@ -32,7 +32,7 @@ class Fetching:
 
     @property
     def ahead(self) -> int:
-        """Return how many tasks wait at each worker."""
+        """The number of tasks to keep waiting at each worker."""
         return self.prefetch if self.workers else 0
 
     @property
@@ -41,7 +41,7 @@ class Fetching:
         return self.pin_memory and torch.cuda.is_available()
 
     def pin(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Return the items in page-locked memory if asked for, copied by a thread if there are workers."""
+        """Yield the items, in page-locked memory if asked for, copied by a thread if there are workers."""
         if not self.pins:
             return items
         if not self.workers:
@@ -50,7 +50,7 @@ class Fetching:
 
 
 class Fetchers(Protocol):
-    """The workers, or this process in their place."""
+    """The worker processes that fetch data, or this process in their place."""
 
     size: int
 
@@ -89,25 +89,29 @@ class InProcess:
         self._asked: deque[Any] = deque()
 
     def ask(self, worker: int, task: Any) -> None:  # noqa: ARG002 - there is one only
+        """Add a task; it is done when its answer is taken."""
         self._asked.append(task)
 
     def take(self, worker: int) -> Any:  # noqa: ARG002 - there is one only
+        """Do the oldest task and return its answer."""
         if not self._draws:
             return self._work(self._asked.popleft())
         with IsolatedDraws():
             return self._work(self._asked.popleft())
 
     def forget(self) -> None:
+        """Drop all tasks given so far."""
         self._asked.clear()
 
     def end(self) -> None:
+        """Drop all tasks; there is no process to end."""
         self.forget()
 
 
 def start_fetchers(
     open_work: Callable[[int], Work], fetching: Fetching, dataset: Any, *, most: int | None = None
 ) -> Fetchers:
-    """Return as many workers as asked for, but at most `most`."""
+    """Start and return the workers that are asked for, at most `most`; without any, this process does the work."""
     if not fetching.workers:
         return InProcess(open_work(0))
     return Workers(open_work, min(fetching.workers, most or fetching.workers), dataset)

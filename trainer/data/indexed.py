@@ -11,7 +11,7 @@ from trainer.errors import BadSettings
 
 
 class Indexed:
-    """A source that knows the order of every epoch, and so can begin anywhere at once."""
+    """A source of batches that knows the order of every epoch, and so can begin anywhere at once."""
 
     def __init__(
         self,
@@ -36,9 +36,11 @@ class Indexed:
         self._fetchers: Fetchers | None = None
 
     def place(self, _epoch: int, done: int) -> int:
+        """Return the number of samples from which the epoch goes on: `done`, as this source can begin anywhere."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
+        """Yield this rank's batches of the epoch after `done` samples."""
         self._fetchers = self._fetchers or start_fetchers(lambda _: self._fetch, self._fetching, self._dataset)
         world_size = self._sharing.world_size
         answers = in_turn(self._fetchers, self._jobs(epoch, done), self._fetching.ahead)
@@ -53,6 +55,7 @@ class Indexed:
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
     def shared(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the position that all ranks share: all of it."""
         return state
 
     def settled(self, done: int) -> int:
@@ -73,11 +76,13 @@ class Indexed:
         return done
 
     def close(self) -> None:
+        """End the workers."""
         if self._fetchers is not None:
             self._fetchers.end()
         self._fetchers = None
 
     def _jobs(self, epoch: int, done: int) -> Iterator[Job]:
+        """Yield the samples that this rank fetches for each micro-batch."""
         order = epoch_order(self._length, self._seed, epoch, shuffle=self._shuffle)
         for micro in micro_batches(done, self._length, self._sharing, drop_last=self._drop_last):
             own = self._sharing.share(micro.lo, micro.hi)

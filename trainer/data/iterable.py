@@ -24,7 +24,7 @@ _OPENING, _READING, _COLLATING = range(3)
 
 
 class Part(NamedTuple):
-    """A micro-batch of this rank in a step."""
+    """The data of one micro-batch on this rank."""
 
     data: Any
     samples: int  # 0: a filler
@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The samples that a reader took from its stream; without parts the stream has ended."""
+    """The samples of one step that a reader took from its stream; without parts the stream has ended."""
 
     parts: tuple[Part, ...]
     samples: int  # of the whole step, if the stream is shared; else those of this rank
@@ -40,6 +40,7 @@ class Step:
     ended: bool = False  # whether the stream was seen to end; its state may speak of the next epoch already
 
     def pin_memory(self) -> "Step":
+        """Return the step with its tensors in page-locked memory."""
         return replace(self, parts=pinned(self.parts))
 
 
@@ -64,6 +65,7 @@ class Reading:
     drop_last: bool = False
 
     def into_batch(self, items: list[Any]) -> Any:
+        """Return the items collated into one batch."""
         return (self.collate or default_collate)(items)
 
 
@@ -95,7 +97,7 @@ def keeps_its_place(dataset: Any) -> bool:
 
 @dataclass(slots=True)
 class _Stream:
-    """The data set's iterator, over epochs and from a state."""
+    """The data set's iterator, over several epochs, begun at a saved state."""
 
     dataset: Any
     place: Place
@@ -108,10 +110,11 @@ class _Stream:
 
     @property
     def ended(self) -> bool:
+        """Whether the stream has ended for this epoch."""
         return self._items is None
 
     def enter(self, epoch: int) -> None:
-        """Go to this epoch: at the given place, at its beginning, or where reading has got to."""
+        """Go to this epoch: at the saved position, at its beginning, or where reading has got to."""
         if epoch == self.epoch:
             return
         first = self.epoch is None
@@ -146,18 +149,21 @@ class _Stream:
         self._items = None
 
     def state(self) -> Any:
+        """Return the data set's own state, or None if it has none."""
         return copy.deepcopy(self.dataset.state_dict()) if keeps_its_place(self.dataset) else None
 
     def _open(self) -> None:
+        """Start the data set's iterator, with seeded generators."""
         seed_draws(*self.seeds, self.epoch or 0, _OPENING)
         self._items = iter(self.dataset)
 
     def _seed_for_reading(self) -> None:
+        """Seed the generators for reading the next step."""
         seed_draws(*self.seeds, self.epoch or 0, _READING, self.done)
 
 
 class SharedReader:
-    """Reads whole steps of all ranks, and keeps this rank's part."""
+    """Reads whole steps, of all ranks, from the stream, and keeps this rank's part."""
 
     def __init__(self, reading: Reading, place: Place) -> None:
         self._reading = reading
@@ -189,7 +195,7 @@ class SharedReader:
 
 
 class ShardReader:
-    """Reads this rank's steps from a stream that gives this rank and worker its own samples only."""
+    """Reads this rank's steps from a stream that gives each rank and worker samples of its own."""
 
     def __init__(self, reading: Reading, place: Place, worker: int) -> None:
         self._reading = reading
@@ -217,14 +223,14 @@ class ShardReader:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The position of each reader of a stream that shards itself, and whose turn it is."""
+    """The position of each reader of a stream that shards itself, and which reader is next."""
 
     places: tuple[Place, ...]
     turn: int = 0
     ended: frozenset[int] = frozenset()  # in this epoch
 
     def after(self, reader: int, step: Step) -> "Turns":
-        """Return the turns after this reader's answer was taken."""
+        """Return the turns after this reader's step was taken."""
         done = self.places[reader].done + (1 if step.parts else 0)
         place = replace(self.places[reader], done=done, state=step.state)
         places = (*self.places[:reader], place, *self.places[reader + 1 :])

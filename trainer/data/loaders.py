@@ -30,7 +30,7 @@ def is_loader(data: Any) -> bool:
 
 
 class LoaderBatches:
-    """A loader as a source of batches."""
+    """Gives the batches of a loader that keeps its own position, as a source of TrainData."""
 
     def __init__(self, loader: Any, sharing: Sharing, seed: int, agreement: StepAgreement) -> None:
         _check(loader, sharing)
@@ -51,12 +51,15 @@ class LoaderBatches:
         self._filler: Any = None
 
     def place(self, _epoch: int, done: int) -> int:
+        """Return the number of samples from which the epoch goes on: `done`, as the loader keeps its own position."""
         return done
 
     def settled(self, done: int) -> int:
+        """Return how many samples of the epoch are done."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
+        """Yield this rank's batches of the rest of the epoch."""
         if self._epoch_over:
             self._epoch_over, self._batches_given = False, 0
             return
@@ -129,6 +132,7 @@ class LoaderBatches:
         self._items = self._step = None
 
     def _opened(self, epoch: int, done: int) -> Iterator[Any]:
+        """Return the loader's iterator, at the saved position or the beginning of the epoch."""
         with IsolatedDraws():
             self._seed_for(_OPENING, epoch, done)
             for part in ("dataset", "sampler", "batch_sampler"):
@@ -141,6 +145,7 @@ class LoaderBatches:
             return iter(self._loader)
 
     def _read(self, epoch: int, done: int) -> list[Any]:
+        """Return the loader's batches of the next step; they are fewer than `accumulate` at the end of an epoch."""
         step = self._next_batches(epoch, done)
         if self._may_be_at_end and not step:
             self._items = self._opened(epoch, done)
@@ -150,6 +155,7 @@ class LoaderBatches:
         return step
 
     def _next_batches(self, epoch: int, done: int) -> list[Any]:
+        """Return up to `accumulate` batches from the iterator."""
         with IsolatedDraws():
             self._seed_for(_READING, epoch, done)
             # Not `or`: an iterator of a DataLoader has a length, which it may not know.
@@ -167,14 +173,16 @@ class LoaderBatches:
             yield Batch(data, count, count * sharing.world_size / total, number == len(parts), total, ())
 
     def _seed_for(self, what: int, epoch: int, done: int) -> None:
+        """Seed the generators for opening or reading the loader at this position."""
         seed_draws(self._seed, epoch, what, done, self._sharing.rank)
 
     def _state_of_loader(self) -> Any:
+        """Return a copy of the loader's own state."""
         return copy.deepcopy(self._loader.state_dict())
 
 
 def is_of_all_ranks(state: Any) -> bool:
-    """Return whether any number of ranks can go on from this state."""
+    """Return whether the loader's state serves any number of ranks."""
     return isinstance(state, Mapping) and _OF_ALL_RANKS in state
 
 
@@ -190,6 +198,7 @@ def samples_in(batch: Any) -> int:
 
 
 def _length(loader: Any) -> int | None:
+    """Return the loader's number of batches, or None if it does not know it."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -197,6 +206,7 @@ def _length(loader: Any) -> int | None:
 
 
 def _check(loader: Any, sharing: Sharing) -> None:
+    """Raise BadSettings for a loader whose batches do not fit the training's settings."""
     name, world_size, own = type(loader).__name__, sharing.world_size, loader.batch_size
     if own is not None and (expected := own * sharing.accumulate * world_size) != sharing.batch_size:
         raise BadSettings(

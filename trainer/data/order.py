@@ -20,7 +20,7 @@ _WORD = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """The division of the samples of an optimizer step."""
+    """How the samples of an optimizer step are divided over micro-batches and ranks."""
 
     batch_size: int  # samples of one optimizer step, over all ranks and micro-batches
     accumulate: int = 1
@@ -48,7 +48,7 @@ class Sharing:
 
 
 class Micro(NamedTuple):
-    """A micro-batch of all ranks: the positions [lo, hi) of the step at [start, stop)."""
+    """A micro-batch over all ranks: the positions [lo, hi) of the step at [start, stop)."""
 
     start: int
     stop: int

@@ -34,6 +34,7 @@ def on_this_device(change: Callable[[T], U]) -> Callable[[T], U]:
     device = torch.cuda.current_device()
 
     def changed(item: T) -> U:
+        """Apply `change` with this thread's GPU as the current device."""
         torch.cuda.set_device(device)
         return change(item)
 
@@ -47,6 +48,7 @@ def in_thread(items: Iterator[T], change: Callable[[T], U], depth: int) -> Gener
     stop = threading.Event()
 
     def run() -> None:
+        """Change each item and put it into the queue, until stopped or out of items."""
         try:
             for item in items:
                 ready.put(("item", change(item)))

@@ -11,7 +11,7 @@ _UNABLE = 1 << 40  # more than a step has samples, so that one sum carries both
 
 @dataclass(frozen=True, slots=True)
 class StepAgreement:
-    """Agrees how many samples a step has over all ranks, each of which must have some."""
+    """Lets ranks that read separate parts of the data agree how many samples a step has over all of them."""
 
     sharing: Sharing
     total: Callable[[int], int]  # a number's sum over all ranks, which meet in it

@@ -28,7 +28,7 @@ log = logging.getLogger("trainer")
 
 
 class Steps(Protocol):
-    """The steps of a stream; a step's `state` is where to go on after it."""
+    """The steps of one kind of stream; a step's `state` is the position after it."""
 
     def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers: ...
     def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]: ...
@@ -39,36 +39,41 @@ class Steps(Protocol):
 
 
 class Shared:
-    """One reader, as several would read the same."""
+    """Steps of a stream that every rank reads whole, with one reader."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: Place | None) -> Fetchers:
+        """Start the reader at the position `after`, or at the beginning of the epoch."""
         place = Place(epoch, done, after.state, after.ended and done > 0) if after else Place(epoch, done)
         return start_fetchers(
             lambda _: SharedReader(self._reading, place), self._fetching, self._reading.dataset, most=1
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: Place | None) -> Generator[Step, None, None]:
+        """Yield the steps of the epoch, each with the position after it."""
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield replace(step, state=Place(state=step.state, ended=step.ended))
 
     def saved(self, after: Place | None) -> Any:
+        """Return the position as plain values, or None if there is none."""
         return after and {"state": after.state, "ended": after.ended}
 
     def loaded(self, saved: Any, _epoch: int, _done: int) -> Place | None:
+        """Return the position that `saved` returned, or None."""
         return saved and Place(state=saved["state"], ended=saved["ended"])
 
 
 class Sharded:
-    """As many readers as workers, in turn."""
+    """Steps of a stream that shards itself, with a reader in each worker, read in turn."""
 
     def __init__(self, reading: Reading, fetching: Fetching) -> None:
         self._reading, self._fetching = reading, fetching
         self._readers = max(1, fetching.workers)
 
     def start_fetchers(self, epoch: int, _done: int, after: Turns | None) -> Fetchers:
+        """Start a reader in each worker, at the positions `after` or at the beginning of the epoch."""
         turns = after or self._turns(epoch)
         return start_fetchers(
             lambda number: ShardReader(self._reading, turns.places[number], number),
@@ -77,6 +82,7 @@ class Sharded:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, after: Turns | None) -> Generator[Step, None, None]:
+        """Yield the steps of the epoch, asking the readers in turn."""
         turns = after or self._turns(epoch)
         if turns.places[0].epoch != epoch:
             turns = turns.at_epoch(epoch)
@@ -95,12 +101,17 @@ class Sharded:
             yield Step((), 0, turns)
 
     def saved(self, after: Turns | None) -> Any:
+        """Return all readers' positions as plain values, or None if there are none."""
         if after is None:
             return None
         readers = [{"epoch": place.epoch, "done": place.done, "state": place.state} for place in after.places]
         return {**self._who(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
+        """Return the positions that `saved` returned; None to begin anew.
+
+        Raises BadSettings if ranks or workers differ.
+        """
         if saved is None:
             return None
         now = {name: number for name, number in self._who().items() if name in saved}  # no rank in what all share
@@ -118,15 +129,17 @@ class Sharded:
         return Turns(tuple(places), saved["turn"], frozenset(saved["ended"]))
 
     def _turns(self, epoch: int) -> Turns:
+        """Return the positions of all readers at the beginning of an epoch."""
         return Turns(tuple(Place(epoch) for _ in range(self._readers)))
 
     def _who(self) -> dict[str, int]:
+        """Return the numbers that decide which samples a reader gets: rank, world size, readers."""
         sharing = self._reading.sharing
         return {"rank": sharing.rank, "world_size": sharing.world_size, "readers_of_rank": self._readers}
 
 
 class Streamed:
-    """A stream as a source of batches; it goes on where it is, where it was saved, or from its beginning."""
+    """A stream as a source of batches; it goes on where it is, at a saved position, or from its beginning."""
 
     def __init__(self, reading: Reading, fetching: Fetching, agreement: StepAgreement) -> None:
         self._reading, self._fetching, self._step_agreement = reading, fetching, agreement
@@ -139,6 +152,7 @@ class Streamed:
         self._fillers: tuple[Part, ...] = ()
 
     def place(self, epoch: int, done: int) -> int:
+        """Return the number of samples from which the epoch goes on: 0 if the stream cannot restore its position."""
         if not done or self._steps is not None or keeps_its_place(self._reading.dataset):
             return done
         log.warning(
@@ -148,6 +162,7 @@ class Streamed:
         return 0
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
+        """Yield this rank's batches of the rest of the epoch."""
         if self._steps is None:
             self._fetchers = self._fetchers or self._how.start_fetchers(epoch, done, self._after)
             self._steps = self._fetching.pin(self._how.read(self._fetchers, epoch, self._after))
@@ -173,6 +188,7 @@ class Streamed:
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 
     def settled(self, done: int) -> int:
+        """Return how many samples of the epoch are done; whether more follow is known only when the stream is read."""
         return done  # whether there is more of a stream is known only when it is read on
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
@@ -186,13 +202,17 @@ class Streamed:
         self._after = None
 
     def close(self) -> None:
+        """End the workers and forget the step under way."""
         if self._fetchers is not None:
             self._fetchers.end()
         self._fetchers = self._step = None
         self._leave()
 
     def _next(self, steps: Generator[Step, None, None]) -> Step:
-        """Return the next step with the samples of all ranks, and something to compute while any rank has some."""
+        """Return the next step with the samples of all ranks.
+
+        A rank without samples gets fillers while others have some.
+        """
         try:
             step = next(steps)
             able = bool(step.parts or self._fillers)
@@ -205,18 +225,21 @@ class Streamed:
         return replace(step, parts=step.parts or self._fillers, samples=samples)
 
     def _leave(self) -> None:
+        """Close the generator of steps."""
         if self._steps is not None:
             self._steps.close()
         self._steps = None
 
 
 def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
+    """Return the class for this kind of stream."""
     if has_shards(dataset):
         return Canonical
     return Sharded if shards_itself(dataset) else Shared
 
 
 def _steps_per_epoch(reading: Reading) -> int | None:
+    """Return the steps of an epoch, or None if only part of the stream's length is known."""
     dataset = reading.dataset
     if has_shards(dataset) or shards_itself(dataset) or not hasattr(dataset, "__len__"):
         return None  # the length of one part does not give that of the others

@@ -124,7 +124,7 @@ class TrainData:
         self._stop()
 
     def _stop(self) -> None:
-        """Make running iterators of earlier batches fail instead of yielding later ones."""
+        """Make generators that an earlier call returned fail, instead of yielding later batches."""
         self._turn += 1
         if self._running is not None:
             self._running.close()
@@ -132,7 +132,7 @@ class TrainData:
 
 
 class SharedPlace:
-    """The common part of the positions of all ranks where they differ (`TrainData.per_rank`).
+    """The common part of the positions of all ranks, for data whose position differs by rank (`TrainData.per_rank`).
 
     It is saved once for all. Another number of ranks, for whom no rank's own position is useful, learns from it which
     epoch is next, or that it cannot go on in the middle of one. Load it before the rank's own position.
@@ -142,14 +142,16 @@ class SharedPlace:
         self._data = data
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the common part of the position."""
         return self._data.shared_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the common part of the position."""
         self._data.load_state_dict(state)
 
 
 def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> StepAgreement:
-    """Return what a stream needs to know of the other ranks: nothing, unless each reads a part of it."""
+    """Return the agreement on the samples of a step, which only streams that ranks read in parts need."""
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):
         checked(dataset, sharing)
@@ -166,6 +168,7 @@ def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | Non
 
 
 def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> Callable[[int], int]:
+    """Return the function that sums over ranks. Raises BadSettings if it is needed and was not given."""
     if sharing.world_size == 1:
         return int
     if sum_over_ranks is None:
@@ -177,7 +180,7 @@ def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> C
 
 
 def _refuse_arguments(dataset: Any) -> None:
-    """Raise BadSettings for a stream whose state only its loader can tell, as MosaicML's."""
+    """Raise BadSettings for a stream, such as MosaicML's, whose state is known only to its loader."""
     if not keeps_its_place(dataset) or has_shards(dataset):
         return
     wanted = [
@@ -194,6 +197,7 @@ def _refuse_arguments(dataset: Any) -> None:
 
 
 def _warn_of_lost_place(dataset: Any, rank: int) -> None:
+    """Warn on rank 0 of a stream that cannot save its position."""
     if rank == 0 and not keeps_its_place(dataset):
         log.warning(
             "data: %s has no state_dict() and load_state_dict(): a resumed run reads its stream from the beginning of "

@@ -41,6 +41,7 @@ class WorkerTraceback(Exception):
 
 
 class _Worker(NamedTuple):
+    """One worker process, the pipes to and from it, and the tasks that it has not answered."""
     process: ForkProcess
     tasks: "connection.Connection[Any, Any]"
     answers: "connection.Connection[Any, Any]"
@@ -55,7 +56,10 @@ class _Worker(NamedTuple):
 
 
 class Workers:
-    """`size` processes; `open_work(number)` runs in each and returns the function that answers its tasks."""
+    """A fixed number of worker processes.
+
+    `open_work(number)` runs in each and returns the function that does its tasks.
+    """
 
     def __init__(self, open_work: Callable[[int], Work], size: int, dataset: Any) -> None:
         self.size = size
@@ -96,6 +100,7 @@ class Workers:
         self._at_exit()
 
     def _receive(self, worker: int) -> Any:
+        """Return the worker's next answer. Raises an error that says how the worker ended."""
         member = self._workers[worker]
         try:
             answer = member.answers.recv()
@@ -105,6 +110,7 @@ class Workers:
         return answer
 
     def _lost(self, worker: int, error: Exception) -> Exception:
+        """Return the error to raise for a worker that sent no answer."""
         member = self._workers[worker]
         code = member.join(_END_S)
         if code is None:
@@ -118,6 +124,7 @@ class Workers:
 
 def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, earlier: list[_Worker]) -> _Worker:
     # By fork, whatever Python's default is: the data set need not be picklable, and the rank is the parent.
+    """Fork a worker and return it."""
     context = get_context("fork")
     tasks_there, tasks_here = context.Pipe(duplex=False)
     answers_here, answers_there = context.Pipe(duplex=False)
@@ -151,7 +158,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 class _Life(NamedTuple):
-    """Settings of a worker process."""
+    """Settings of a worker process that its parent passes on."""
 
     number: int
     size: int
@@ -162,6 +169,7 @@ class _Life(NamedTuple):
 
 
 def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: Any, ours: list[Any]) -> None:
+    """Run a worker: do the tasks until the rank closes the pipe."""
     _leave_signals_to_the_rank(life)
     _end_with_the_rank(life)
     for end in ours:
@@ -191,6 +199,7 @@ def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: A
 
 
 def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
+    """Send an answer; if it cannot be pickled, send the reason instead."""
     try:
         answers.send_bytes(pickled(answer))
     except BrokenPipeError:
@@ -200,7 +209,7 @@ def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
 
 
 def _listen(tasks: Any, waiting: "queue.SimpleQueue[Any]") -> None:
-    """Take tasks from the pipe at once, so that the rank never waits for a busy worker."""
+    """Take tasks from the pipe at once, so that the rank never blocks on a busy worker."""
     try:
         while (task := tasks.recv()) is not None:
             waiting.put(task)
@@ -219,6 +228,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _leave_signals_to_the_rank(life: _Life) -> None:
+    """Do nothing at the signals that the rank handles, as they reach the whole process group."""
     signal.set_wakeup_fd(-1)  # the rank's own pipe
     for number in _OF_THE_RANK:
         # Not SIG_IGN: a program that a data set starts would inherit it.
@@ -256,7 +266,9 @@ def pickled(item: Any) -> bytes:
 
 
 class _Packer(ForkingPickler):
+    """A pickler that stores small tensors by value."""
     def reducer_override(self, item: Any) -> Any:
+        """Return how to pickle a small tensor by value; NotImplemented for anything else."""
         if type(item) is not torch.Tensor or not _fits(item):
             return NotImplemented
         content = item.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -264,6 +276,7 @@ class _Packer(ForkingPickler):
 
 
 def _fits(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor is small and plain enough to be pickled by value."""
     return (
         tensor.dtype in _NUMBERS
         and tensor.layout is torch.strided
@@ -274,4 +287,5 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 
 def _unpickled(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the tensor that was pickled by value."""
     return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)

@@ -1,4 +1,4 @@
-"""Callbacks that pass the numbers of a training to other tools."""
+"""Callbacks that write metrics to CSV, MLflow and Weights & Biases."""
 
 from trainer.loggers.csv_file import CsvLogger
 from trainer.loggers.mlflow_run import MlflowLogger

@@ -48,6 +48,7 @@ class CsvLogger(Callback):
         self._add(training.step, values)
 
     def _open(self, training: Training) -> None:
+        """Open the table on rank 0 and read the rows that are in it."""
         self._path = None
         if training.world.is_first and training.settings.fast_dev_run is None:
             given = self._given
@@ -55,6 +56,7 @@ class CsvLogger(Callback):
             self._write_or_warn(self._read)
 
     def _read(self, path: Path) -> None:
+        """Read the rows up to the training's step. Raises BadSettings for a file of another kind."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last row short, but never the first
@@ -73,6 +75,7 @@ class CsvLogger(Callback):
             self._write_all(path)
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add values to the row of a step, and write it."""
         row = {_STEP: step, **self._rows.get(step, {}), **dict(numbers_of(values))}
         appends = step not in self._rows and row.keys() <= set(self._columns)
         self._columns += [name for name in row if name not in self._columns]
@@ -80,10 +83,12 @@ class CsvLogger(Callback):
         self._write_or_warn(lambda path: self._append(path, row) if appends else self._write_all(path))
 
     def _append(self, path: Path, row: Row) -> None:
+        """Append one row to the file."""
         with path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     def _write_all(self, path: Path) -> None:
+        """Write the whole file anew, as a column was added or a row changed."""
         draft = path.with_name(path.name + ".draft")
         with draft.open("w", newline="") as file:
             table = csv.DictWriter(file, self._columns, restval="")

@@ -38,11 +38,12 @@ class MlflowLogger(TrackingLogger):
         self._name = name or os.environ.get("LAUNCH_RUN_ID")
 
     def tracker(self, about: About) -> "MlflowRun":
+        """Return the MLflow run for one start of the training."""
         return MlflowRun(about, self._experiment, self._uri, self._name, self._given)
 
 
 class MlflowRun:
-    """One start's use of an MLflow run."""
+    """The connection of one start to its MLflow run."""
 
     def __init__(
         self, about: About, experiment: str, uri: str | None, name: str | None, run_id: str | None = None
@@ -56,7 +57,7 @@ class MlflowRun:
         self._last = -1  # the step up to which the run has all
 
     def open(self) -> None:
-        """Find or make the run; each part may fail and be repeated by the next try."""
+        """Find or create the run; the caller repeats this after an error."""
         self._client = client = self._make_client(tracking_uri=self._uri)
         run = self._find(client)
         self._run_id = run.info.run_id
@@ -69,6 +70,7 @@ class MlflowRun:
             client.log_batch(self._run_id, params=params[:_PARAMETERS_AT_ONCE])
 
     def _find(self, client: Any) -> Any:
+        """Return the run: the given one, the one with this training's tag, or a new one."""
         if self._run_id is not None:
             return client.get_run(self._run_id)
         found = client.get_experiment_by_name(self._experiment)
@@ -80,7 +82,7 @@ class MlflowRun:
         return client.create_run(experiment, tags={_TAG: self._about.training_id}, run_name=self._name)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Send whole steps per request, so that none is there in parts unless it exceeds a request."""
+        """Send the rows' metrics, whole steps in one request where they fit."""
         metrics: list[Any] = []
         for row in rows:
             if row.of_test or row.step > self._last:
@@ -93,16 +95,19 @@ class MlflowRun:
 
     def _metrics_of(self, row: Row) -> list[Any]:
         # `step` comes last: with it, all of its step is there.
+        """Return the row's values as MLflow's metrics."""
         values = row.values if row.of_test else {**row.values, "step": row.step}
         # Sent again, a metric has the same time, by which the server knows it.
         at_ms = int(1000 * row.at)
         return [self._entities.Metric(name_for_mlflow(name), value, at_ms, row.step) for name, value in values.items()]
 
     def _log(self, metrics: Sequence[Any]) -> None:
+        """Send the metrics in requests of a limited size."""
         for first in range(0, len(metrics), _METRICS_AT_ONCE):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _METRICS_AT_ONCE])
 
     def close(self, *, done: bool) -> None:
+        """Set the run's status: finished, or killed."""
         self._client.set_terminated(self._run_id, "FINISHED" if done else "KILLED")
 
 

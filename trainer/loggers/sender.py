@@ -16,7 +16,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The values of a step."""
+    """The values of one step, with the time at which they were measured."""
 
     step: int
     values: Mapping[str, float]
@@ -28,7 +28,7 @@ Earlier = Callable[[int | None], list[Row]]  # what was written down of the step
 
 
 class Tracker(Protocol):
-    """A server as one start of a training uses it; whatever it raises is retried with the same rows."""
+    """The interface of a tracking server for one start of a training; after an error the same rows are sent again."""
 
     def open(self) -> None:
         """Begin or continue a run."""
@@ -44,7 +44,7 @@ class Sender:
     """Sends rows in the background; never raises, and only its end waits."""
 
     def __init__(self, name: str, tracker: Tracker, earlier: Earlier) -> None:
-        """Take `earlier`, which returns what earlier starts wrote and the server may have missed."""
+        """Take `earlier`, which returns the rows of earlier starts that the server may lack."""
         self._name, self._tracker = name, tracker
         self._earlier: Earlier | None = earlier
         self._waiting: deque[Row] = deque()
@@ -80,6 +80,7 @@ class Sender:
             log.warning("%s: no answer within %g s of the end", self._name, patience_s)
 
     def _work(self) -> None:
+        """Open the tracker and send rows until the end, retrying after errors."""
         opened, wait_s = False, _FIRST_WAIT_S
         while True:
             last = self._wait_for_work() if opened else self._ending.is_set()
@@ -100,12 +101,13 @@ class Sender:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _wait_for_work(self) -> bool:
-        """Return True if no more will come."""
+        """Wait for rows; return True once no more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
             return self._ending.is_set()
 
     def _send_some(self) -> None:
+        """Send the rows that wait, after those of earlier starts."""
         if self._earlier is not None and (self._waiting or self._done):
             self._send_earlier(self._earlier)
             self._earlier = None
@@ -118,7 +120,7 @@ class Sender:
                 self._waiting.popleft()
 
     def _send_earlier(self, earlier: Earlier) -> None:
-        """Send earlier rows, and merge the one of this start's first step, so that each step is sent once."""
+        """Send rows of earlier starts; the one of this start's first step is merged, so that each step is sent once."""
         first = self._waiting[0] if self._waiting else None
         rows = earlier(None if first is None or first.of_test else first.step)
         if first is not None and not first.of_test and rows and rows[-1].step == first.step:
@@ -127,6 +129,7 @@ class Sender:
             self._tracker.send(rows[begin : begin + _AT_ONCE])
 
     def _warn(self, error: Exception) -> None:
+        """Log the first error of a series."""
         if not self._warned:
             self._warned = True
             log.warning(

@@ -1,4 +1,4 @@
-"""The common part of loggers for tracking servers."""
+"""The common base class of loggers for tracking servers."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts about a training that a tracking server gets beside its metrics."""
+    """Facts about a training that a tracking server gets beside its metrics: id, name, settings."""
 
     training_id: str
     settings: Mapping[str, Any]
@@ -56,7 +56,7 @@ class TrackingLogger(Callback):
         self._done = False
 
     def tracker(self, about: About) -> Tracker:
-        """Return the tracker of one start."""
+        """Return the connection to the server for one start of the training."""
         raise NotImplementedError
 
     def on_start(self, training: Training) -> None:
@@ -93,6 +93,7 @@ class TrackingLogger(Callback):
         self._loaded_id = state["training"]
 
     def _begin(self, training: Training) -> None:
+        """Start the sender on rank 0, unless this is a dev run."""
         self._done = False
         if not training.world.is_first or training.settings.fast_dev_run is not None:
             return
@@ -105,6 +106,7 @@ class TrackingLogger(Callback):
         self._sender = Sender(type(self).__name__, tracker, lambda last: rows_in(folder, last, began))
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
+        """Add values to the row of their step; the row before is complete then, and is sent."""
         if self._sender is None:
             return
         if self._row is not None and self._row.step != step:
@@ -113,6 +115,7 @@ class TrackingLogger(Callback):
         self._row = Row(step, {**before, **dict(numbers_of(values))}, time.time())
 
     def _send_row(self) -> None:
+        """Send the row that was being filled."""
         row, self._row = self._row, None
         if self._sender is not None and row is not None:
             self._sender.put(row)

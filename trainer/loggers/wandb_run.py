@@ -34,12 +34,13 @@ class WandbLogger(TrackingLogger):
 
     def tracker(self, about: About) -> "WandbRun":
         # What W&B itself waits for, also when the process ends; no wait at all is no limit there.
+        """Return the W&B run for one start of the training."""
         finish_s = max(0.8 * self._patience_s, 0.1)
         return WandbRun(about, {"settings": {"finish_timeout": finish_s}, **self._options})
 
 
 class WandbRun:
-    """One start's use of a W&B run."""
+    """The connection of one start to its W&B run."""
 
     def __init__(self, about: About, options: Mapping[str, Any]) -> None:
         import wandb  # late: an optional package, and slow to import
@@ -52,11 +53,13 @@ class WandbRun:
         self._next = 0  # the first step that the run does not have
 
     def open(self) -> None:
+        """Start or resume the run."""
         os.makedirs(self._folder, exist_ok=True)  # W&B takes a temporary folder where there is none
         self._run = self._wandb.init(**self._options)
         self._next = self._run.starting_step
 
     def send(self, rows: Sequence[Row]) -> None:
+        """Log the rows of steps that the run does not have."""
         for row in rows:
             if row.of_test:
                 self._run.summary.update(row.values)
@@ -65,4 +68,5 @@ class WandbRun:
                 self._next = row.step + 1
 
     def close(self, *, done: bool) -> None:
+        """Finish the run as done or failed."""
         self._run.finish(exit_code=0 if done else 1)
