@@ -21,9 +21,6 @@ def install_hint(extra: str) -> str:
 
     The command names packages, or the copy of launch that is installed: it installs neither another version nor a
     package that a stranger published under one of launch's names.
-
-    The command names packages, or the copy of launch that is installed: it brings neither another version nor what
-    somebody else may have published under one of our names.
     """
     prefix = Path(sys.prefix)
     with_pip = importlib.util.find_spec("pip") is not None

@@ -67,7 +67,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _lines(paths: list[Path]) -> list[dict[str, Any]]:
-    """Return the lines of all files, start by start, in the order of their attempts."""
+    """Return the lines of all files, in the order of attempts and starts."""
     starts: list[list[dict[str, Any]]] = []
     for path in paths:
         starts.append([])
@@ -82,11 +82,13 @@ def _lines(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def _attempt_of(lines: list[dict[str, Any]]) -> int:
+    """Return the attempt in a file's first line, or 0 if it names none."""
     attempt = lines[0].get(ATTEMPT) if lines else 0
     return attempt if isinstance(attempt, int) else 0
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
+    """Return a line as a dict, or an empty dict if a kill cut it short."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -95,4 +97,5 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
+    """Return `nan`, `inf` and `-inf` as floats, and anything else unchanged."""
     return float(value) if value in ("nan", "inf", "-inf") else value

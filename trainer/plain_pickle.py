@@ -42,6 +42,7 @@ class Record(Built):
         self.name, self.arguments, self.state = name, arguments, None
 
     def fill(self, state: Any) -> None:
+        """Set the state."""
         self.state = state
 
 
@@ -59,6 +60,7 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
+        """Execute one opcode."""
         if name == "MARK":
             self._marks.append(len(self.stack))
         elif name in _EMPTY:
@@ -79,6 +81,7 @@ class _Reader:
             self.stack.append(argument)
 
     def _gather(self, name: str) -> None:
+        """Execute an opcode that puts items of the stack together."""
         stack = self.stack
         count = _GATHERED[name]
         items = self._to_mark() if count is None else [stack.pop() for _ in range(count)][::-1]
@@ -95,6 +98,7 @@ class _Reader:
                 stack.append(tuple(items))
 
     def _make(self, name: str, argument: Any) -> None:
+        """Execute an opcode that names or makes an object."""
         stack = self.stack
         last = None if name == "GLOBAL" else stack.pop()
         match name:
@@ -108,6 +112,7 @@ class _Reader:
                 expect(Built, stack[-1]).fill(last)
 
     def _to_mark(self) -> list[Any]:
+        """Remove and return the items above the last mark."""
         at = self._marks.pop()
         items = self.stack[at:]
         del self.stack[at:]
@@ -136,7 +141,7 @@ def expect(kind: type[T], value: object) -> T:
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
-    """Return keys and values as a dict; tuples are refused as keys, since hashing one may take for ever."""
+    """Return keys and values as a dict. Raises NotPlain for tuples as keys, since hashing one may take for ever."""
     keys = items[::2]
     if odd := [key for key in keys if not isinstance(key, (str, bytes, Built))]:
         raise NotPlain(f"a {type(odd[0]).__name__} where it cannot be")

@@ -1,4 +1,4 @@
-"""Handle requests to stop, and let ranks agree on the step at which they act without asking each other every step."""
+"""Handle requests to stop, and agree over ranks on the step at which to stop, without a message in every step."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ _MOST_STEPS = 32  # between two votes: a bound for a loop whose steps suddenly b
 
 
 class StopRequest:
-    """A SIGTERM or SIGUSR1 to this rank; the handler sets a flag and the loop acts at the end of a step."""
+    """A stop requested by SIGTERM or SIGUSR1: the handler sets a flag, and the loop acts at the end of a step."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -24,7 +24,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
-        """Handle the signals from now on; outside the main thread do nothing, as Python allows no handler there."""
+        """Handle the signals from now on; outside the main thread do nothing, as Python allows no handlers there."""
         if threading.current_thread() is threading.main_thread():
             self._listening = True
             for number in _SIGNALS:
@@ -50,6 +50,7 @@ class StopRequest:
         return self._asked.is_set()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Set the flag, or call the handler that was installed before if this one is no longer in use."""
         if self._listening:
             self._asked.set()
             return
@@ -63,7 +64,7 @@ class StopRequest:
 
 
 class Votes:
-    """Lets all ranks see a flag that any rank has raised, at the same step.
+    """Lets all ranks learn at the same step of a flag that any rank has set.
 
     An all-reduce at each step would cost a short step a tenth of its time, so ranks vote about ten times a second. Each
     vote also agrees on the number of steps until the next one.
@@ -80,22 +81,23 @@ class Votes:
         return self._group is None or self._next_step is None or step >= self._next_step
 
     def vote(self, step: int, flags: Sequence[bool]) -> list[bool]:
-        """Return for each flag whether any rank has raised it."""
+        """Return for each flag whether any rank has set it; all ranks call it."""
         if self._group is None:
             return list(flags)
-        wish = self._wish(step) if self._group.rank() == 0 else 0
-        votes = torch.tensor([*flags, wish], dtype=torch.int64)
+        steps = self._steps_until_vote(step) if self._group.rank() == 0 else 0
+        votes = torch.tensor([*flags, steps], dtype=torch.int64)
         dist.all_reduce(votes, dist.ReduceOp.MAX, group=self._group)
         *up, self._interval = votes.tolist()
         self._next_step = step + self._interval
         return [bool(flag) for flag in up]
 
-    def _wish(self, step: int) -> int:
+    def _steps_until_vote(self, step: int) -> int:
+        """Return after how many steps the next vote should be, by the speed since the last one."""
         now = self._now()
-        wish = 1
+        steps = 1
         if self._last is not None:
             steps, seconds = step - self._last[0], now - self._last[1]
             if steps > 0 and seconds >= 0:
-                wish = int(_VOTE_EVERY_S * steps / max(seconds, 1e-6))
+                steps = int(_VOTE_EVERY_S * steps / max(seconds, 1e-6))
         self._last = (step, now)
-        return max(1, min(wish, 2 * self._interval, _MOST_STEPS))
+        return max(1, min(steps, 2 * self._interval, _MOST_STEPS))

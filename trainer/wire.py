@@ -1,4 +1,4 @@
-"""Read what launch tells a rank (LAUNCH_*) and report the rank's progress back; outside of launch both do nothing."""
+"""Read the settings that launch passes to a rank (LAUNCH_*) and report progress back; outside of launch do nothing."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _REPORT_EVERY_S = 0.05  # between two reports of nothing but the step
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """An interval in steps or in seconds; with neither, never."""
+    """An interval in steps or in seconds; without either, it never ends."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -76,9 +76,11 @@ class Launched:
         """Return the settings in `environ`."""
 
         def path(name: str) -> Path | None:
+            """Return a variable as a path, or None if it is empty."""
             return Path(environ[name]) if environ.get(name) else None
 
         def number(name: str) -> int | None:
+            """Return a variable as a number, or None if it is none."""
             return int(environ[name]) if environ.get(name, "").isdigit() else None
 
         return cls(
@@ -106,7 +108,7 @@ class Launched:
 
 
 class Wire:
-    """Reports this rank's progress to launch's agent; if the agent has gone, training goes on without reports."""
+    """Reports this rank's progress to launch's agent; if the agent has exited, training continues without reports."""
 
     _is_done: ClassVar[bool] = False  # as this process has reported
 
@@ -130,12 +132,12 @@ class Wire:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Wire":
-        """Return the connection that LAUNCH_PROGRESS names."""
+        """Return the connection to the agent that LAUNCH_PROGRESS names, or one that does nothing."""
         return cls(Launched.from_environment(environ).progress)
 
     @property
-    def listened_to(self) -> bool:
-        """Whether an agent reads the reports."""
+    def has_reader(self) -> bool:
+        """Whether there is an agent that reads the reports."""
         return self._fd is not None
 
     def report_step(self, step: int, total_steps: int | None = None, **metrics: Number) -> None:
@@ -155,7 +157,7 @@ class Wire:
             self._kill_points.wait()
 
     def report(self, **values: Number | str) -> None:
-        """Report these values now; wait up to two seconds for an agent that is slow to read."""
+        """Report these values now, waiting up to two seconds if the agent reads slowly."""
         self._send(self._patience_s, **values)
 
     def report_done(self) -> None:
@@ -164,12 +166,13 @@ class Wire:
         self.report(done=True)
 
     def take_back_done(self) -> None:
-        """Report that the script does more work after all."""
+        """Report that the script continues with more work after `report_done`."""
         if Wire._is_done:
             Wire._is_done = False
             self.report(done=False)
 
     def _send(self, patience_s: float, **values: Number | str) -> None:
+        """Write one report; wait at most `patience_s` for the agent to read."""
         fd = self._fd  # checkpoints are reported from a thread of their own
         if fd is None:
             return

@@ -1,4 +1,4 @@
-"""Describe the ranks of a training: number, device, and how they meet.
+"""Describe the ranks of a training: their numbers and devices, and how they connect.
 
 Everything comes from the variables that torchrun and launch set; without them it is a world of one rank.
 """
@@ -31,7 +31,7 @@ _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One rank's view of all ranks."""
+    """The ranks of a training as one of them sees them: its number, their number, device and groups."""
 
     rank: int
     size: int
@@ -57,7 +57,7 @@ class World:
 
     @property
     def shares(self) -> int:
-        """The number of shares into which the samples are divided."""
+        """The number of shares into which the samples are divided, one for each copy of the model."""
         return self.size // self.together
 
     @property
@@ -82,7 +82,7 @@ class World:
 
     @property
     def of_shares(self) -> range:
-        """One rank for each share of the samples: the first that has the pipeline's first stage."""
+        """The ranks that stand for the shares of the samples, one each: the first that has the first stage."""
         return range(0, self.ranks_of_stage, self.dividing)
 
     @property
@@ -152,7 +152,10 @@ def join(
 
 
 def leave(world: World) -> None:
-    """Destroy the process group without waiting for other ranks; call `barrier` first if they still need this one."""
+    """Destroy the process group without waiting for other ranks.
+
+    Call `barrier` first if they may still need this one.
+    """
     if world.backend is not None and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -178,7 +181,7 @@ class Membership:
     def __init__(self, world: World, *, ours: bool) -> None:
         self.world, self._ours = world, ours
         self._group, self._process = dist.group.WORLD, os.getpid()
-        self.taken = 1  # so often somebody has taken part
+        self.taken = 1  # how many trainings take part
         self._at_a_port = "RANK" in os.environ  # else alone, with a store that nobody else sees
         if ours:
             atexit.register(self._leave_at_exit)
@@ -212,9 +215,9 @@ class Membership:
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
     def rejoin(self, until_readable: int) -> World:
-        """Give up the group, which has lost a rank, and meet the others where the environment says now.
+        """Give up the group, which has lost a rank, and meet the other ranks where the environment now says.
 
-        Gives up with torch's RuntimeError once `until_readable` is readable: the ranks meet elsewhere then.
+        Raises torch's RuntimeError once `until_readable` is readable: the ranks then meet elsewhere.
         """
         device = self.world.device
         if not dist.is_initialized():  # the meeting before this one came to nothing
@@ -253,7 +256,7 @@ class Membership:
         return wanted == here
 
     def _drop_parents_group(self) -> None:
-        """Drop the parent's group in a forked process, where RANK may be another."""
+        """Drop the parent's group in a forked process, whose RANK may differ."""
         if self._ours and dist.group.WORLD is self._group:
             Membership._of_parents.extend([self, *dist.distributed_c10d._world.pg_map.items()])  # noqa: SLF001 - no public way to all of them
             leave(self.world)
@@ -306,6 +309,7 @@ def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
 
 
 def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt.timedelta) -> World:
+    """Return the world after the ranks have met."""
     local_rank = _number(environ, "LOCAL_RANK", 0)
     size = dist.get_world_size()
     # Of its own, so that what is agreed on never waits behind gradients, nor needs a GPU.
@@ -344,6 +348,7 @@ def set_threads(environ: Mapping[str, str], size: int) -> None:
 
 
 def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
+    """Return this rank's device: the wanted one, else its GPU, else the CPU. Raises BadSettings."""
     if wanted is not None and wanted.type != "cuda":
         return wanted
     if not torch.cuda.is_available():
@@ -388,6 +393,7 @@ def _own_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dis
 
 
 def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
+    """Return a client of the store that rank 0 serves."""
     return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
@@ -412,6 +418,7 @@ def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> d
 
 
 def _await_listener(address: str, port: int, end: float) -> None:
+    """Wait until something listens at the address. Raises OSError after `end`."""
     while True:
         try:
             socket.create_connection((address, port), timeout=_MEET_S).close()
@@ -425,12 +432,13 @@ def _await_listener(address: str, port: int, end: float) -> None:
 
 
 def _await_ranks(store: dist.Store, rank: int, size: int) -> None:
-    """Wait until all ranks are here, but not as long as an operation may take."""
+    """Wait until all ranks are connected to the store; the time is limited, and shorter than for an operation."""
     store.set(f"anew/{rank}", "")
     store.wait([f"anew/{one}" for one in range(size)], dt.timedelta(seconds=_MEET_S))
 
 
 def _listener(address: str, port: int, waiting: int) -> socket.socket:
+    """Return a socket that listens at this address. Raises OSError."""
     family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -444,6 +452,7 @@ def _listener(address: str, port: int, waiting: int) -> socket.socket:
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
+    """Return the number in an environment variable. Raises BadSettings."""
     text = environ.get(name, "")
     if text and not text.isdigit():
         raise BadSettings(f"environment: {name}: expected a number, got {text!r}")
@@ -451,7 +460,7 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 def be_deterministic() -> None:
-    """Make operations that differ from run to run raise, and kernels be chosen alike."""
+    """Make torch raise for operations whose results differ from run to run, and choose the same kernels each time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True)
     torch.backends.cudnn.benchmark = False

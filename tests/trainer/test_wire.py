@@ -33,7 +33,7 @@ def lines_of(reader):
 def test_reports_arrive_as_lines(pipe):
     path, reader = pipe
     wire = Wire(path)
-    assert wire.listened_to
+    assert wire.has_reader
     wire.report(step=3, total_steps=10, loss=0.5)
     wire.report(checkpoint=2)
     wire.report(fingerprint="ab", done=True)
@@ -105,7 +105,7 @@ def test_a_reader_that_goes_away_is_no_reason_to_stop(tmp_path):
     wire = Wire(path)
     os.close(reader)
     wire.report(step=1)
-    assert not wire.listened_to
+    assert not wire.has_reader
     wire.report(step=2)
     wire.report_step(3)
     wire.close()
@@ -117,9 +117,9 @@ def test_without_a_reader_or_a_pipe_it_is_silent(tmp_path):
         wire = Wire(path)
         wire.report(step=1)
         wire.report_step(1)
-        assert not wire.listened_to
+        assert not wire.has_reader
         wire.close()
-    assert not Wire.from_environment({}).listened_to
+    assert not Wire.from_environment({}).has_reader
 
 
 def test_it_may_be_closed_while_another_thread_reports(pipe):

@@ -139,17 +139,17 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
 
 
 def _keep_alive(
-    save_group: SaveGroup, still_here: Callable[[], None], word: object, every_s: float
+    save_group: SaveGroup, still_here: Callable[[], None], message: object, every_s: float
 ) -> Callable[[], None]:
     """Return a function for rank 0 that calls `still_here`, and has the other ranks call it at intervals."""
-    told_at = time.monotonic()
+    sent_at = time.monotonic()
 
     def after_part() -> None:
-        nonlocal told_at
+        nonlocal sent_at
         still_here()
-        if time.monotonic() >= told_at + every_s:
-            save_group.broadcast(word)
-            told_at = time.monotonic()
+        if time.monotonic() >= sent_at + every_s:
+            save_group.broadcast(message)
+            sent_at = time.monotonic()
 
     return after_part
 

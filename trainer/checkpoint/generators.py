@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 
-def seed_all(*words: int) -> None:
+def seed_all(*numbers: int) -> None:
     """Seed Python's, NumPy's and torch's generators with a seed made of these numbers: (seed), or (seed, rank)."""
     # With their number: a sequence is filled up with zeros, and (3) is not to be (3, 0).
-    first, second = np.random.SeedSequence((len(words), *words)).generate_state(2).tolist()
+    first, second = np.random.SeedSequence((len(numbers), *numbers)).generate_state(2).tolist()
     random.seed(first)
     np.random.seed(second)  # noqa: NPY002 - it is the global one that user code draws from
     torch.manual_seed(first << 32 | second)

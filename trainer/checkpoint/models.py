@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from trainer.checkpoint.contents import Subjects
 from trainer.checkpoint.loading import Reader
 from trainer.checkpoint.names import ModelNames
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.catalog import Entry
 from trainer.checkpoint_files.choice import first_whole
@@ -56,7 +56,7 @@ def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     If the module is sharded every rank has to call it, as it is gathered tensor by tensor. Raises TrainerError for a
     pipeline, in which each rank has its own stage.
     """
-    if not all(map(is_here, module.parameters())):
+    if not all(map(has_values, module.parameters())):
         raise TrainerError("whole_weights: the model is in stages (mesh pp)\nhint: export a checkpoint, which is whole")
     found = {}
     for name, tensor in _tensors(module).items():

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.errors import TrainerError
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and of activation checkpointing
@@ -47,7 +47,7 @@ class ModelNames:
             self.of_parameter[id(parameter)]: parameter.detach()
             for model in self.models.values()
             for parameter in model.parameters()
-            if is_here(parameter)
+            if has_values(parameter)
         }
 
     def stand_ins(self) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ class ModelNames:
             self.of_parameter[id(parameter)]: parameter
             for model in self.models.values()
             for parameter in model.parameters()
-            if not is_here(parameter)
+            if not has_values(parameter)
         }
 
     def tied(self) -> dict[str, str]:

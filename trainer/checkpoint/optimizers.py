@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.optim import Optimizer
 
 from trainer.checkpoint.names import ModelNames
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.errors import TrainerError
 
 log = logging.getLogger("trainer")
@@ -31,7 +31,7 @@ class OptimizerNames:
     def shared_out(self) -> bool:
         """Whether each rank has the state of only some parameters (ZeroRedundancyOptimizer, pipeline stages)."""
         return self._inner is not self.optimizer or any(
-            not is_here(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
+            not has_values(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ class OptimizerNames:
         """Yield name, parameter and group of each parameter whose state this rank has."""
         for group in self._inner.param_groups:
             for parameter in group["params"]:
-                if is_here(parameter):
+                if has_values(parameter):
                     yield self._name(parameter), parameter, group
 
     def prefix_of(self, name: str) -> str:

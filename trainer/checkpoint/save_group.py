@@ -64,8 +64,8 @@ class SaveGroup:
         data = self._receive_down() if self.me else pickle.dumps(message)
         if lost := self._send_down(data):
             raise lost
-        told: T = _unpickle(data)
-        return told
+        received: T = _unpickle(data)
+        return received
 
     def all_gather(self, message: T) -> list[T]:
         """Return on all ranks what each of them passes."""

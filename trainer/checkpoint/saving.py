@@ -70,7 +70,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _NewSave:
     """Rank 0's message about a new save, from which every disk makes the same manifest."""
 
     draft: str  # its name
@@ -249,13 +249,13 @@ class Saver:
 
     # Every error on one rank becomes a message to the others, which wait for it.
 
-    def _begin(self, request: SaveRequest) -> _Begun | Outcome:
+    def _begin(self, request: SaveRequest) -> _NewSave | Outcome:
         """Make the draft on rank 0 and return the message about it, or the failed outcome."""
         token = self._directory.token
         try:
             info = msgspec.json.encode(request.info)
             draft = commit.begin(self._directory.folder, request.step, token, self._directory.run_dir)
-            return _Begun(draft.name, self._directory.start or new_nonce(), token.attempt, time.time(), info)
+            return _NewSave(draft.name, self._directory.start or new_nonce(), token.attempt, time.time(), info)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
             return _failed(request.step, error)
 
@@ -278,7 +278,7 @@ class Saver:
             return _File(None, problem=f"rank {self._world.rank}: {_message_of(error)}")
         return _File(FileEntry(name, written.size, written.digest), tuple(documents), finite)
 
-    def _manifest(self, begun: _Begun, files: list[_File], request: SaveRequest) -> Manifest:
+    def _manifest(self, begun: _NewSave, files: list[_File], request: SaveRequest) -> Manifest:
         """Return the manifest, the same on all ranks."""
         return Manifest(
             step=request.step,

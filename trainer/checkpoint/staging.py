@@ -48,8 +48,8 @@ class Staging:
         return bytes_of(self._buffer[:size])
 
     def _allocate(self, size: int) -> None:
-        # On whole pages, or it could not be written past the page cache.
         """Allocate the buffer on whole pages, which writing past the page cache needs."""
+        # On whole pages, or it could not be written past the page cache.
         raw = torch.empty(size + PAGE_BYTES, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         begin = -raw.data_ptr() % PAGE_BYTES
         self._buffer = raw[begin : begin + size].zero_()

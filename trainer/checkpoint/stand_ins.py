@@ -16,6 +16,6 @@ def stand_in(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     return found
 
 
-def is_here(tensor: Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Return whether the tensor is no placeholder: this rank has its values, or a part of them."""
     return not getattr(tensor, "is_stand_in", False)

@@ -60,9 +60,9 @@ def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
         raise CheckpointDamaged(f"state: not written by this version: {error!r}") from error
 
 
-def tensor_of(words: dict[str, Any]) -> str | None:
+def tensor_of(encoded: dict[str, Any]) -> str | None:
     """Return the name of the tensor that an undecoded JSON object stands for, or None if it stands for no tensor."""
-    return words["v"] if words.get(_TAG) == "tensor" else None
+    return encoded["v"] if encoded.get(_TAG) == "tensor" else None
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
@@ -84,7 +84,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return _encode_tensor(value, where, tensors)
     if isinstance(value, np.generic):
-        return _tagged("scalar", _array_words(np.asarray(value)))
+        return _tagged("scalar", _encode_array(np.asarray(value)))
     if isinstance(value, tuple) and hasattr(kind, "_fields") and not getattr(value, "__dict__", None):
         words = [kind.__module__, kind.__qualname__, list(kind._fields)]
         return _tagged("named", [*words, _items(value, where, tensors)])
@@ -149,7 +149,7 @@ def _moment(value: dt.datetime, where: str) -> str:
     return value.isoformat() + ("~" if value.fold else "")
 
 
-def _array_words(array: np.ndarray[Any, Any]) -> list[Any]:
+def _encode_array(array: np.ndarray[Any, Any]) -> list[Any]:
     """Return type, shape and data of a NumPy array. Raises TrainerError for object and record arrays."""
     if array.dtype.hasobject or array.dtype.names is not None:
         raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be kept")
@@ -173,7 +173,7 @@ _ENCODERS: dict[type, Callable[[Any, str, dict[str, Tensor]], Any]] = {
     dt.datetime: lambda value, where, _: _tagged("datetime", _moment(value, where)),
     dt.timedelta: lambda value, *_: _tagged("timedelta", [value.days, value.seconds, value.microseconds]),
     torch.dtype: lambda value, *_: _tagged("dtype", dtype_name(value)),
-    np.ndarray: lambda value, *_: _tagged("array", _array_words(value)),
+    np.ndarray: lambda value, *_: _tagged("array", _encode_array(value)),
 }
 
 

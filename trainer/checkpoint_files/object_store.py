@@ -73,9 +73,6 @@ class ObjectStore:
 
     `clean` removes secrets from the store's error messages. Credentials come from the environment, as the store's own
     package reads it.
-
-    `clean` takes secrets out of what the store says. Credentials come from the environment, as the store's own package
-    reads it.
     """
 
     def __init__(self, url: str, clean: Callable[[str], str] = str) -> None:
@@ -230,8 +227,8 @@ class ObjectStore:
 
     def _failed(self, error: Exception) -> StoreFailed:
         """Return the StoreFailed for an error of the store's package, without secrets."""
-        said = self._clean(" ".join(str(error).split()))[:_LONGEST]
-        return StoreFailed(f"{self.url}: {said or type(error).__name__}")
+        text = self._clean(" ".join(str(error).split()))[:_LONGEST]
+        return StoreFailed(f"{self.url}: {text or type(error).__name__}")
 
 
 def _held_in(folder: Path, held: Held) -> Held | None:
@@ -246,10 +243,10 @@ def _last(path: str) -> str:
 
 
 @contextlib.contextmanager
-def brought(url: str, step: int | None, told: Callable[[str], None]) -> Iterator[Path]:
+def fetched_run(url: str, step: int | None, warn: Callable[[str], None]) -> Iterator[Path]:
     """Yield a local folder that holds the newest whole checkpoint below a run's address, or that of `step`.
 
-    A damaged checkpoint is passed over, with a message to `told`, unless it is that of `step`. Raises TrainerError if
+    A damaged checkpoint is passed over, with a message to `warn`, unless it is that of `step`. Raises TrainerError if
     there is none.
     """
     store = ObjectStore(url)
@@ -260,7 +257,7 @@ def brought(url: str, step: int | None, told: Callable[[str], None]) -> Iterator
             except CheckpointDamaged as error:
                 if step is not None:
                     raise
-                told(f"passing over a damaged checkpoint: {error}")
+                warn(f"passing over a damaged checkpoint: {error}")
                 continue
             yield Path(folder) / folder_name(held.step)
             return

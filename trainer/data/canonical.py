@@ -88,9 +88,9 @@ class CanonicalReader:
 
     def _opened(self, shard: int, slots: range) -> Iterator[Any]:
         """Return the iterator of one shard, after the slots that were read before."""
-        words = (self._reading.seed, self._epoch, _SHARD, shard)
-        seed_draws(*words)
-        return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*words)))
+        numbers = (self._reading.seed, self._epoch, _SHARD, shard)
+        seed_draws(*numbers)
+        return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*numbers)))
 
     def _take_slots(self, start: int, stop: int) -> dict[int, Any]:
         """Return samples by slot; what a shard draws does not depend on who reads it."""

@@ -42,6 +42,7 @@ class WorkerTraceback(Exception):
 
 class _Worker(NamedTuple):
     """One worker process, the pipes to and from it, and the tasks that it has not answered."""
+
     process: ForkProcess
     tasks: "connection.Connection[Any, Any]"
     answers: "connection.Connection[Any, Any]"
@@ -123,8 +124,8 @@ class Workers:
 
 
 def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, earlier: list[_Worker]) -> _Worker:
-    # By fork, whatever Python's default is: the data set need not be picklable, and the rank is the parent.
     """Fork a worker and return it."""
+    # By fork, whatever Python's default is: the data set need not be picklable, and the rank is the parent.
     context = get_context("fork")
     tasks_there, tasks_here = context.Pipe(duplex=False)
     answers_here, answers_there = context.Pipe(duplex=False)
@@ -267,6 +268,7 @@ def pickled(item: Any) -> bytes:
 
 class _Packer(ForkingPickler):
     """A pickler that stores small tensors by value."""
+
     def reducer_override(self, item: Any) -> Any:
         """Return how to pickle a small tensor by value; NotImplemented for anything else."""
         if type(item) is not torch.Tensor or not _fits(item):

@@ -94,8 +94,8 @@ class MlflowRun:
         self._log(metrics)
 
     def _metrics_of(self, row: Row) -> list[Any]:
-        # `step` comes last: with it, all of its step is there.
         """Return the row's values as MLflow's metrics."""
+        # `step` comes last: with it, all of its step is there.
         values = row.values if row.of_test else {**row.values, "step": row.step}
         # Sent again, a metric has the same time, by which the server knows it.
         at_ms = int(1000 * row.at)

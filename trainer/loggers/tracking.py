@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts about a training that a tracking server gets beside its metrics: id, name, settings."""
+    """Facts about a training that a tracking server gets beside its metrics: id, settings and folder."""
 
     training_id: str
     settings: Mapping[str, Any]
@@ -99,9 +99,9 @@ class TrackingLogger(Callback):
             return
         if self._training_id is None or self._given is not None:
             self._training_id = self._given or training_id(training.settings, os.environ)
-        told = {**asdict(training.settings), "world_size": training.world.size}
+        facts = {**asdict(training.settings), "world_size": training.world.size}
         folder = metrics_folder(training.settings)
-        tracker = self.tracker(About(self._training_id, told, folder))
+        tracker = self.tracker(About(self._training_id, facts, folder))
         began = time.time()
         self._sender = Sender(type(self).__name__, tracker, lambda last: rows_in(folder, last, began))
 

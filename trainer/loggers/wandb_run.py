@@ -33,8 +33,8 @@ class WandbLogger(TrackingLogger):
         self._options = {"project": project, **options}
 
     def tracker(self, about: About) -> "WandbRun":
-        # What W&B itself waits for, also when the process ends; no wait at all is no limit there.
         """Return the W&B run for one start of the training."""
+        # What W&B itself waits for, also when the process ends; no wait at all is no limit there.
         finish_s = max(0.8 * self._patience_s, 0.1)
         return WandbRun(about, {"settings": {"finish_timeout": finish_s}, **self._options})
 

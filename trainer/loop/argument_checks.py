@@ -1,4 +1,4 @@
-"""Refuse by name, before anything starts, parts of a training of a kind that a Trainer does not take."""
+"""Refuse arguments of a Trainer that are of the wrong kind, by name, before anything starts."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _CRITERIA = "torch.nn.modules.loss"
 def refuse_wrong_kinds(
     *, settings: object, model: object, loss: object, metrics: object, optimizer: object, schedule: object
 ) -> None:
-    """Raise BadSettings for an object where a function that makes it is expected, and the like."""
+    """Raise BadSettings for arguments of the wrong kind, such as an optimizer in place of a function that makes one."""
     if not isinstance(settings, Settings):
         raise BadSettings(
             f"settings: expected Settings, got {kind_of(settings)}\nhint: Trainer(Settings(max_epochs=3), ...)"
@@ -49,7 +49,7 @@ def refuse_wrong_kinds(
 
 
 def refuse_wrong_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise BadSettings for what is no callback, and for a misspelt hook that would never be called."""
+    """Raise BadSettings for objects that are no callbacks, and for misspelt hooks, which would never be called."""
     for one in callbacks:
         if isinstance(one, type):
             raise BadSettings(f"callbacks: expected objects, got the class {one.__name__}\nhint: {one.__name__}()")
@@ -68,6 +68,7 @@ def refuse_wrong_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def _user_classes(callback: object) -> list[type]:
+    """Return the callback's class and bases that are not trainer's own."""
     return [kind for kind in type(callback).__mro__ if kind.__module__.partition(".")[0] != "trainer"]
 
 

@@ -1,4 +1,4 @@
-"""Average the weights over the steps; the average is steadier, and is what is validated and exported."""
+"""Average the weights over the steps; the average is steadier, and is validated and exported."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint.names import ModelNames
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.checkpoint_files.weights import name_of_average
 from trainer.errors import BadSettings
 from trainer.strategies.finite import plain
@@ -29,7 +29,7 @@ class Average:
         self._weights = {
             name_of_average(names.of_parameter[id(one)]): one
             for one in module.parameters()
-            if one.requires_grad and is_here(one)
+            if one.requires_grad and has_values(one)
         }
         for name, one in self._weights.items():
             if one.element_size() < _LEAST_BYTES:
@@ -41,7 +41,7 @@ class Average:
 
     @torch.no_grad()
     def begin(self, known: Collection[str] = ()) -> int:
-        """Set the averages to the current weights, except those of `known` names; return how many were set."""
+        """Set the averages to the current weights, except those in `known`; return how many were set."""
         begun = [name for name in self.tensors if name not in known]
         for name in begun:
             self.tensors[name].copy_(self._weights[name])
@@ -73,12 +73,14 @@ class Average:
                 _exchange(*pair)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's part of each average, with that of its weight."""
         for name, weight in self._weights.items():
             yield plain(self.tensors[name]), plain(weight)
 
 
 @torch.no_grad()
 def _exchange(average: Tensor, weight: Tensor) -> None:
+    """Exchange the values of the two tensors."""
     held = weight.clone()
     weight.copy_(average)
     average.copy_(held)

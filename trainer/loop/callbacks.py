@@ -61,8 +61,8 @@ class Callbacks:
         self._on_step = [one.on_step for one in callbacks if type(one).on_step is not Callback.on_step]
 
     @property
-    def hear_of_ends(self) -> bool:
-        """Whether a callback of the user's own acts when the loop is left."""
+    def acts_on_end(self) -> bool:
+        """Whether one of the user's own callbacks has an `on_end`."""
         overriding = [type(one) for one in self._named.values() if type(one).on_end is not Callback.on_end]
         return any(not one.__module__.startswith(_OURS) for one in overriding)
 
@@ -103,6 +103,7 @@ class Callbacks:
                 logging.getLogger("trainer").warning("the checkpoint has state of %s, which is not here now", name)
 
     def _each(self, call: Callable[[Callback], None]) -> None:
+        """Call `call` with each callback."""
         for one in self._named.values():
             call(one)
 

@@ -1,4 +1,4 @@
-"""Tell why a training cannot continue in place after a rank was killed, so that all ranks have to start anew."""
+"""List the reasons why a training cannot continue in place after a rank was killed, so that all ranks start anew."""
 
 import os
 import time
@@ -30,13 +30,13 @@ _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
 
 class PlainState:
-    """Numbers and text that modules, or a loss, keep in Python, which neither a checkpoint nor a new rank has."""
+    """Finds numbers and text that modules or a loss keep in Python, which no checkpoint has and a new rank lacks."""
 
     def __init__(self) -> None:
         self._steps, self._last = 0, dict[str, str]()
 
     def changing(self, **modules: object) -> str:
-        """Return the name of a value that changed in one of the first steps, as `model.blocks.0.count`, or "".
+        """Return the name of a value that changed in one of the first steps, such as `model.blocks.0.count`, or "".
 
         The first step is not compared, as a module may make there what it keeps from then on.
         """
@@ -56,7 +56,7 @@ class PlainState:
 
 
 def _objects_of(root: object) -> Iterator[tuple[str, object]]:
-    """Yield a module's parts, or the object that a method belongs to."""
+    """Yield a module's parts by name, or the object that a method belongs to."""
     while isinstance(root, partial):
         root = root.func
     root = getattr(root, "__self__", root)
@@ -67,7 +67,7 @@ def _objects_of(root: object) -> Iterator[tuple[str, object]]:
 
 
 class Pace:
-    """Measures what part of the first steps is spent on keeping what continuing in place needs."""
+    """Measures which share of the first steps is spent on saving what continuing in place needs."""
 
     def __init__(self) -> None:
         self._steps, self._began, self._spent = 0, 0.0, 0.0
@@ -92,7 +92,7 @@ class Pace:
 def reasons(
     loop: Loop, settings: Settings, dataset: Any, launched: Launched, *, met_once: bool, loads: bool, made: bool
 ) -> Iterator[str]:
-    """Yield why a step could not be undone exactly, or its state not be handed to another rank.
+    """Yield each reason why a step could not be undone exactly, or its state not be given to another rank.
 
     `met_once`: the ranks have met for this training and can meet again. `loads`: nothing is handed over and all go back
     to what was saved. `made`: a function made the model.
@@ -115,16 +115,17 @@ def reasons(
 
 
 def _is_free(loop: Loop, *, loads: bool) -> bool:
-    """Return whether continuing in place loses no step and costs next to nothing.
+    """Return whether continuing in place can lose no step and costs next to nothing.
 
-    No device is waited for, and no callback of the user's acts on an end that is none.
+    That is so if no device has to be waited for and no callback of the user has an `on_end`.
     """
     strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
     small = sum(one.nbytes for one in strategy.buffers) <= _BUFFERS_BYTES
-    return strategy.settings.strategy in _FREE and not loads and cpu and small and not loop.callbacks.hear_of_ends
+    return strategy.settings.strategy in _FREE and not loads and cpu and small and not loop.callbacks.acts_on_end
 
 
 def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
+    """Yield the reasons that lie in the strategy, and in the number of ranks and nodes."""
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"

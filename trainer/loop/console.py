@@ -13,7 +13,7 @@ _LEAST_S = 0.1  # between two looks of the bar
 
 
 class Console(Callback):
-    """Prints lines to `lines`, and a bar to `screen` if it is a terminal."""
+    """Prints lines to `lines`, and a progress bar to `screen` if it is a terminal."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Console(Callback):
         self._loss = ""
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line, above the progress bar."""
         self._clear()
         self._lines.write(text + "\n")
         self._lines.flush()
@@ -56,6 +56,7 @@ class Console(Callback):
         self._clear()
 
     def _clear(self) -> None:
+        """Remove the progress bar from the terminal."""
         if self._live:
             self._screen.write("\r\x1b[K")
             self._screen.flush()
@@ -78,8 +79,10 @@ def bar(step: int, total_steps: int | None) -> str:
 
 
 def _at(step: int, total_steps: int | None) -> str:
+    """Return `step 10/140`, or `step 10` if the total is unknown."""
     return f"step {step}" if total_steps is None else f"step {step}/{total_steps}"
 
 
 def _named(values: Values) -> str:
+    """Return names and values as text."""
     return "".join(f"  {name} {value:.4g}" for name, value in values.items())

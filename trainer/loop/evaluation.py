@@ -32,10 +32,10 @@ Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
 
 
 class Shares:
-    """The validation or test data of this rank.
+    """Gives the validation or test batches of this rank.
 
-    Batches are cut before they are dealt out, so that each of them, and what is computed from it, is the same to the
-    last bit on any number of ranks.
+    Batches are formed before they are divided over ranks, so that each batch, and what is computed from it, is the same
+    to the last bit on any number of ranks.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Shares:
         collate: Callable[[list[Any]], Any] | None,
         most: int | None = None,
     ) -> None:
-        """Take at most `most` batches."""
+        """Take the data set, the samples of a batch, and how it is read; at most `most` batches are given."""
         open_data = partial(EvalData, workers=workers, collate=collate, pin_memory=world.device.type == "cuda")
         self._data: EvalData | None = None
         self._most = most
@@ -64,7 +64,7 @@ class Shares:
         return iter(()) if self._data is None else islice(self._data.batches(), self._most)
 
     def filler(self) -> Batch:
-        """Return some batch for a rank that has none left and has to keep step."""
+        """Return some batch for a rank that has none left but must run forward passes with the others."""
         return replace(next(self._open_any().batches()), samples=0)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ def _own_indices(length: int, samples: int, world: World) -> list[int]:
 
 
 class Evaluation:
-    """A pass over validation or test data that leaves no trace in the training."""
+    """Computes the values of validation or test data without changing anything in the training."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Evaluation:
         return {self._prefix + name: value for name, value in found.items()}
 
     def predict(self, answer: Callable[[nn.Module, Any], Any], after_batch: Callable[[], None]) -> list[Any]:
-        """Return what `answer(model, batch)` gives for each batch, in the order of the data, the same on all ranks."""
+        """Return `answer(model, batch)` for each batch, in the order of the data, the same on all ranks."""
         mine: list[Any] = []
         with self._weights(), self._without_trace():
             for batch in self._with_fillers(self._shares.batches()):
@@ -131,6 +131,7 @@ class Evaluation:
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
+        """Evaluate in this context without gradients, then restore generators, modes and buffers."""
         generators = state_of_generators(self._world.device)
         modes = [(part, part.training) for root in self._roots for part in root.modules()]
         self._strategy.share_buffers()
@@ -150,6 +151,7 @@ class Evaluation:
         self._shares.close()
 
     def _sums_over(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
+        """Return the sums over these batches on this rank, and the metric objects that were updated."""
         sums, objects = Sums(), MetricObjects()
         for batch in batches:
             values = self._values(self._place(batch.data), batch.samples)
@@ -163,6 +165,7 @@ class Evaluation:
         return sums, objects
 
     def _values(self, data: Any, samples: int) -> Mapping[str, Sum | tuple[Any, ...]]:
+        """Return the values of one batch by name."""
         functions: list[Callable[[nn.Module, Any], Any]] = []
         if self._loss is not None:
             functions.append(partial(_losses, self._loss, samples))
@@ -178,7 +181,7 @@ class Evaluation:
         return found
 
     def _sum_of(self, name: str, value: Sum, samples: int) -> tuple[Any, Any]:
-        """Return the sum and the count of a value. Raises TrainerError where it is no number."""
+        """Return the sum and the count of a value. Raises TrainerError if it is not a number."""
         refuse_no_number(f"metrics: {name}", value)
         sums = self._progress.float_metrics == "sum"
         if not isinstance(value, tuple) and is_float(value) and name not in self._warned_of and self._world.is_first:
@@ -224,11 +227,12 @@ class SeveralEvaluations:
 
 
 def answer_alone(model: nn.Module, batch: Any) -> Any:
-    """Return what the model gives for the input of a batch: all of it, or the first part of a pair with labels."""
+    """Return the model's output for a batch: for the whole of it, or for the first part of a pair with labels."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 def _losses(loss: LossFunction | None, samples: int, model: nn.Module, data: Any) -> Mapping[str, Sum]:
+    """Return loss values by name for a batch, or an empty dict without a loss."""
     return {} if loss is None else answer_of(loss(model, data)).sums(samples)

@@ -34,13 +34,16 @@ def peak_tflops(device: str, precision: str) -> float | None:
 
 
 def _is_in(name: str, device: str, parts: list[str]) -> bool:
-    """Return whether the name is a word of the device's or begins one (`A100-SXM4-80GB`): `T4` is not in `T400`."""
+    """Return whether `name` is one of the parts of a device's name, or begins one (`A100-SXM4-80GB`).
+
+    `T4` is not in `T400`.
+    """
     return any(part == name or part.startswith(f"{name}-") for part in parts) or f" {name} " in f" {device} "
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Operations per sample, and what all devices can do in a second if that is known."""
+    """The operations of one sample, and what all devices can do in a second, if that is known."""
 
     per_sample: float
     peak_per_s: float | None = None
@@ -52,7 +55,7 @@ class Flops:
 
 
 def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
-    """Return the operations of one forward and backward pass of this rank; what is recomputed counts once."""
+    """Return the operations of one forward and backward pass of this rank; recomputed ones are counted once."""
     from torch.utils.flop_counter import FlopCounterMode  # late: only where asked for
 
     eager: AbstractContextManager[None] = nullcontext()
@@ -61,6 +64,7 @@ def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
     counter, before, repeated = FlopCounterMode(display=False), 0, 0
 
     def report(begins: bool) -> None:
+        """Note the operations of a recomputation, which begins or ends."""
         nonlocal before, repeated
         now = counter.get_total_flops()
         before, repeated = (now, repeated) if begins else (before, repeated + now - before)

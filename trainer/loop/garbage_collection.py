@@ -1,4 +1,4 @@
-"""Collect Python's garbage at steps of a schedule, on all ranks at once."""
+"""Run Python's garbage collection on all ranks at the same steps."""
 
 import gc
 
@@ -7,7 +7,7 @@ from trainer.loop.progress import Training
 
 
 class Collecting(Callback):
-    """Collects every so many steps instead of whenever Python does, which delays all ranks for one of them.
+    """Collects garbage every so many steps, instead of whenever Python does, which makes all ranks wait for one.
 
     Objects that exist before the first step are not examined again.
     """

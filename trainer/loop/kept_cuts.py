@@ -1,4 +1,4 @@
-"""Keep where a pipeline was cut by measured time, beside the checkpoints and in each of them.
+"""Save where a pipeline was cut by measured time, beside the checkpoints and in each of them.
 
 A later start would otherwise measure again and go on with other stages in the middle of a run.
 """
@@ -27,6 +27,8 @@ NOTED = "pp_cut"  # with a checkpoint: the parts with which stages begin
 
 
 class _File(msgspec.Struct, frozen=True):
+    """The file beside the checkpoints in which a cut is saved."""
+
     begins: list[str]
     seconds: list[float]
     otherwise: float | None = None
@@ -36,7 +38,7 @@ _file = msgspec.json.Decoder(_File)
 
 
 class KeptCuts:
-    """The cut of a training: that of its newest checkpoint, else of its first start."""
+    """Finds and saves the cut of a training: that of its newest checkpoint, else that of its first start."""
 
     def __init__(self, folder: Path, world: World, measure: Callable[[], Sample] | None) -> None:
         """Take `measure` to get a sample, or None if the model is only evaluated and its cut does not matter."""
@@ -66,6 +68,7 @@ class KeptCuts:
         sync_folder(self._folder)
 
     def _cut_of_checkpoint(self) -> tuple[int, list[str]] | None:
+        """Return step and first parts of stages from the newest checkpoint, or None if it has no cut."""
         for entry in reversed(catalog.entries(self._folder)):
             manifest = _manifest(entry) if entry.kind == "step" else None
             if manifest is not None:
@@ -74,6 +77,7 @@ class KeptCuts:
         return None
 
     def _cut_in_file(self) -> Kept | None:
+        """Return the cut in the file, or None if there is no file. Raises TrainerError if it is damaged."""
         try:
             found = _file.decode(read_small(self._folder / STAGES))
         except (FileNotFoundError, NotADirectoryError):
@@ -86,7 +90,7 @@ class KeptCuts:
 
 
 def _manifest(entry: catalog.Entry) -> Manifest | None:
-    """Return the manifest, or None if it is damaged, which is reported when it is loaded."""
+    """Return the manifest, or None if it is damaged; damage is reported when the checkpoint is loaded."""
     try:
         return catalog.read_manifest(entry, partial=True)
     except (CheckpointDamaged, OSError):
@@ -94,7 +98,7 @@ def _manifest(entry: catalog.Entry) -> Manifest | None:
 
 
 def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
-    """Return a micro-batch of the first batch, and leave the data where it was; all ranks call it."""
+    """Return one rank's micro-batch of the first batch, leaving the data's position unchanged; all ranks call it."""
     place = data.state_dict()
     batches = data.epoch_batches()
     batch = next(batches, None)

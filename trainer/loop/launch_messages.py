@@ -1,4 +1,4 @@
-"""Receive launch's messages to one rank, also in the middle of a forward or backward pass."""
+"""Receive launch's messages to one rank, even in the middle of a forward or backward pass."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ _MOST = 32  # parameters: a call that is taken back costs half a microsecond in 
 
 
 class LaunchMessages:
-    """The message that the ranks meet again: waited for, or watched for while the rank trains."""
+    """Receives the message that ranks must meet again, by waiting for it or by watching for it during training."""
 
     def __init__(self) -> None:
         self._control: Control | None = None
@@ -52,12 +52,16 @@ class LaunchMessages:
     def watch(
         self, parameters: Iterable[nn.Parameter] | None = None, unless: Callable[[], bool] = lambda: False
     ) -> None:
-        """Cut the connections at a message, since no operation fails by itself if a node is only silent.
+        """Cut the connections when a message comes, since no operation fails by itself if a node only fell silent.
+
+        With `parameters`, forward and backward passes over them end with an error too, except while `unless` returns
+        True.
 
         With `parameters`, passes over them are left by an error too, except while `unless` returns True.
         """
 
         def check() -> None:
+            """Raise DistNetworkError if the connections were cut, unless passes have to be finished."""
             if not unless():
                 group_connections.check()
 
@@ -67,7 +71,10 @@ class LaunchMessages:
             self._lookout = group_connections.cut_on(self._control.fileno(), self.leave_passes)
 
     def leave_passes(self) -> None:
-        """Have passes left; the watching thread calls it, as the training's may be blocked."""
+        """Make running passes raise an error.
+
+        Called by the watching thread, as the training's thread may be blocked.
+        """
         if self._passes is not None:
             self._passes.leave()
 
@@ -90,7 +97,7 @@ class Passes:
         self._hooks: list[RemovableHandle] = []
 
     def leave(self) -> None:
-        """Have `check` called from now on before each module's forward pass and at some parameters' gradients.
+        """From now on, call `check` before each module's forward pass and when some parameters get gradients.
 
         Another thread calls this in the middle of a pass; before that it costs nothing. Modules get no hook if
         something was compiled, as it would be compiled again with the hook in it.

@@ -36,31 +36,31 @@ Info = dict[str, str | int | float | bool | None]
 
 
 class StepListener(Protocol):
-    """Keeps what is needed of each step to continue in place after a rank was killed."""
+    """The interface by which the loop reports each step, so that a training can continue in place after a kill."""
 
     step_samples: int | None  # of the step after which that is; None: before the first one
 
     def save_rank_state(self, loop: "Loop") -> None:
-        """Keep this rank's own state after the last forward pass of a step."""
+        """Save this rank's own state after the last forward pass of a step."""
 
     def update_done(self, loop: "Loop", step_samples: int) -> None:
-        """Keep the shared state after the update."""
+        """Save the shared state after the update."""
 
     def before_save(self, loop: "Loop") -> None:
-        """Act on the step after which the training continues, before it is saved."""
+        """Act before the step is saved to which the training continued in place."""
 
     def step_done(self, loop: "Loop") -> None:
-        """Act when everything that follows a step is done."""
+        """Act when everything that follows a step is done, including logging and saving."""
 
 
 @dataclass(slots=True)
 class Loop:
-    """All parts of one `fit`: model, data, schedules, evaluation, checkpointer, callbacks and the current step."""
+    """All parts of one `fit` call: model, data, schedules, evaluation, checkpointer, callbacks and the current step."""
 
     training: Training
     loss: LossFunction
     data: TrainData
-    epoch_samples: int | None  # of a whole epoch; None: nobody knows
+    epoch_samples: int | None  # of a whole epoch; None: unknown
     schedules: Schedules
     given: Given
     evaluation: Evaluation | SeveralEvaluations | None
@@ -122,7 +122,7 @@ class Loop:
             self.callbacks.on_end(self.training)
 
     def _train(self) -> bool:
-        """Return whether a stop was asked for, with everything saved."""
+        """Train, and return True if a stop was requested, with everything saved."""
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         if self.survivor is not None:
@@ -141,14 +141,14 @@ class Loop:
         return False
 
     def _continue_after_step(self, survivor: StepListener) -> bool:
-        """Continue in place after a step's update; return whether a stop was asked for."""
+        """Do the rest of a step after whose update ranks continue in place; return whether a stop was requested."""
         if survivor.step_samples is None:
             survivor.before_save(self)
             return False
         return self._end_step(survivor.step_samples, before_saving=lambda: survivor.before_save(self))
 
     def _catch_up(self) -> None:
-        """Do what the start before this one had left to do after its last step, such as a validation."""
+        """Do what an earlier start had yet to do after its last step, such as a validation."""
         limit, every = self.training.settings.max_time_s, self.training.settings.validate_every
         self.out_of_time = limit is not None and self.progress.seconds_before >= limit
         if self.data.samples_done == self.epoch_samples and self.progress.epoch == self.data.epoch:
@@ -159,7 +159,7 @@ class Loop:
             self._validate()
 
     def _train_epoch(self) -> bool:
-        """Train the rest of an epoch; return whether a stop was asked for."""
+        """Train the rest of an epoch; return whether a stop was requested."""
         begun, first = self.data.samples_done, self.progress.step
         self.left = None if self.epoch_samples is None else self.epoch_samples - begun
         for batch in self.data.epoch_batches():
@@ -176,6 +176,7 @@ class Loop:
         return False
 
     def _micro_batch(self, batch: Batch) -> None:
+        """Run the forward and backward pass of one micro-batch."""
         if self.piped is not None:
             self._through_stages(self.piped, batch)
             return
@@ -200,7 +201,7 @@ class Loop:
             self.losses.add(answer, batch)
 
     def answer(self, batch: Batch) -> Answer:
-        """Return what the user's function gives for a batch."""
+        """Return the result of the user's loss function for a batch."""
         data = self.place(batch.data)
         try:
             if self.own_step is not None:
@@ -221,6 +222,7 @@ class Loop:
         return self.loss(model, data)
 
     def _optimizer_step(self, batch: Batch) -> None:
+        """Update the weights after the last micro-batch, or leave the step out."""
         if self.logs:
             self.rates = self.schedules.rates  # before they are scheduled anew
         factor = self.count.factor(batch.step_samples)
@@ -241,7 +243,10 @@ class Loop:
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
-        """Return whether the step must not be learned from; ranks meet here if spikes are looked for."""
+        """Return whether the step's loss is a spike, so that it is left out.
+
+        Ranks meet here if spikes are looked for.
+        """
         spikes, step, settings = self.spikes, self.progress.step + 1, self.training.settings
         if spikes is None:
             return False
@@ -253,17 +258,17 @@ class Loop:
         what = "back to the last checkpoint and past these samples" if self.goes_back else "the step is left out"
         self.training.say(f"step {step}: loss {self.means['loss']:.4g}, while {usual:.4g} is usual: {what}")
         if spikes.in_a_row > settings.skip_limit:
-            raise spikes.hopeless(f"steps {step - spikes.in_a_row + 1} to {step}", settings.skip_limit)
+            raise spikes.too_many_error(f"steps {step - spikes.in_a_row + 1} to {step}", settings.skip_limit)
         return True
 
     def _has_a_checkpoint(self) -> bool:
-        """Return whether there is a checkpoint to go back to, after waiting for one under way."""
+        """Return whether there is a checkpoint to go back to, after waiting for one that is being written."""
         self.checkpointer.wait()
         folder = self.checkpointer.folder
         return call_on_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
     def _end_step(self, step_samples: int, before_saving: Callable[[], None] = lambda: None) -> bool:
-        """Do everything due after an optimizer step, save last, and return whether a stop was asked for."""
+        """Do everything due after an optimizer step, saving last; return whether a stop was requested."""
         self.steps += 1
         self.samples += step_samples
         if self.logs:
@@ -286,10 +291,12 @@ class Loop:
         return stop
 
     def _begin_step(self) -> None:
+        """Decide whether the step that begins is logged."""
         self.logs = (self.progress.step + 1) % self.training.settings.log_every == 0
         self.gathers = self.logs or self.spikes is not None
 
     def _end_epoch(self) -> None:
+        """Validate if that is due, count the epoch, and call the callbacks."""
         if self.training.settings.validate_every == "epoch":
             self._validate(last=self._is_over(epochs=self.progress.epoch + 1))
         self.progress.epoch += 1
@@ -308,16 +315,21 @@ class Loop:
         )
 
     def _check_time_limit(self) -> None:
+        """Note whether `max_time_s` is over, by a vote of all ranks."""
         limit = self.training.settings.max_time_s
         if limit is not None and self.late.due(self.progress.step):
             [self.out_of_time] = self.late.vote(self.progress.step, [self.progress.seconds >= limit])
 
     def _validation_is_due(self) -> bool:
+        """Return whether to validate after the current step."""
         every, step = self.training.settings.validate_every, self.progress.step
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
     def _validate(self, *, last: bool = False) -> None:
-        """Validate; with `last`, nothing is trained afterwards, and all is saved before in case of an error."""
+        """Validate.
+
+        With `last`, the training ends after it, so everything is saved before, in case validation fails.
+        """
         never = self.training.settings.validate_every == "never"
         if never or self.evaluation is None or self.progress.validated == self.progress.step:
             return
@@ -340,10 +352,11 @@ class Loop:
         self.callbacks.on_validation(self.training, values)
 
     def still_here(self) -> None:
-        """Report life during long work that is no step."""
+        """Report progress during long work between steps, or launch takes the rank for hung."""
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
+        """Log the step's losses, speed and times, on all ranks, which meet here."""
         sums, passed = self.phases.take()
         seconds = {phase: spent / self.steps for phase, spent in sums.items()}
         means, of_ranks = self._losses_of_step(seconds)
@@ -370,7 +383,7 @@ class Loop:
         self._refuse_to_continue()
 
     def _losses_of_step(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
-        """Return the losses of the step and what each rank reports of itself; ranks meet here, once."""
+        """Return the losses of the step, and each rank's own times and memory; ranks meet here, once."""
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
         mine = [own_seconds(seconds, meets_in_forward=meets), peak_memory_gb(world.device)]
@@ -379,12 +392,13 @@ class Loop:
         return self.losses.take(mine), self.losses.of_ranks
 
     def _skipped(self) -> dict[str, int]:
+        """Return how many steps were left out, by reason; empty if none were."""
         total, _ = self.strategy.skips.read()
         spikes = self.spikes.total if self.spikes is not None else 0
         return {**({"skipped": total} if total else {}), **({"spikes": spikes} if spikes else {})}
 
     def _refuse_to_continue(self) -> None:
-        """Raise NotFinite if too many steps in a row were left out."""
+        """Raise NotFinite if too many steps in a row were left out because they were not finite."""
         settings, last = self.training.settings, self.progress.step
         _, in_a_row = self.strategy.skips.read()
         # fp16 begins with a scale that is meant to be too large, and halves it until it is not.
@@ -397,6 +411,7 @@ class Loop:
             )
 
     def _finish(self) -> None:
+        """Validate, save the end of the training, and report its fingerprint."""
         self._refuse_to_continue()
         self._validate()
         if self.progress.ending:

@@ -1,4 +1,4 @@
-"""Read what a loss function gives, and compute the loss of a step over its micro-batches and ranks."""
+"""Read what a loss function returns, and compute the loss of a step over its micro-batches and ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ LossFunction = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a loss function."""
+    """What a loss function returned: the loss, and its other values by name."""
 
     loss: Tensor  # a mean over the samples of the batch; with a count, a sum
     count: Count | None = None
@@ -42,7 +42,7 @@ class Answer:
 
 
 def answer_of(given: Any) -> Answer:
-    """Return what a loss function gave as `loss`, `loss, {...}`, `sum, count` or `sum, count, {...}`.
+    """Return as an Answer what a loss function returned: `loss`, `loss, {...}`, `sum, count` or `sum, count, {...}`.
 
     Raises TrainerError for anything else.
     """
@@ -63,7 +63,7 @@ def answer_of(given: Any) -> Answer:
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return the answer. Raises TrainerError for what is no single number."""
+    """Return the answer. Raises TrainerError if it is not a single number."""
     if answer.loss.numel() != 1:
         raise TrainerError(f"loss: expected one number, got {described(answer.loss)}\nhint: the mean over the batch")
     if isinstance(answer.count, Tensor) and answer.count.numel() != 1:
@@ -88,7 +88,7 @@ def refuse_no_number(what: str, value: Any) -> None:
 
 
 def by_name(given: Any) -> Mapping[str, Any]:
-    """Return what a metrics function gives. Raises TrainerError unless it is a dict of values by name."""
+    """Return the values of a metrics function. Raises TrainerError unless it returned a dict."""
     if not isinstance(given, Mapping):
         raise TrainerError(
             f"metrics: expected a dict of values by name, got {described(given)}\nhint: return {{'accuracy': value}}"
@@ -102,7 +102,7 @@ def described(value: Any) -> str:
 
 
 def plain(given: Any) -> Any:
-    """Return DTensors, which ranks have computed together, as the whole tensor on each rank."""
+    """Return the value with each DTensor replaced by its whole tensor."""
     if isinstance(given, Tensor):
         return given.full_tensor() if hasattr(given, "full_tensor") else given
     if isinstance(given, Mapping):
@@ -127,11 +127,11 @@ class StepLosses:
             self._sums.append(answer.sums(batch.samples))
 
     def noted(self) -> tuple[tuple[str, ...], list[float]]:
-        """Return the names, and sum and count of each of them for every batch that was added."""
+        """Return the names of the losses, and sum and count of each of them for every batch that was added."""
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
     def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
-        """Restore what `noted` returned, and the losses of `others` that are gone."""
+        """Restore what `noted` returned, and the losses in `others` of ranks that are gone."""
         self._names, width = tuple(names), 2 * len(names)
         tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
         batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]
@@ -139,7 +139,10 @@ class StepLosses:
         self._others = [_added_up(one, width) for one in others]
 
     def take(self, say: Sequence[float] = ()) -> dict[str, float]:
-        """Return the means of the step, the same on all ranks, which meet here and may send `say` along."""
+        """Return the mean losses of the step, the same on all ranks.
+
+        `say` is sent to the other ranks along with them.
+        """
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
         rows = self._of_all([*_added_up(numbers, width), *say])
@@ -151,6 +154,7 @@ class StepLosses:
         return {name: divided(sums[2 * place], sums[2 * place + 1]) for place, name in enumerate(self._names)}
 
     def _of_all(self, mine: list[float]) -> list[list[float]]:
+        """Return every rank's numbers, by rank; all ranks call it."""
         if self._world.control is None:
             return [mine]
         sums = torch.tensor(mine, dtype=torch.float64)
@@ -160,12 +164,13 @@ class StepLosses:
 
 
 def _added_up(numbers: Sequence[float], width: int) -> list[float]:
+    """Return the sum of each column of rows of `width` numbers."""
     batches = [numbers[place : place + width] for place in range(0, len(numbers), width or 1)]
     return [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
 
 
 class StepCount:
-    """Counts what the loss of the step is a sum of, where a loss function says so.
+    """Counts over all ranks what the step's loss is a sum of, if the loss function returns a count.
 
     The count is known only after the last micro-batch of all ranks. Until then gradients are those of the sum over the
     step's samples, which is about as large, and then they are multiplied once.
@@ -176,19 +181,19 @@ class StepCount:
         self._count: Tensor | None = None
 
     def weighted(self, answer: Answer, batch: Batch) -> Tensor:
-        """Count the micro-batch and return the loss to go back from."""
+        """Count the micro-batch, and return the loss to call `backward` on."""
         self.add(answer, batch)
         return self.share_of(answer, batch)
 
     def share_of(self, answer: Answer, batch: Batch) -> Tensor:
-        """Return what a micro-batch, or a part of one, contributes to the loss to go back from."""
+        """Return what a micro-batch, or a part of one, contributes to the loss to call `backward` on."""
         if answer.count is None:
             return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale
         # DDP and the shards take the mean over ranks.
         return answer.loss * (self._world.shares / batch.step_samples if batch.samples else 0.0)
 
     def add(self, answer: Answer, batch: Batch) -> None:
-        """Count what a micro-batch of the step is about."""
+        """Add a micro-batch's count, if it has one."""
         if answer.count is None:
             return
         here = torch.as_tensor(answer.count, dtype=torch.float64, device=answer.loss.device).detach()
@@ -196,7 +201,7 @@ class StepCount:
         self._count = here if self._count is None else self._count + here
 
     def factor(self, step_samples: int) -> Tensor | None:
-        """Return what to multiply the gradients by, or None without counts; ranks meet here."""
+        """Return the factor for the gradients, or None if there were no counts; ranks meet here."""
         count, self._count = self._count, None
         if count is None:
             return None
@@ -232,7 +237,7 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
 
 
 def _predicts_the_next(model: nn.Module) -> bool:
-    """Return whether the model predicts the next token, so that the first label has no part in the loss."""
+    """Return whether the model predicts the next token, so that the first label does not count in its loss."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     return any(word in kind.__name__ for kind in type(model).__mro__ for word in _NEXT_TOKEN)

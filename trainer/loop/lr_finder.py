@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from trainer.checkpoint.generators import restore_generators, state_of_generators
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.errors import TrainerError
 from trainer.loop.schedules import set_group
 
@@ -23,7 +23,7 @@ _SKIP_FIRST = 5  # the first steps say more about the data than about the rate
 
 
 class Kept(Protocol):
-    """An object with a state, as it is kept in a checkpoint."""
+    """The interface of an object whose position is saved and restored, such as the data."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any) -> None: ...
@@ -31,7 +31,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The rates that were tried, and the one at which the loss fell most steeply."""
+    """The learning rates that were tried, and the one at which the loss fell most steeply."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -87,6 +87,7 @@ def steepest(rates: list[float], losses: list[float]) -> float:
 
 
 def _ratio(rate: float | Tensor, first: float | Tensor) -> float:
+    """Return the ratio of a group's rate to that of the first group, or 1.0 if that is 0."""
     return float(rate) / float(first) if float(first) else 1.0
 
 
@@ -95,7 +96,7 @@ def put_back(
     module: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, data: Kept, device: torch.device
 ) -> Iterator[None]:
     """Restore model, optimizer, scaler, the data's position and the generators at the end of the context."""
-    tensors = [*filter(is_here, module.parameters()), *module.buffers()]
+    tensors = [*filter(has_values, module.parameters()), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
     gradients = [None if one.grad is None else one.grad.clone() for one in module.parameters()]
     modes = [(part, part.training) for part in module.modules()]
@@ -121,12 +122,13 @@ def put_back(
 
 
 def _with_inner(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the optimizer, and the one inside a ZeroRedundancyOptimizer that has this rank's state."""
+    """Return the optimizer, and the one inside a ZeroRedundancyOptimizer, which has this rank's state."""
     inner = getattr(optimizer, "optim", None)
     return [optimizer, inner] if isinstance(inner, Optimizer) else [optimizer]
 
 
 def _copy_of(optimizer: Optimizer) -> tuple[dict[Tensor, Any], list[dict[str, Any]]]:
+    """Return copies of an optimizer's states and of its groups' options."""
     states = {parameter: copy.deepcopy(state) for parameter, state in optimizer.state.items()}
     groups = [
         {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
@@ -136,6 +138,7 @@ def _copy_of(optimizer: Optimizer) -> tuple[dict[Tensor, Any], list[dict[str, An
 
 
 def _restore(optimizer: Optimizer, states: dict[Tensor, Any], groups: list[dict[str, Any]]) -> None:
+    """Restore an optimizer from the copies."""
     optimizer.state.clear()
     optimizer.state.update(states)
     for group, kept in zip(optimizer.param_groups, groups, strict=True):

@@ -16,7 +16,7 @@ States = dict[str, State]  # of a metric and of those that it is made of, by the
 
 
 def is_of_object(found: object) -> bool:
-    """Return whether it is a metric object and what to update it with, rather than a sum."""
+    """Return whether this is a tuple of a metric object and its arguments, rather than a sum and a count."""
     return isinstance(found, tuple) and bool(found) and hasattr(found[0], "update") and hasattr(found[0], "compute")
 
 
@@ -44,7 +44,7 @@ class MetricObjects:
         self._parts |= dict(_parts(name, metric))
 
     def values(self, world: World) -> dict[str, float]:
-        """Return the values, the same on all ranks, which meet here; for each one rank computes.
+        """Return the values of all metrics, the same on all ranks, which meet here; each is computed on one rank.
 
         That is the first rank that has a state of the metric.
         """
@@ -59,7 +59,7 @@ class MetricObjects:
 
 
 def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the metric, or the parts of a collection."""
+    """Yield the metric, or each metric of a collection, with its name."""
     if hasattr(metric, "items"):
         yield from ((f"{name}_{key}", one) for key, one in metric.items())
     else:
@@ -67,7 +67,7 @@ def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check(name: str, metric: Any) -> None:
-    """Raise TrainerError for a metric without known state, which would be computed of one rank's data."""
+    """Raise TrainerError for a metric without declared state, which would be computed from one rank's data."""
     for part, one in _parts(name, metric):
         if not any(held.metric_state for held in _metrics_inside(one).values()):
             raise TrainerError(
@@ -91,18 +91,22 @@ def _reset(metric: Any) -> None:
 
 
 def _states(metric: Any) -> States:
+    """Return copies of the states of a metric and its parts, on the CPU."""
     return {name: _state(part) for name, part in _metrics_inside(metric).items()}
 
 
 def _state(part: Any) -> State:
+    """Return a copy of one metric's state, on the CPU."""
     return {key: _on_the_host(value) for key, value in part.metric_state.items()}
 
 
 def _on_the_host(value: Any) -> Any:
+    """Return the tensor, or the list of tensors, on the CPU."""
     return [one.detach().cpu() for one in value] if isinstance(value, list) else value.detach().cpu()
 
 
 def _computed(metric: Any, of_ranks: list[States]) -> Any:
+    """Return the metric's value, computed from the states of all ranks."""
     _reset(metric)
     metric.to("cpu")
     parts = _metrics_inside(metric)
@@ -121,6 +125,7 @@ def _computed(metric: Any, of_ranks: list[States]) -> Any:
 
 
 def _set(part: Any, state: State) -> None:
+    """Set the state's values on the metric."""
     for key, value in state.items():
         setattr(part, key, value)
 
@@ -139,6 +144,7 @@ def _reduce(part: Any, states: list[State]) -> State:
             key_of[id(value)] = key
 
     def of_all(mine: Tensor, **_: Any) -> list[Tensor]:
+        """Return the values that other ranks have for this tensor."""
         return [state[key_of[id(mine)]] for state in states] if id(mine) in key_of else [mine]
 
     part.sync(dist_sync_fn=of_all, distributed_available=lambda: True)
@@ -150,6 +156,7 @@ def _reduce(part: Any, states: list[State]) -> State:
 
 
 def _value(name: str, found: Any) -> float:
+    """Return a metric's value as a float. Raises TrainerError if it is not one number."""
     if isinstance(found, Real) or (isinstance(found, Tensor) and found.numel() == 1):
         return float(found)
     raise TrainerError(f"metrics: {name}: expected one number, got {found!r}\nhint: average='macro', or another one")

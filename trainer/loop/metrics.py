@@ -1,4 +1,4 @@
-"""Write metrics as JSON lines, which a restart continues (see trainer.metrics_files), for TensorBoard and launch."""
+"""Write metrics as JSON lines (read by trainer.metrics_files), for TensorBoard, and to launch."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ def metrics_folder(settings: Settings) -> Path:
 
 
 def numbers_of(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield all numbers of a line but its step; nested ones are named `seconds/data`."""
+    """Yield names and values of all numbers in a line except `step`; nested ones are named like `seconds/data`."""
     for name, value in line.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{part}", number) for part, number in numbers_of(value))
@@ -62,7 +62,7 @@ class JsonLines(Callback):
         self.on_end(training)
 
     def on_trace(self, training: Training, found: Mapping[str, float]) -> None:
-        """Append what a trace found."""
+        """Append a line with the summary of a trace."""
         self._write({"step": training.step, "traced": dict(found)})
 
     def on_end(self, _training: Training) -> None:
@@ -71,6 +71,7 @@ class JsonLines(Callback):
             self._fd = None
 
     def _open(self) -> None:
+        """Open the file to append; end a line that a kill has cut short."""
         self._folder.mkdir(parents=True, exist_ok=True)
         name = of_attempt(self._launched.attempt) if self._launched.disks_apart else FILE
         self._fd = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -79,9 +80,11 @@ class JsonLines(Callback):
             self._append(b"\n")  # a kill came in the middle of a line
 
     def _write(self, line: Line) -> None:
+        """Append a line of metrics."""
         self._append(json.dumps(_plain(line), allow_nan=False).encode() + b"\n")
 
     def _append(self, data: bytes) -> None:
+        """Append bytes to the file; after an error, log it and write no more."""
         if self._fd is None:
             return
         try:
@@ -111,6 +114,7 @@ class TensorBoard(Callback):
         self._open(training.step + 1)
 
     def _open(self, purge_step: int | None) -> None:
+        """Open the event file, dropping events after `purge_step`."""
         try:
             from torch.utils.tensorboard import SummaryWriter  # late: an optional package, and slow to import
         except ImportError as error:
@@ -134,6 +138,7 @@ class TensorBoard(Callback):
             self._writer = None
 
     def _write(self, step: int, line: Mapping[str, Any]) -> None:
+        """Write each number of a line as a scalar."""
         if self._writer is not None:
             for name, value in numbers_of(line):
                 self._writer.add_scalar(name, value, step)

@@ -1,4 +1,4 @@
-"""Act on a monitored value: stop early, and keep the best model."""
+"""Watch a monitored value: stop the training early, and keep the best model."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ class Best:
     value: float | None = None
 
     def take(self, value: float) -> bool:
-        """Return whether the value is better than all before, and remember it then."""
+        """Return whether `value` is better than all before; a better one is stored."""
         if math.isnan(value):
             return False
         gain = math.inf if self.value is None else self.value - value if self.mode == "min" else value - self.value
@@ -31,7 +31,7 @@ class Best:
 
 
 class EarlyStopping(Callback):
-    """Ends the training when `patience` validations in a row brought nothing better."""
+    """Ends the training when `patience` validations in a row have brought no better value."""
 
     def __init__(self, patience: int, monitor: str = "val_loss", mode: str = "min", min_delta: float = 0.0) -> None:
         self.patience, self.monitor = patience, monitor
@@ -46,6 +46,7 @@ class EarlyStopping(Callback):
         self._look(training)
 
     def _look(self, training: Training) -> None:
+        """End the training if `patience` is used up."""
         if self.bad >= self.patience:
             training.end(f"early stopping: {self.bad} validations without a better {self.monitor}", stays=False)
 

@@ -1,4 +1,4 @@
-"""Measure where the time of a step goes, without waiting for the GPU."""
+"""Measure how the time of a step is divided over its phases, without waiting for the GPU."""
 
 import time
 from collections import defaultdict
@@ -13,7 +13,7 @@ PHASES = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "oth
 
 
 class Phases(Protocol):
-    """A stopwatch with laps: each lap's time goes to one phase."""
+    """A stopwatch: each lap adds the time since the last one to a phase."""
 
     def lap(self, phase: str) -> None: ...
 
@@ -27,11 +27,11 @@ class Phases(Protocol):
         """Return what `take` would return now, by the host's clock alone."""
 
     def go_on_from(self, spent: Spent) -> None:
-        """Count as if so much time had passed already."""
+        """Continue counting as if this much time had passed already."""
 
 
 class HostPhases:
-    """Phases by this process's clock, which is all there is on a CPU."""
+    """Measures phases by this process's clock, which suffices on a CPU."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class HostPhases:
 
 
 class DevicePhases:
-    """Phases by events in the GPU's stream, read only when asked for.
+    """Measures phases by events in the GPU's stream, which are read only when asked for.
 
     The host's laps count for what the GPU has no part in: waiting for data, and checkpoints.
     """
@@ -108,6 +108,7 @@ class DevicePhases:
         self._host.go_on_from(({}, passed))
 
     def _mark(self) -> torch.cuda.Event:
+        """Record an event in the GPU's stream and return it."""
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
@@ -119,5 +120,6 @@ def phases_on(device: torch.device) -> Phases:
 
 
 def _in_order(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds in the usual order of phases."""
     order = {phase: place for place, phase in enumerate(PHASES)}
     return dict(sorted(seconds.items(), key=lambda item: order.get(item[0], len(order))))

@@ -37,7 +37,10 @@ Function = Callable[[nn.Module, Any], Any]
 
 
 class _Called(BaseException):
-    """Carries what a function calls the model with out of it; a BaseException, so that the function cannot catch it."""
+    """Carries the arguments of the model's call out of a loss function.
+
+    A BaseException, so that it is not caught there.
+    """
 
     def __init__(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class _Called(BaseException):
 
 
 class _StandIn(nn.Module):
-    """Stands for a model that is spread over several ranks."""
+    """A module that takes the place of a model spread over several ranks while a loss function runs."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -58,11 +61,15 @@ class _StandIn(nn.Module):
 
 
 class _CaptureInput(_StandIn):
+    """A stand-in that raises _Called with the arguments of its call."""
+
     def forward(self, *given: Any, **named: Any) -> Any:
         raise _Called(given, named)
 
 
 class _ReplayOutput(_StandIn):
+    """A stand-in that returns the last stage's output when it is called."""
+
     def __init__(self, answer: Tensor) -> None:
         super().__init__()
         self._answers = [answer]
@@ -75,14 +82,14 @@ class _ReplayOutput(_StandIn):
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The names of the values of an Answer, without their numbers."""
+    """The names of the values in an Answer, and whether it has a count, without the numbers."""
 
     counts: bool
     pairs: tuple[tuple[str, bool], ...]  # names, and whether each is a sum and a count of its own
 
 
 class Piped:
-    """Sends batches through a pipeline."""
+    """Runs batches through a pipeline for a user's loss and metrics functions."""
 
     def __init__(self, pipeline: "Pipeline") -> None:
         self._pipeline = pipeline
@@ -90,9 +97,9 @@ class Piped:
         self._shape: _Shape | None = None  # of what the loss function returns, known after the first batch
 
     def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
-        """Compute the gradients of a batch, count it, and return what the function gives.
+        """Compute the gradients of a batch, count it, and return the loss function's answer.
 
-        With `known` that is the whole answer, else its count alone, if there is one.
+        With `known` it has all values, else only the count, if there is one.
         """
         pipeline = self._pipeline
         inputs = self._inputs(loss, data, training=True)
@@ -102,6 +109,7 @@ class Piped:
         answers: dict[int, Answer] = {}
 
         def loss_of(output: Tensor, number: int) -> Tensor:
+            """Return the loss of one part of the batch from the last stage's output."""
             with pipeline.casting():
                 answer = answers[number] = answer_of(loss(_ReplayOutput(output), parts[number]))
             mine = count.share_of(answer, part)
@@ -129,6 +137,7 @@ class Piped:
         return found
 
     def _named_values(self, function: Function, data: Any, output: Tensor | None) -> Mapping[str, Any]:
+        """Return the named values of one function on all ranks, computed on the last stage."""
         values: Mapping[str, Any] = {}
         problem = ""
         if output is not None:
@@ -152,7 +161,7 @@ class Piped:
         return values
 
     def answered(self, function: Function, data: Any) -> Any:
-        """Return what a function gives for a batch, without gradients, on the last stage; None elsewhere."""
+        """Return what a function returns for a batch, without gradients, on the last stage; None elsewhere."""
         output = self._pipeline.ask(self._inputs(function, data, training=False))
         if output is None:
             return None
@@ -160,10 +169,11 @@ class Piped:
             return function(_ReplayOutput(output), data)
 
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
+        """Return the tensor that the function calls the model with."""
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
-        """Return the parts' answers put together, on all ranks."""
+        """Return the answers of all parts merged into one, on all ranks."""
         pipeline = self._pipeline
         if self._shape is None:
             self._shape = cast("_Shape", pipeline.broadcast_from_last(_shape_of(answers[0]) if answers else None))
@@ -190,7 +200,11 @@ def _model_input(
     function: Function, data: Any, casting: Callable[[], AbstractContextManager[None]], device: torch.device, *,
     training: bool,
 ) -> Tensor:  # fmt: skip
-    """Return what the function calls the model with, the same on all ranks; it may draw nothing before."""
+    """Return the tensor that a function calls the model with, the same on all ranks.
+
+    Raises TrainerError if the function never calls the model, calls it with anything else, or draws random numbers
+    first.
+    """
     before = state_of_generators(device)
     try:
         with casting():
@@ -214,15 +228,17 @@ def _model_input(
 
 
 def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -> Sample:
-    """Return the first part into which a pipeline divides this batch, to measure by."""
+    """Return the first part of a batch, as a pipeline would divide it, to measure stages with."""
 
     def casting() -> AbstractContextManager[None]:
+        """Return the context of a forward pass in the training's precision."""
         return autocasting(world.device, low_dtype(settings.precision))
 
     samples = len(_model_input(loss, data, casting, world.device, training=True))
     part = _parts(data, samples, micro_batches(samples, world.stages, settings.pp_microbatches))[0]
 
     def loss_of(output: Tensor) -> Tensor:
+        """Return the loss of the part from the last stage's output."""
         with casting():
             return answer_of(loss(_ReplayOutput(output), part)).loss
 
@@ -239,10 +255,12 @@ def _shape_of(answer: Answer) -> _Shape:
 
 
 def _names(shape: _Shape) -> str:
+    """Return the names in an answer for a message."""
     return ", ".join(name for name, _ in shape.pairs)
 
 
 def _number(value: Any, device: torch.device) -> Tensor:
+    """Return a value as a tensor of one float64."""
     return torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(())
 
 
@@ -257,18 +275,21 @@ def _parts(data: Any, samples: int, many: int) -> list[Any]:
     size = samples // many
 
     def rows(begin: int, tensor: Tensor) -> Tensor:
+        """Return the rows of one part."""
         return tensor[begin : begin + size]
 
     return [tree_map_only(Tensor, partial(rows, number * size), data) for number in range(many)]
 
 
 def _kinds(*values: Any) -> str:
+    """Return a description of values for a message."""
     return ", ".join(
         f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__ for one in values
     )
 
 
 def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether two states of the random generators differ."""
     (_, keys, *rest), (_, keys_now, *rest_now) = before["numpy"], now["numpy"]
     pairs = zip([before["torch"], *before["devices"]], [now["torch"], *now["devices"]], strict=True)
     return (
@@ -285,12 +306,13 @@ def samples_at_once(settings: Settings, world: World) -> int:
 
 
 def refuse_off_stages(settings: Settings, world: World) -> None:
-    """Raise BadSettings listing what a pipeline cannot do, and how its batch does not fit."""
+    """Raise BadSettings that lists how the settings do not fit a pipeline."""
     if world.stages > 1 and (problems := list(_problems(settings, world))):
         raise BadSettings("\n".join(problems))
 
 
 def _problems(settings: Settings, world: World) -> Iterator[str]:
+    """Yield how the batch does not fit the pipeline's stages and micro-batches."""
     samples, wanted = samples_at_once(settings, world), settings.pp_microbatches
     ways = f"batch_size {settings.batch_size} / (accumulate {settings.accumulate} x {world.shares} dp) = {samples}"
     if samples < world.stages:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def placed(data: Any, device: torch.device, move: Callable[[Tensor], Tensor] | None = None) -> Any:
-    """Return the data with every tensor on the device; `move` moves one."""
+    """Return the data with every tensor moved to the device, by `move` if it is given."""
     if isinstance(data, Tensor):
         return data.to(device, non_blocking=True) if move is None else move(data)
     if isinstance(data, Mapping):
@@ -23,7 +23,7 @@ def placed(data: Any, device: torch.device, move: Callable[[Tensor], Tensor] | N
 
 
 class Placing:
-    """Moves data to a GPU on a stream of its own, while the GPU still works on the batches before.
+    """Moves data to a GPU on a separate stream, while the GPU still works on earlier batches.
 
     The computing stream waits for the whole batch and for nothing else.
     """
@@ -40,6 +40,7 @@ class Placing:
         return moved
 
     def _move(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the GPU, copied on the separate stream if it comes from the CPU."""
         # What is here already, or on another GPU, was made on this one's stream; what is sparse no stream can keep.
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return tensor.to(self._device, non_blocking=True)

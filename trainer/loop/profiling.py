@@ -20,7 +20,7 @@ Report = Callable[[Training, Mapping[str, float]], None]
 
 
 class MarkedPhases:
-    """A stopwatch whose laps are also marks in a trace."""
+    """A stopwatch whose laps are also recorded in the trace."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
@@ -40,6 +40,7 @@ class MarkedPhases:
 
 
 def _mark(phase: str) -> None:
+    """Record the end of a phase in the trace."""
     with record_function(f"{LAP}{phase}"):
         pass
 
@@ -79,6 +80,7 @@ class Profiler(Callback):
             _mark("other")
 
     def _finish(self, training: Training, running: "profile") -> Path:
+        """Stop the profiler, write its trace, and return the file."""
         self._running = None
         running.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,7 @@ class Profiler(Callback):
         return path
 
     def _summarise(self, training: Training, path: Path) -> None:
-        """Summarise the trace over all ranks, which meet here, unless a restart has cut it."""
+        """Summarise the trace over all ranks, which meet here, unless a restart cut it short."""
         if self._begun == self._first - 1:
             mine = traced(json.loads(path.read_bytes())["traceEvents"])
             found = merged(gathered(mine, training.world), self._last - self._begun)

@@ -1,4 +1,4 @@
-"""Record how far a training is: what each checkpoint keeps of it, and what callbacks see."""
+"""Record how far a training is, for its checkpoints and callbacks."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from trainer.world import World
 
 
 class Progress:
-    """The loop's own state, kept in each checkpoint."""
+    """The loop's own position, saved in each checkpoint."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.step = 0  # optimizer steps done
@@ -27,7 +27,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training over all starts, without what kills have lost."""
+        """The seconds of training over all starts, without the time that kills have lost."""
         return self._seconds + self._clock() - self._began
 
     @property
@@ -62,16 +62,16 @@ class Training:
     strategy: Strategy
     say: Callable[[str], None]  # a line of the log, from the first rank
     progress: Progress = field(default_factory=Progress)
-    total_steps: int | None = None  # None: nobody knows
+    total_steps: int | None = None  # None: unknown
 
     @property
     def step(self) -> int:
-        """The optimizer steps done."""
+        """The number of optimizer steps done."""
         return self.progress.step
 
     @property
     def epoch(self) -> int:
-        """The epochs done."""
+        """The number of epochs done."""
         return self.progress.epoch
 
     def end(self, reason: str, *, stays: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Run passes before the first step that leave no trace: to count operations, find a rate, or warm up."""
+"""Run passes before the first step that change nothing: to count operations, to find a learning rate, to warm up."""
 
 import logging
 import os
@@ -32,6 +32,7 @@ def count_operations(loop: Loop, settings: Settings) -> Flops:
     used: list[Batch] = []
 
     def run_micro_batch() -> Tensor:
+        """Return the loss of the first micro-batch, the same one each time."""
         if not used:
             used.append(next(loop.data.epoch_batches()))
         return loop.answer(used[0]).loss
@@ -57,6 +58,7 @@ def find_rate(loop: Loop) -> None:
         )
 
     def endless() -> Generator[Batch, None, None]:
+        """Yield batches of epoch after epoch."""
         while True:
             yield from loop.data.epoch_batches()
 
@@ -86,8 +88,8 @@ def try_first_pass(
 ) -> None:
     """Run a first pass on the CPU in a reserve process, with a model that is thrown away.
 
-    It loads code and touches memory, for which a first pass takes longer than others. A process in reserve has no GPU.
-    Samples are fetched by another process, so that the data set stays where it was.
+    A first pass loads code and touches memory, which takes time. A process in reserve has no GPU. Another process
+    fetches the samples, so that the data's position stays unchanged.
     """
     device = torch.device("cpu")
     on_gpu = torch.cuda.is_available() if settings.device is None else settings.device != "cpu"

@@ -1,4 +1,4 @@
-"""Bring ranks that have met again after one was killed to the step from which they continue.
+"""Bring ranks that have met again after a kill to the step from which they continue.
 
 standing of each ─► agree ─► rank states from copies ─► weights, optimizer, snapshot: sent in stripes, or restored
                  ─► buffers, generators, the step's losses ─► all are right after that step's update
@@ -23,12 +23,12 @@ CANNOT = "the training cannot go on in place: "  # what an error begins with tha
 
 
 def cannot(why: str) -> dist.DistBackendError:
-    """Return the error that makes launch start all ranks anew, for what is no error of the user's."""
+    """Return the error that makes launch start all ranks anew, for a reason that is no mistake of the user's."""
     return dist.DistBackendError(CANNOT + why)
 
 
 def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str:
-    """Bring all ranks, in new groups, to the step from which the training goes on.
+    """Bring all ranks, in new process groups, to the step from which the training continues.
 
     Returns the step and its number of samples, or why all ranks have to go back to what was saved.
     """
@@ -56,7 +56,7 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
 
 
 def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Give or take whole weights, as each rank's model has all of them; return the loop's position."""
+    """Send or receive whole weights, where each rank has the whole model; return the loop's position."""
     world, subjects = loop.training.world, loop.checkpointer.subjects
     if world.rank in agreed.receivers:
         snapshots.snapshot = None  # until it has all of it
@@ -77,7 +77,7 @@ def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> di
 
 
 def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Put shards into models that were made anew, from this rank or another one; return the loop's position."""
+    """Restore shards in models that were made anew, from this rank or another one; return the loop's position."""
     world = loop.training.world
     for sender in dict.fromkeys(one for one, _ in agreed.shards_sent):
         receivers = [rank for one, rank in agreed.shards_sent if one == sender]
@@ -124,6 +124,7 @@ def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str,
 
 
 def _put_buffers_back(loop: Loop, state: RankState) -> None:
+    """Restore the buffers: this rank's own, or rank 0's where all ranks use those."""
     buffers = loop.strategy.buffers
     if not buffers or (loop.strategy.is_sharded and not state.resized):  # each rank has kept its own
         put_bytes(state.buffers, buffers)
@@ -134,12 +135,13 @@ def _put_buffers_back(loop: Loop, state: RankState) -> None:
 
 
 def _put_back_losses(loop: Loop, state: RankState) -> None:
+    """Restore the losses of the step that this rank has added up."""
     if state.names:
         loop.losses.put_back(state.names, state.losses, state.others)
 
 
-def draw_anew(loop: Loop) -> None:
-    """Seed the generators at the end of a step as a start from its checkpoint on other ranks does."""
+def reseed_generators(loop: Loop) -> None:
+    """Seed the generators at the end of a step, as a start from its checkpoint with other ranks does."""
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.share)
     if step:

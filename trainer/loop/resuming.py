@@ -1,4 +1,4 @@
-"""Decide whether a start goes on from a checkpoint, and tell which settings have changed since."""
+"""Decide whether a start resumes from a checkpoint, and report which settings have changed since."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -38,11 +38,12 @@ def refuse_to_begin(settings: Settings, folder: Path, found: bool, launched: Lau
 
 
 def _is_first_start(launched: Launched) -> bool:
+    """Return whether this is the run's first attempt, and its ranks' first start."""
     return launched.attempt <= 1 and launched.generation <= 1
 
 
 class Given:
-    """The settings that decide the numbers, as text by name, kept to be compared at a resume."""
+    """The settings that decide the training's numbers, as text by name, saved to be compared when it is resumed."""
 
     def __init__(self, settings: Settings, schedules: Schedules) -> None:
         self._takes_new = settings.hyperparameters == "given"
@@ -63,9 +64,11 @@ class Given:
                 self._now[name] = was if self._keeps(name) else now
 
     def _keeps(self, name: str) -> bool:
+        """Return whether the checkpoint's value of this setting is used."""
         return name.startswith(OF_CHECKPOINT) and not self._takes_new
 
     def _outcome(self, name: str) -> str:
+        """Return the sentence that says which value is used."""
         if self._keeps(name):
             return "that of the checkpoint is used (hyperparameters=given takes the new one)"
         return "the new one is used"
@@ -80,7 +83,7 @@ def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
 
 
 def _constants(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what a scheduler was made with, without its position."""
+    """Yield the arguments that a scheduler was made with, without its position."""
     for key, value in state.items():
         if key == "_schedulers":  # of one made of several
             for number, inner in enumerate(value):

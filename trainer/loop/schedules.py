@@ -21,7 +21,7 @@ MakeSchedules = MakeSchedule | Mapping[str, MakeSchedule]
 
 
 class Schedule:
-    """One optimizer's scheduler, which can be made anew from another rate."""
+    """The scheduler of one optimizer, which can be made again with another learning rate."""
 
     def __init__(self, make: MakeSchedule | None, optimizer: Optimizer, total_steps: int | None) -> None:
         self._make, self._optimizer, self._total_steps = make, optimizer, total_steps
@@ -55,7 +55,7 @@ class Schedule:
         self._stepped = True
 
     def _go_on(self, steps: int) -> None:
-        """Step without torch's warning that the optimizer has not been stepped yet."""
+        """Step the scheduler without torch's warning that the optimizer has not been stepped yet."""
         if self._scheduler is None or self.needs_validation:
             return
         with warnings.catch_warnings():
@@ -65,7 +65,7 @@ class Schedule:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether it goes by a monitored value."""
+        """Whether the scheduler depends on a monitored value."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
@@ -82,7 +82,7 @@ class Schedule:
 
     @property
     def follows_the_rate(self) -> bool:
-        """Whether it depends on the optimizer's rate, unlike OneCycleLR, which mostly has its own."""
+        """Whether the schedule depends on the optimizer's rate; OneCycleLR, for one, mostly has rates of its own."""
         if self._make is None:
             return True
         before, rates = self.groups, []
@@ -104,10 +104,12 @@ class Schedule:
             self._go_on(done)
 
     def _make_anew(self) -> None:
+        """Make the scheduler again from the optimizer's current settings."""
         self._reset_groups()
         self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
 
     def _reset_groups(self) -> None:
+        """Restore the optimizer's groups as they were before the scheduler was made."""
         for group, before in zip(self._optimizer.param_groups, self._before, strict=True):
             for key in set(group) - set(before) - {"params"}:
                 del group[key]  # what the scheduler has noted, `initial_lr` above all
@@ -131,6 +133,7 @@ def set_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _value(value: Any) -> Any:
+    """Return a tensor of one element as a float, and anything else unchanged."""
     return float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
@@ -143,7 +146,7 @@ class Schedules:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether one of them goes by a monitored value."""
+        """Whether one of the schedulers depends on a monitored value."""
         return any(one.needs_validation for one in self.each.values())
 
     @property
@@ -158,7 +161,7 @@ class Schedules:
             one.step()
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """Step those that go by a monitored value."""
+        """Step the schedulers that depend on a monitored value."""
         for one in self.each.values():
             one.validated(values, monitor)
 
@@ -175,7 +178,7 @@ class Schedules:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them; one that was not saved begins anew, with a warning."""
+        """Restore the schedulers; one that was not saved starts from its beginning, with a warning."""
         saved = _saved_by_name(state)
         for name, one in self.each.items():
             mine = saved.get(name, {})
@@ -186,12 +189,13 @@ class Schedules:
 
 
 def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the state by name; that of a single unnamed optimizer was saved without one."""
+    """Return the saved states by optimizer; an only optimizer without a name was saved without one."""
     several = bool(state) and all(isinstance(value, Mapping) for value in state.values())
     return state if several else {"": state}
 
 
 def _by_name(make: MakeSchedules | None, optimizers: Optimizers) -> dict[str, MakeSchedule | None]:
+    """Return the function that makes each optimizer's scheduler, or None. Raises BadSettings for unknown names."""
     if not isinstance(make, Mapping):
         return dict.fromkeys(optimizers, make)
     if strange := sorted(make.keys() - optimizers.keys()):

@@ -23,7 +23,7 @@ _STEPS = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a setting, and how it is written on a command line."""
+    """The type of a setting: what is expected, how text is parsed, and which values are allowed."""
 
     expected: str
     parse: Callable[[str], Any]  # ValueError where the text is none
@@ -32,10 +32,12 @@ class Kind:
 
 
 def _whole(least: int) -> Kind:
+    """Return the type of a whole number of at least `least`."""
     return Kind(f"a whole number of at least {least}", int, lambda value: type(value) is int and value >= least)
 
 
 def _real(*, above: float = -math.inf, least: float = -math.inf, below: float = math.inf) -> Kind:
+    """Return the type of a number within these bounds."""
     bound = f"of at least {least:g}" if least > -math.inf else f"above {above:g}"
     bound += f" and below {below:g}" if below < math.inf else ""
     return Kind(
@@ -46,10 +48,12 @@ def _real(*, above: float = -math.inf, least: float = -math.inf, below: float = 
 
 
 def _one_of(*choices: str) -> Kind:
+    """Return the type of one word out of these."""
     return Kind(f"one of {', '.join(choices)}", str, lambda value: value in choices, choices)
 
 
 def _some_of(*words: str) -> Kind:
+    """Return the type of a tuple of some of these words, written with commas."""
     return Kind(
         f"some of {', '.join(words)}",
         _words,
@@ -58,28 +62,34 @@ def _some_of(*words: str) -> Kind:
 
 
 def _words(text: str) -> tuple[str, ...]:
+    """Return the words in a text with commas."""
     return tuple(word.strip() for word in text.split(","))
 
 
 def _yes_or_no() -> Kind:
+    """Return the type of a bool."""
     return Kind("true or false", _flag, lambda value: type(value) is bool)
 
 
 def _flag(text: str) -> bool:
+    """Return the bool that `true` or `false` means. Raises ValueError."""
     if text not in ("true", "false"):
         raise ValueError(text)
     return text == "true"
 
 
 def _is_path(value: Any) -> bool:
+    """Return whether the value is a path that is not empty."""
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
 
 def _is_word(value: Any) -> bool:
+    """Return whether the value is a text that is not empty."""
     return type(value) is str and value.strip() != ""
 
 
 def _is_interval(value: Any) -> bool:
+    """Return whether the value is an interval such as `500 steps` or `90 s`."""
     try:
         return isinstance(value, str) and Every.parse(value) != Every()
     except BadSettings:
@@ -87,11 +97,12 @@ def _is_interval(value: Any) -> bool:
 
 
 def _validation_interval(text: str) -> int | str:
+    """Return `epoch`, `never` or the number of steps in the text. Raises ValueError."""
     return text if text in ("epoch", "never") else int(text.removesuffix(" steps"))
 
 
 def first_and_last(profile: str) -> tuple[int, int]:
-    """Return the steps that `10..12` means. Raises ValueError if it means none."""
+    """Return the first and last step of `10..12`. Raises ValueError if it is no such range."""
     found = _STEPS.fullmatch(profile)
     first, last = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= first <= last:
@@ -100,6 +111,7 @@ def first_and_last(profile: str) -> tuple[int, int]:
 
 
 def _is_range(value: Any) -> bool:
+    """Return whether the value is a range of steps such as `10..12`."""
     try:
         return isinstance(value, str) and bool(first_and_last(value))
     except ValueError:
@@ -125,6 +137,7 @@ _PARTS = Kind(
 
 
 def _setting(default: Any, kind: Kind, says: str) -> Any:
+    """Return the dataclass field of a setting, with its default, type and help text."""
     return dataclasses.field(default=default, metadata={"kind": kind, "help": says})
 
 
@@ -306,15 +319,17 @@ def near_miss(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def _refuse_unknown(values: Iterable[str]) -> None:
+    """Raise BadSettings for names that are no settings."""
     if strange := sorted(set(values) - set(_FIELDS)):
         raise BadSettings("\n".join(f"no such setting: {name}{near_miss(name, _FIELDS)}" for name in strange))
 
 
 def _named_only(make: Callable[..., None]) -> Callable[..., None]:
-    """Make a dataclass refuse unknown fields with BadSettings and a hint."""
+    """Make a dataclass refuse unknown fields, and values without a name, with BadSettings and a hint."""
 
     @wraps(make)
     def made(self: Settings, *args: Any, **values: Any) -> None:
+        """Make the settings from values by name."""
         if args:
             raise BadSettings(f"settings: expected values by name, got {args[0]!r}\nhint: Settings(max_epochs=3)")
         _refuse_unknown(values)
@@ -357,10 +372,12 @@ def from_options(namespace: argparse.Namespace) -> Settings:
 
 
 def _option(name: str) -> str:
+    """Return the option of a setting: `batch_size` is `--batch-size`."""
     return "--" + name.replace("_", "-")
 
 
 def _read(value: Any, field: "dataclasses.Field[Any]") -> Any:
+    """Return the value of an option's text, or a default as it is."""
     if not isinstance(value, str):
         return value
     if value == "none" and field.default is None:
@@ -369,6 +386,7 @@ def _read(value: Any, field: "dataclasses.Field[Any]") -> Any:
 
 
 def _unfit(value: Any, kind: Kind) -> str:
+    """Return the message about a value that does not fit its setting."""
     return f"expected {kind.expected}, got {value!r}{near_miss(str(value), kind.choices)}"
 
 

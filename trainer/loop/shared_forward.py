@@ -12,11 +12,14 @@ from torch.utils._pytree import tree_flatten
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
+    """One forward pass: its input, its output, and marks by which a later change of either is noticed."""
+
     given: tuple[tuple[Any, ...], dict[str, Any]]
     output: Any
     marks: list[list[Any]]  # of what was given, and of what came out: none of it has been changed since
 
     def is_of(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+        """Return whether this input is the same, and neither it nor the output has been changed since."""
         return [marks_of(given), marks_of(self.output)] == self.marks
 
 
@@ -31,7 +34,7 @@ class SharedForward:
         self._number = 0
 
     def next_function(self) -> None:
-        """Begin with another function for the same batch."""
+        """Start the next function on the same batch: its first pass may reuse the first one of earlier functions."""
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:
@@ -72,6 +75,7 @@ def marks_of(value: Any) -> list[Any]:
 
 
 def _mark(leaf: Any) -> Any:
+    """Return what identifies one value, or changes whenever the value may have changed."""
     if not isinstance(leaf, Tensor):
         return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else id(leaf)
     if hasattr(leaf, "to_local"):

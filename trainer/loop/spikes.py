@@ -1,4 +1,4 @@
-"""Find steps whose loss is far above the usual one, before the optimizer learns from them."""
+"""Find steps whose loss is far above the usual one, before the optimizer uses them."""
 
 import math
 from collections import deque
@@ -41,8 +41,8 @@ class Spikes:
         self.in_a_row = 0
         return False
 
-    def hopeless(self, where: str, limit: int) -> NotFinite:
-        """Return the error to raise where there are too many spikes."""
+    def too_many_error(self, where: str, limit: int) -> NotFinite:
+        """Return the error to raise when there are more than `limit` spikes."""
         return NotFinite(
             f"{where}: the loss was over {self._factor:g} times its running median\n"
             "hint: a smaller learning rate, clip_norm, or a look at the data; "

@@ -1,4 +1,4 @@
-"""Keep what a rank needs of each step, so that the training can continue right after it when a rank was killed.
+"""Save what a rank needs of each step, so that the training can continue right after it when a rank is killed.
 
 rank states  what is this rank's alone, in its node's memory, before its gradients are sent
 copies       where a node may be lost: the states of a rank of another node, in this process
@@ -36,7 +36,7 @@ _OF_LOOP = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "mea
 
 @dataclass(slots=True)
 class StepSnapshots:
-    """Snapshots that one rank keeps of its steps, over all groups in which it meets the others."""
+    """The snapshots that one rank saves of its steps, across all process groups in which it meets the others."""
 
     launched: Launched
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
@@ -56,7 +56,7 @@ class StepSnapshots:
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:
-        """Begin to keep rank states. Raises OSError."""
+        """Begin to save rank states. Raises OSError."""
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
         self.drop_rank_states()
@@ -65,7 +65,7 @@ class StepSnapshots:
         self._record_source(loop)
 
     def drop_rank_states(self) -> None:
-        """Remove the rank states kept so far."""
+        """Remove the rank states that were saved."""
         if self.rank_states is not None:
             self.rank_states.remove()
         self.rank_states = None
@@ -77,32 +77,32 @@ class StepSnapshots:
 
     @property
     def may_resize(self) -> bool:
-        """Whether the ranks of a node have enough state for another number of ranks.
+        """Whether the ranks of a node have enough state to continue with another number of ranks.
 
-        Only where it was asked for, as a script may have used the number of ranks.
+        It is so only if the user asked for it, as a script may have used the number of ranks itself.
         """
         return self.launched.rank_states_copied and self.node_suffices and not self.launched.in_place_by_default
 
     @property
     def goes_back(self) -> bool:
-        """Whether all load what was saved, which fewer ranks can do too."""
+        """Whether all ranks load the newest checkpoint or snapshot after a kill, which fewer ranks can do too."""
         return self.loads and not self.has_replica  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
-        """Find the states that the rank whose place is taken has left in this node's memory."""
+        """Find the states that the rank that this one replaces has left in the node's memory."""
         path = self._path(loop.training.world)
         if self.rank_states is None:
             self.rank_states = RankStateFile.from_files(path)
 
     @property
     def copies_rank_states(self) -> bool:
-        """Whether rank states are copied to other nodes, being all that a node's loss would lose."""
+        """Whether rank states are copied to other nodes; they are all that a node's loss would lose."""
         return self.launched.rank_states_copied and self.has_replica
 
     def save_rank_state(self, loop: Loop, step: int, *, known: bool) -> bool:
-        """Keep this rank's own state after that step; return False if there is no memory for it.
+        """Save this rank's own state after that step; return False if there is no memory for it.
 
-        With `known` False there is nothing to keep any more, and the rank with the copy is told so.
+        With `known` False there is no state to save any more, and the rank with the copy is notified.
         """
         data, fits = b"", True
         if self.rank_states is not None and known:
@@ -134,7 +134,7 @@ class StepSnapshots:
         self.await_copies()
 
     def keep_copied_state(self, loop: Loop, life: str, step: int, data: bytes) -> bool:
-        """Keep a state that was lost with its node and came from the rank that had a copy.
+        """Save a state that was lost with its node and was received from the rank that had a copy.
 
         Returns False if there is no memory for it. Raises OSError.
         """
@@ -142,7 +142,7 @@ class StepSnapshots:
         return self.rank_states.write(step, data)
 
     def save_resized_state(self, loop: Loop, step: int) -> bool:
-        """Keep the step's state as one of another set of ranks, with the losses of those that are gone.
+        """Save the step's state for another set of ranks, with the losses of those that are gone.
 
         Returns False if there is no memory for it. Raises OSError.
         """
@@ -167,6 +167,7 @@ class StepSnapshots:
         return self.rank_states.write(step, encoded(save_rank_state))
 
     def _copied_losses(self, step: int) -> dict[int, list[float]]:
+        """Return the losses in the copied state of that step by rank, or an empty dict."""
         if self.old_place is None or self.copies is None or step not in self.copies.kept:
             return {}
         return {self.old_place[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
@@ -176,7 +177,7 @@ class StepSnapshots:
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
-        """Keep the shared state after an update of so many samples; None means before the first step."""
+        """Save the shared state after an update with so many samples; None means before the first step."""
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
         values |= {"norm": norm, "step_samples": step_samples, "spent": spent or loop.phases.so_far()}
@@ -191,12 +192,12 @@ class StepSnapshots:
         self.take_snapshot(loop, step_samples, loop.spent)
 
     def _record_source(self, loop: Loop) -> None:
-        """Record the tensors that a part is taken from; call it between two steps."""
+        """Record the tensors from which a part is taken; call it between two steps."""
         if self.loads and self.has_replica:
             self.source = Source.of(loop.checkpointer.subjects)
 
     def keep_part(self) -> None:
-        """Keep the part of a model that is about to be made anew, unless it is in the middle of an update."""
+        """Keep this rank's part of a model that is about to be made anew, unless an update is under way."""
         self.part = None
         if not self.updating and self.snapshot is not None and self.source is not None:
             try:
@@ -220,14 +221,16 @@ class StepSnapshots:
         return RankReport(life, step, rank_states, copy_steps=kept, old_place=self.old_place)
 
     def _start_name(self) -> str:
+        """Return a name for this start of the ranks, made of attempt and generation."""
         return f"a{self.launched.attempt:04d}.g{self.launched.generation:04d}"
 
     def _path(self, world: World) -> Path:
+        """Return the file of this rank's states. Raises OSError if launch gave no folder."""
         if self.launched.rank_state_dir is None:
             raise OSError("launch gives no folder in memory")
         return self.launched.rank_state_dir / f"rank-{world.rank:05d}"
 
 
 def _has_buffers(loop: Loop) -> bool:
-    """Return whether this rank's buffers belong to the state; with whole replicas only rank 0's do."""
+    """Return whether this rank's buffers are part of its state; with whole replicas only rank 0's are."""
     return loop.training.world.is_first or loop.strategy.is_sharded

@@ -1,4 +1,4 @@
-"""Share each rank's own time and memory with every line of metrics, and find slow ranks."""
+"""Add each rank's own time and memory to every line of metrics, and find slow ranks."""
 
 import statistics
 import sys
@@ -12,7 +12,7 @@ _MATTERS = 0.05  # of a step's time
 
 
 def own_seconds(seconds: Mapping[str, float], *, meets_in_forward: bool) -> float:
-    """Return the seconds of the phases in which a rank waits for no other, where a slow one shows."""
+    """Return the seconds of the phases in which a rank waits for no other; they show a slow rank."""
     return sum(seconds.get(phase, 0.0) for phase in (("data",) if meets_in_forward else ("data", "forward")))
 
 
@@ -26,7 +26,7 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return the values for a line of metrics from every rank's seconds and memory."""
+    """Return the fields of a line of metrics made of every rank's seconds and memory."""
     own = [seconds for seconds, _ in of_ranks]
     found: dict[str, Any] = {"memory_gb": max(memory for _, memory in of_ranks)}
     if len(own) > 1:
@@ -36,7 +36,7 @@ def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 class Stragglers:
-    """Finds the rank that all others wait for, line after line."""
+    """Finds the rank for which all others wait, line by line."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -44,7 +44,7 @@ class Stragglers:
         self._reported: set[int] = set()
 
     def take(self, line: Mapping[str, Any], step_s: float) -> str:
-        """Return the message about a slow rank, once for each rank, else ""."""
+        """Return a message about a slow rank, once for each rank, or "" if there is none."""
         slow = self._slow_rank(line, step_s)
         self._lines = self._lines + 1 if slow == self._rank else 1
         self._rank = slow
@@ -60,7 +60,7 @@ class Stragglers:
         )
 
     def _slow_rank(self, line: Mapping[str, Any], step_s: float) -> int:
-        """Return the slow rank, or -1."""
+        """Return the slow rank of this line, or -1 if there is none."""
         if "slowest_rank" not in line:
             return -1
         own = line["own_seconds"]

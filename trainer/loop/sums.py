@@ -17,14 +17,14 @@ Terms = dict[str, tuple[list[float], list[float]]]  # sums and counts, one of ea
 
 
 class Sums:
-    """The sums of this rank so far, read from the device only at the end."""
+    """The sums of this rank so far; they are read from the device only at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Count]] = {}
         self._counts: dict[str, list[Count]] = {}
 
     def add(self, name: str, found: tuple[Count, Count]) -> None:
-        """Add a sum, and the count of what it is over."""
+        """Add a sum and the count that it is divided by."""
         total, count = found
         self._sums.setdefault(name, []).append(total)
         self._counts.setdefault(name, []).append(count)
@@ -37,8 +37,8 @@ class Sums:
 def sum_of(value: Sum, samples: int, *, floats_are_sums: bool = False) -> tuple[Count, Count]:
     """Return the sum and the count that a value over a batch stands for.
 
-    A whole number counts samples, as hits do; any other number is a mean over them, or a sum in trainings that began
-    when it was one.
+    An integer counts samples, such as correct ones. Any other number is a mean over them, or a sum in trainings begun
+    by a version that took it as one.
     """
     if isinstance(value, tuple):
         return value
@@ -48,12 +48,12 @@ def sum_of(value: Sum, samples: int, *, floats_are_sums: bool = False) -> tuple[
 
 
 def is_float(value: Sum) -> bool:
-    """Return whether it is a single number that need not be whole."""
+    """Return whether the value is a single number of a floating-point type."""
     return value.is_floating_point() if isinstance(value, Tensor) else not isinstance(value, (tuple, Integral))
 
 
 def read(values: Sequence[Count]) -> list[float]:
-    """Return all values as floats with a single wait for the device."""
+    """Return all values as floats, waiting for the device only once."""
     tensors = [torch.as_tensor(value).detach().double() for value in values]
     if not tensors:
         return []
@@ -65,6 +65,7 @@ def read(values: Sequence[Count]) -> list[float]:
 
 
 def _on_the_device(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors on the first GPU among them."""
     device = next(tensor.device for tensor in tensors if tensor.device.type != "cpu")
     return [tensor.to(device) for tensor in tensors]
 
@@ -87,12 +88,12 @@ def exact_sum(numbers: Iterable[float]) -> float:
 
 
 def divided(total: float, count: float) -> float:
-    """Return the mean, or NaN of nothing."""
+    """Return the mean, or NaN if the count is 0."""
     return total / count if count else math.nan
 
 
 def gathered(mine: Any, world: World) -> list[Any]:
-    """Return what every rank has, by rank."""
+    """Return the values of all ranks, by rank."""
     if world.control is None:
         return [mine]
     found: list[Any] = [None] * world.size
@@ -101,13 +102,13 @@ def gathered(mine: Any, world: World) -> list[Any]:
 
 
 def of_shares(mine: Any, world: World) -> list[Any]:
-    """Return what was found for each share of the samples; ranks that work on one have the same."""
+    """Return the values of one rank for each share of the samples; ranks with the same samples have the same value."""
     found = gathered(mine, world)
     return [found[rank] for rank in world.of_shares]
 
 
 def sum_over_ranks(world: World, number: int) -> int:
-    """Return the sum over the shares of the samples, the same on all ranks, which meet here."""
+    """Return the sum of `number` over the shares of the samples, the same on all ranks, which meet here."""
     if world.control is None:
         return number
     total = torch.tensor(number if world.rank in world.of_shares else 0)

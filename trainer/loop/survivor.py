@@ -36,7 +36,7 @@ from trainer.connections import group_connections
 from trainer.loop.can_continue import Pace, PlainState, reasons
 from trainer.loop.launch_messages import LaunchMessages
 from trainer.loop.loop import Loop
-from trainer.loop.rejoining import CANNOT, arrive, cannot, draw_anew
+from trainer.loop.rejoining import CANNOT, arrive, cannot, reseed_generators
 from trainer.loop.settings import Settings
 from trainer.loop.step_snapshots import StepSnapshots
 from trainer.loop.sums import gathered
@@ -55,7 +55,7 @@ _LOST = "another rank was lost"  # the message of a save group that has lost a r
 
 @dataclass(slots=True)
 class Survivor:
-    """One rank's part in continuing in place, over all groups in which it meets the others."""
+    """Continues one rank in place after others were killed, across all process groups in which it meets them."""
 
     wire: Wire
     member: Membership | None
@@ -71,7 +71,7 @@ class Survivor:
 
     @classmethod
     def of(cls, world: World, settings: Settings, *, made: bool) -> "Survivor":
-        """Return the rank's part; `made` says whether a function made the model."""
+        """Return a Survivor for this rank; `made` is True if a function made the model."""
         launched, loads = Launched.from_environment(), settings.strategy in PARTITIONED
         member = Membership.sole_user(world)
         arriving = world.anew and member is not None
@@ -81,7 +81,7 @@ class Survivor:
 
     @property
     def loads(self) -> bool:
-        """Whether models are made anew when ranks meet again, and lost state is loaded."""
+        """Whether models are made anew when ranks meet again, and load lost state from a checkpoint or snapshot."""
         return self.snapshots.loads
 
     @property
@@ -92,7 +92,7 @@ class Survivor:
     # -- in each step
 
     def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
-        """Begin before the first step: from now on another rank may be replaced."""
+        """Begin before the first step: from then on, launch may replace another rank."""
         launched = self.launched
         if self.active or (launched.control is None and not launched.rank_states_copied):
             return
@@ -117,7 +117,7 @@ class Survivor:
             self._activate(loop)
 
     def _can_continue(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
-        """Return whether the training can continue in place, and log why not."""
+        """Return whether the training can continue in place; if not, log why."""
         how = {"met_once": self.member is not None, "made": self.snapshots.made}
         why_not = partial(reasons, loop, settings, dataset, self.launched, **how)
         if self.loads:
@@ -137,11 +137,11 @@ class Survivor:
         return True
 
     def _may_have_replica(self, loop: Loop) -> bool:
-        """Return whether another rank has this rank's parameters too, or may once there are more ranks."""
+        """Return whether another rank has the same parameters, or may have once there are more ranks."""
         return bool(loop.strategy.copies) or self.snapshots.may_resize
 
     def _begin_reloading(self, loop: Loop) -> None:
-        """Begin where all load what is saved; until something is, ranks can only start anew."""
+        """Begin where all ranks load what was saved; until something is saved they can only start anew."""
         self.messages.open(self.launched.control)
         loop.updating = self._check_arrived
         if loop.checkpointer.loaded is not None:
@@ -155,11 +155,11 @@ class Survivor:
         loop.training.say(f"a killed rank will have all go back in their processes, to {where}")
 
     def save_rank_state(self, loop: Loop) -> None:
-        """Keep the rank's own state after the last forward pass of a step."""
+        """Save the rank's own state after the last forward pass of a step."""
         self._save_rank_state(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
-        """Mark the weights as being of no step until `updated`.
+        """Mark the weights as belonging to no step until `update_done`.
 
         Raises DistNetworkError if the gradients are not what all ranks have computed together.
         """
@@ -168,7 +168,7 @@ class Survivor:
         self.snapshots.updating = True
 
     def update_done(self, loop: Loop, step_samples: int) -> None:
-        """Keep the state after the update, or end if the training turns out not to be exact."""
+        """Save the state after the update; stop saving if the training turns out not to be exact."""
         if not self.active:
             return
         if self.snapshots.has_drawn():
@@ -181,19 +181,19 @@ class Survivor:
         self.snapshots.updating = False
 
     def before_save(self, loop: Loop) -> None:
-        """Seed the generators anew if the ranks have changed, before the step is saved."""
+        """Seed the generators anew if the ranks have changed, before the step is saved to disk."""
         if self.snapshots.resized:
-            draw_anew(loop)
+            reseed_generators(loop)
             self.snapshots.resized = False
 
     def step_done(self, loop: Loop) -> None:
-        """Leave together with the other ranks if new ones wait to join."""
+        """Raise an error to leave the step together with the other ranks, if new ranks wait to join."""
         if self.active and loop.checkpointer.all_regroup:
             loop.checkpointer.wait()
             raise dist.DistBackendError("other ranks wait to be met")
 
     def end(self, loop: Loop, why: str) -> None:
-        """Stop keeping state: launch has to start all ranks anew from now on."""
+        """Stop saving state: from then on launch has to start all ranks anew."""
         if self.active:
             self.active = False
             if self.snapshots.copies is None:  # else ranks of other nodes wait for its state, even if there is none
@@ -204,7 +204,7 @@ class Survivor:
             self._log_refusal(loop, f"a killed rank will have all ranks started anew from now on: {why}")
 
     def close(self) -> None:
-        """End with the training; what follows in the script finds ranks that are alike."""
+        """Stop at the end of the training; what follows in the script runs without replacement of ranks."""
         if self.active:
             self.active = False
             self.messages.unwatch()
@@ -213,11 +213,12 @@ class Survivor:
             self.member.world = replace(self.member.world, anew=False)
 
     def _log_refusal(self, loop: Loop, text: str) -> None:
+        """Log why the training cannot continue in place, unless that is only launch's default."""
         if not self.launched.in_place_by_default:
             loop.training.say(text)
 
     def _take_snapshot(self, loop: Loop, step_samples: int | None) -> None:
-        """Keep the shared state, and end if the script's own state cannot be had."""
+        """Save the shared state; stop if the script's own state cannot be copied."""
         if not self.active:
             return
         try:
@@ -227,12 +228,14 @@ class Survivor:
             self.end(loop, f"a state that is kept of each step cannot be had: {type(error).__name__}: {error}")
 
     def _save_rank_state(self, loop: Loop, step: int) -> None:
+        """Save the rank's own state of a step; stop if it does not fit in memory."""
         with self._pace.measuring():
             fits = self.snapshots.save_rank_state(loop, step, known=self.active)
         if not fits:
             self.end(loop, "what a rank has to note of a step takes too much room in memory")
 
     def _listen(self, loop: Loop) -> None:
+        """Have the loop report each step to this Survivor."""
         loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._has_joiners
 
     def _check_arrived(self) -> None:
@@ -241,20 +244,22 @@ class Survivor:
             group_connections.check_arrived(self.member.world.device)
 
     def _report_ability(self) -> None:
+        """Report to launch that this rank can continue in place."""
         snapshots = self.snapshots
         can = {"resizes": snapshots.resizes, "goes_back": snapshots.goes_back}
         self.wire.report(can_continue=self.launched.generation, **can)
 
     def _has_joiners(self) -> bool:
+        """Return whether launch has sent the message that new ranks wait to join."""
         return self.active and self.messages.has_one_for_step_end
 
     # -- after a rank was killed
 
     def rejoin(self, error: Exception, strategy: Strategy | None, loop: Loop | None) -> World:
-        """Leave the step, or the meeting, and meet the other ranks again.
+        """Leave the step, or an earlier attempt to meet, and meet the other ranks again; return the new world.
 
-        Raises the error if it is not about another rank, or if launch sends no message. `strategy` is what there is of
-        it, and is kept unless it is to be made anew.
+        Raises `error` if it is not about another rank, or if launch sends no message. `strategy` is what has been built
+        of it, and is kept unless it has to be made anew.
         """
         while True:
             able = self._may_meet and (self.loads or strategy is not None)
@@ -292,11 +297,11 @@ class Survivor:
 
     @property
     def _may_meet(self) -> bool:
-        """Whether the ranks can meet again; in the middle of an update only by loading."""
+        """Whether the ranks can meet again; in the middle of an update only if all load what was saved."""
         return (self.active or self.arriving) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
-        """Bring this rank to where the training goes on; return the step, or None if all load."""
+        """Bring this rank to the step from which the training continues; return it, or None if all ranks load."""
         try:
             if self.loads and not self._may_have_replica(loop):
                 return None
@@ -313,7 +318,7 @@ class Survivor:
         return step
 
     def go_on(self, loop: Loop) -> None:
-        """Continue after everything was restored."""
+        """Continue after everything has been restored."""
         self.messages.open(self.launched.control)
         self._listen(loop)
         self.snapshots.continue_from(loop, self.step_samples)
@@ -321,7 +326,7 @@ class Survivor:
         self._activate(loop)
 
     def report_reload(self, loop: Loop) -> None:
-        """Report where all went back to.
+        """Log the checkpoint or snapshot from which all ranks continue.
 
         Raises DistBackendError if nothing was saved: the surviving processes' objects are no longer as they began, so
         all have to start anew.
@@ -340,10 +345,11 @@ class Survivor:
         loop.training.say(f"goes on in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
-        """Tell the new Checkpointer which checkpoints up to this step were verified."""
+        """Pass the steps that were verified before, up to this one, to the new Checkpointer."""
         loop.checkpointer.add_verified({one: finite for one, finite in self.snapshots.verified.items() if one <= step})
 
     def _activate(self, loop: Loop) -> None:
+        """Watch for launch's messages, and report that this rank can continue in place."""
         os.environ.pop("LAUNCH_JOINS", None)
         self.arriving, self.active, self.snapshots.updating = False, True, False
         self.messages.watch(loop.strategy.module.parameters(), unless=lambda: self.snapshots.updating)
@@ -351,9 +357,9 @@ class Survivor:
 
 
 def _is_about_lost_rank(error: Exception) -> bool:
-    """Return whether the error is about a lost rank, or was raised in handling such a one.
+    """Return whether the error is about a lost rank, or was raised while such an error was handled.
 
-    Once launch has sent its message any error counts; others are the user's and raised at once.
+    Once launch has sent its message, any error counts. Other errors are the user's and are raised at once.
     """
     chain = _chain_of(error)
     return not any(CANNOT in str(one) for one in chain) and (
@@ -362,12 +368,13 @@ def _is_about_lost_rank(error: Exception) -> bool:
 
 
 def _tells_of_loss(error: BaseException) -> bool:
+    """Return whether torch or gloo raises such an error when another rank is lost."""
     text, of_torch = str(error), isinstance(error, RuntimeError)
     return isinstance(error, dist.DistError) or (of_torch and (_OF_GLOO in text or _LOST in text))
 
 
 def _chain_of(error: BaseException) -> list[BaseException]:
-    """Return the error and those in whose handling it was raised."""
+    """Return the error and all errors in whose handling it was raised."""
     chain, one = [error], error.__cause__ or error.__context__
     while one is not None and one not in chain:
         chain.append(one)

@@ -1,4 +1,4 @@
-"""Read from torch's profiler traces of all ranks where the time of some steps went; pure functions.
+"""Read from torch's profiler traces of all ranks how the time of some steps was spent; pure functions.
 
 A collective (all-reduce, all-gather, ...) runs in the background. It is exposed while its rank computes nothing, and
 hidden otherwise. It ends on all ranks at about the same moment, so the rank that entered it last sees the shortest
@@ -52,7 +52,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The steps of one rank; the seconds of its phases include exposed collectives and packing."""
+    """The traced steps of one rank; the seconds of its phases include exposed collectives and packing."""
 
     seconds: float
     phases: dict[str, float]
@@ -61,7 +61,7 @@ class Traced:
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
-    """Return what a trace says of the time between its first and last mark."""
+    """Return the times between the first and last mark of a trace."""
     whole = [one for one in events if one.get("ph") == "X" and "dur" in one]
     laps = sorted((_seconds(one["ts"]), one["name"][len(LAP) :]) for one in whole if one["name"].startswith(LAP))
     if len(laps) < 2:
@@ -71,6 +71,7 @@ def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
 
 
 def _on_cpu(whole: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]]) -> Traced:
+    """Return the times of a trace of a CPU."""
     calls = [one for one in whole if one["name"].startswith(_OF_CPU)]
     waits = united(_span(one) for one in whole if "wait_tensor" in one["name"])
     works = without(united(_span(one) for one in whole if one.get("cat") == "cpu_op" and _computes(one["name"])), waits)
@@ -90,7 +91,10 @@ def _on_cpu(whole: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]
 def _on_gpu(
     whole: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]]
 ) -> Traced:
-    """Give each phase the GPU time of what was launched in it; the rest is the host's."""
+    """Return the times of a trace of a GPU: each phase has the GPU time of the work launched in it.
+
+    The rest is the host's.
+    """
     asked = {
         _correlation(one): _seconds(one["ts"]) for one in whole if one.get("cat") in ("cuda_runtime", "cuda_driver")
     }
@@ -126,7 +130,7 @@ def _exposed(
     laps: Sequence[tuple[float, str]],
     gap_s: float = _LEAST_GAP_S,
 ) -> list[tuple[Mapping[str, Any], list[Span]]]:
-    """Return each collective and when it was exposed; of several at once the first has that time."""
+    """Return each collective with the spans in which it was exposed; of several at once, the first gets the time."""
     found, covered = [], laps[0][0]
     for call in sorted(calls, key=lambda one: float(one["ts"])):
         begin, end = _span(call)
@@ -140,6 +144,7 @@ def _exposed(
 
 
 def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> Collective:
+    """Return a traced collective with its exposed time and its phase."""
     name = call["name"].removeprefix(_OF_CPU)
     begin, end = _span(call)
     return Collective(name, _sent(call.get("args", {})), end - begin, sum(b - a for a, b in shown), phase)
@@ -152,10 +157,12 @@ def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
 
 
 def _phase_at(laps: Sequence[tuple[float, str]], at: float) -> str:
+    """Return the phase at this time."""
     return next((phase for end, phase in laps[1:] if at <= end), laps[-1][1])
 
 
 def _sent(args: Mapping[str, Any]) -> int:
+    """Return the bytes that a collective sends."""
     if "In msg nelems" in args:  # NCCL's
         return int(args["In msg nelems"]) * _SIZES.get(str(args.get("dtype", "")).lower(), 1)
     total = 0
@@ -169,20 +176,23 @@ def _sent(args: Mapping[str, Any]) -> int:
 
 
 def _computes(name: str) -> bool:
-    """Return whether an operator computes; autograd nodes, in which a hook may wait, do so in operators."""
+    """Return whether an operator computes; autograd nodes, in which hooks may wait, do so in operators of their own."""
     compiled = name.startswith(("Torch-Compiled Region", "CompiledFunction"))
     return compiled or ("::" in name and not name.startswith(_NEVER_COMPUTES) and "wait_tensor" not in name)
 
 
 def _correlation(event: Mapping[str, Any]) -> Any:
+    """Return the number that connects a kernel with its launch, or None."""
     return event.get("args", {}).get("correlation")
 
 
 def _span(event: Mapping[str, Any]) -> Span:
+    """Return the begin and end of an event in seconds."""
     return _seconds(event["ts"]), _seconds(event["ts"]) + _seconds(event["dur"])
 
 
 def _seconds(microseconds: Any) -> float:
+    """Return microseconds as seconds."""
     return float(microseconds) / 1e6
 
 
@@ -198,7 +208,7 @@ def united(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return what of `spans` is in none of `others`; both are in order and without overlaps."""
+    """Return the parts of `spans` that are in none of `others`; both are in order and without overlaps."""
     found: list[Span] = []
     place = 0
     for begin, end in spans:
@@ -216,7 +226,7 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
-    """Return the seconds per step of each kind of work over all ranks, and of the whole `step`."""
+    """Return the seconds per step of each kind of work, over all ranks, and of the whole `step`."""
     least = _least([one.collectives for one in ranks])
     sums: defaultdict[str, float] = defaultdict(float)
     for rank in ranks:
@@ -248,6 +258,7 @@ def summary_of(found: Mapping[str, float]) -> str:
 
 
 def _kind(phase: str) -> str:
+    """Return the kind of work of a phase: compute, data, optimizer or other."""
     if phase in _COMPUTES:
         return "compute"
     return phase if phase in ("data", "optimizer") else "other"

@@ -1,4 +1,4 @@
-"""Make the training data that a Trainer is given, and refuse what is no data set."""
+"""Make the training data of a Trainer, and refuse objects that are no data set."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ from trainer.world import World
 
 
 def refuse_no_data_set(*, several: bool = False, **given: Any) -> None:
-    """Raise BadSettings for what is no data set; with `several`, a dict of them is allowed."""
+    """Raise BadSettings for arguments that are no data set; with `several`, a dict of data sets is allowed."""
     for name, data in given.items():
         if is_several(data):
             _refuse_by_name(name, data, several=several)
@@ -32,11 +32,12 @@ def refuse_no_data_set(*, several: bool = False, **given: Any) -> None:
 
 
 def is_several(data: object) -> bool:
-    """Return whether it is a dict of data sets by name."""
+    """Return whether `data` is a dict of data sets by name."""
     return isinstance(data, Mapping) and all(isinstance(key, str) for key in data)
 
 
 def _refuse_by_name(name: str, data: Mapping[str, Any], *, several: bool) -> None:
+    """Raise BadSettings for a dict of data sets that is empty, wrong or not allowed here."""
     if not several:
         raise BadSettings(
             f"{name}: expected one data set, got a dict of {', '.join(data) or 'none'}\n"

@@ -43,7 +43,7 @@ from trainer.loop.spikes import Spikes
 from trainer.loop.stragglers import Stragglers
 from trainer.loop.survivor import Survivor
 from trainer.loop.train_data import epoch_samples, is_several, refuse_no_data_set, train_data
-from trainer.loop.trials import begin_anew, first_batches, in_short
+from trainer.loop.trials import begin_dev_run, first_batches, trial_settings
 from trainer.loop.user_step import OwnStep, StepFunction, refuse_beside_own_step
 from trainer.loop.weights_and_export import StartFrom, begin_average, begin_with, hand_over, take_weights
 from trainer.recovery.control import await_rank
@@ -73,7 +73,7 @@ MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies
 
 
 class Trainer:
-    """One training; `fit()` goes on from the newest checkpoint, or begins."""
+    """One training; `fit()` resumes from the newest checkpoint, or begins."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Trainer:
                 raise BadSettings(
                     "validation: with a step of your own expected loss or metrics to validate by, got none"
                 )
-        self.settings, self._given_settings, self._step = in_short(settings), settings, step
+        self.settings, self._given_settings, self._step = trial_settings(settings), settings, step
         self._tp_plan = tp_plan
         self._model, self._loss, self._metrics = model, loss, metrics
         self._dataset, self._collate = first_batches(settings, data), collate
@@ -145,7 +145,7 @@ class Trainer:
             wire = Wire.from_environment()
             wire.take_back_done()  # reported by another training of this script
             wire.close()
-            begin_anew(self, self.settings, met)
+            begin_dev_run(self, self.settings, met)
             past: dict[str, Any] | None = None
             starts: list[int] = []
             made = not isinstance(self._model, nn.Module)
@@ -173,7 +173,7 @@ class Trainer:
                     restored = not here.anew and self._has_checkpoints()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
-        """Do everything up to the first step and return it, or None if there are no weights at all.
+        """Do everything before the first step; return the step to begin from, or None if there are no weights at all.
 
         `past` is the position in the data that the same fit() has reached before.
         """
@@ -200,7 +200,7 @@ class Trainer:
         """Raise NotFinite if the training goes back to the same checkpoint again and again."""
         limit = self.settings.skip_limit
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
-            raise loop.spikes.hopeless(f"{limit + 1} times after step {starts[-1]}", limit)
+            raise loop.spikes.too_many_error(f"{limit + 1} times after step {starts[-1]}", limit)
 
     def _has_checkpoints(self) -> bool:
         """Return whether this rank sees checkpoints; counting operations needs weights before they are loaded."""
@@ -208,6 +208,7 @@ class Trainer:
 
     @property
     def _folder(self) -> Path:
+        """The folder of the checkpoints."""
         return Path(self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints")
 
     def _resume(self, loop: Loop, *, again: bool) -> int | None:
@@ -330,6 +331,7 @@ class Trainer:
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:
+        """Join the other ranks, or use the given world, within this context."""
         settings = self.settings
         if given is not None:
             yield on_mesh(given, settings.mesh)
@@ -357,6 +359,7 @@ class Trainer:
         return self._made
 
     def _prepare_in_reserve(self) -> None:
+        """Do in a reserve process what can be done before it becomes a rank: make the model, run a first pass."""
         generators = state_of_generators()
         module = self._make_deferred()
         if module is not None and self._step is None:
@@ -369,7 +372,7 @@ class Trainer:
 
     @contextmanager
     def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
-        """Put everything together, with nothing loaded yet; `restored` says that something will be."""
+        """Make the Loop with all its parts, nothing loaded yet; with `restored`, something will be loaded."""
         settings = self.settings
         refuse_off_stages(settings, world)
         if settings.deterministic:
@@ -438,7 +441,7 @@ class Trainer:
             yield loop
 
     def _cuts(self, world: World, data: TrainData | None) -> KeptCuts | None:
-        """Return what is needed to cut the model by time; without data nothing is measured."""
+        """Return the store of a pipeline's cut, or None if there is no pipeline; without data nothing is measured."""
         settings, loss = self.settings, self._loss
         if settings.pp_cut != BY_TIME or world.stages == 1:
             return None
@@ -446,7 +449,10 @@ class Trainer:
         return KeptCuts(self._folder, world, measure)
 
     def _strategy(self, world: World, cuts: KeptCuts | None, *, restored: bool) -> Strategy:
-        """Return the strategy: a given model is wrapped once, a made one each time, except when ranks meet again."""
+        """Return the strategy; a given model is wrapped once, and one that a function makes is made each time.
+
+        When ranks meet again, the strategy is kept if it can be.
+        """
         settings, built = self.settings, self._built
         goes_on = built is not None and built.world is world and world.anew
         if built is None or (not goes_on and (built.world != world or not isinstance(self._model, nn.Module))):
@@ -475,12 +481,14 @@ class Trainer:
     def _evaluations(
         self, training: Training, data: Any, prefix: str, average: Average | None = None
     ) -> Evaluation | SeveralEvaluations:
+        """Return the evaluation of one data set, or of several by name."""
         if not is_several(data):
             return self._evaluation(training, data, prefix, average)
         each = [self._evaluation(training, one, f"{prefix}{name}_", average) for name, one in data.items()]
         return SeveralEvaluations(each)
 
     def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
+        """Return the evaluation of one data set."""
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.shares)
         shares = Shares(data, samples, world, settings.workers, self._validation_collate, settings.fast_dev_run)
@@ -492,6 +500,7 @@ class Trainer:
         return None if self._step is not None and self._loss is own_loss else self._loss
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
+        """Return the user's callbacks with those that the settings ask for."""
         settings, out = self.settings, metrics_folder(self.settings)
         found = list(self._callbacks)
         if settings.gc_every is not None:
@@ -515,6 +524,7 @@ class Trainer:
     def _checkpointer(
         self, training: Training, state: dict[str, Any], data: TrainData, average: Average | None
     ) -> Checkpointer:
+        """Return the checkpointer of everything that this training saves."""
         settings, strategy = self.settings, training.strategy
         state["skips"] = strategy.skips
         if strategy.scaler is not None:
@@ -535,6 +545,7 @@ class Trainer:
         )
 
     def _log_start(self, loop: Loop, start: int) -> None:
+        """Log the strategy, and the step from which the training begins."""
         total = loop.training.total_steps
         where = f"step {start}" + (f" of {total}" if total is not None else "")
         loop.training.say(f"{summary(loop.strategy)}, {where}")
@@ -560,11 +571,13 @@ def _do_nothing(*_: object) -> None: ...
 
 
 def _phases(settings: Settings, world: World) -> Phases:
+    """Return the stopwatch for the phases of a step."""
     phases = phases_on(world.device)
     return phases if settings.profile is None else MarkedPhases(phases)
 
 
 def _total_steps(settings: Settings, steps_per_epoch: int | None) -> int | None:
+    """Return the number of optimizer steps of the whole training, or None if it is unknown."""
     limits = [] if settings.max_steps is None else [settings.max_steps]
     if settings.max_epochs is not None and steps_per_epoch is not None:
         limits.append(settings.max_epochs * steps_per_epoch)

@@ -1,4 +1,4 @@
-"""Make small trainings to try whether they work: on a few batches again and again, or of a few steps."""
+"""Try whether a training works: on a few batches again and again, or for a few steps."""
 
 import dataclasses
 import shutil
@@ -20,8 +20,8 @@ from trainer.world import World, barrier
 _SUFFIX = ".fast-dev-run"
 
 
-def in_short(settings: Settings) -> Settings:
-    """Return the settings of a trial."""
+def trial_settings(settings: Settings) -> Settings:
+    """Return the settings of a trial (`fast_dev_run`, `overfit_batches`), or as they are if none is asked for."""
     if settings.overfit_batches is not None:
         settings = dataclasses.replace(settings, shuffle=False)
     if settings.fast_dev_run is not None:
@@ -55,8 +55,11 @@ def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> D
     return few  # type: ignore[no-any-return] # a list is a data set
 
 
-def begin_anew(trainer: object, settings: Settings, world: World) -> None:
-    """Make a dev run start from nothing, and remove what it saves with its Trainer; all ranks call it."""
+def begin_dev_run(trainer: object, settings: Settings, world: World) -> None:
+    """Make a dev run start without a checkpoint, and remove what it saves when its Trainer is deleted.
+
+    All ranks call it.
+    """
     if settings.fast_dev_run is None or settings.checkpoint_dir is None:
         return
     if world.local_rank == 0:

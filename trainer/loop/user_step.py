@@ -17,7 +17,7 @@ StepFunction = Callable[[nn.Module, Any, Turns], Any]  # returns what a loss fun
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """The user's step function, called for each micro-batch."""
+    """Runs the user's step function for each micro-batch."""
 
     function: StepFunction
     turns: Turns

@@ -1,4 +1,4 @@
-"""Load the weights that a training starts from, and export those that it leaves."""
+"""Load the weights that a training starts from, and export the weights that it produces."""
 
 import logging
 from collections.abc import Callable
@@ -50,9 +50,10 @@ def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *
 def hand_over(
     folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
 ) -> Written:
-    """Export on rank 0, with a Hugging Face model's configuration beside it; all ranks call it."""
+    """Export on rank 0, with a Hugging Face model's configuration beside the weights; all ranks call it."""
 
     def write() -> Written:
+        """Export the checkpoint. Raises TrainerError."""
         try:
             form = check(target, shape)
             found = first_whole(

@@ -1,1 +1,1 @@
-"""Lets surviving ranks continue in place when another one is replaced."""
+"""Let surviving ranks continue in place when another rank is replaced."""

@@ -20,7 +20,7 @@ from trainer.checkpoint_files.complete_steps import whole
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """The report of one rank when the ranks meet again."""
+    """The report of one rank when the ranks meet again: the step of its weights, its shard, and its saved states."""
 
     start: str  # the start of the training that its states and weights are of
     step: int | None  # that its weights are of; None: it is new, or in the middle of an update
@@ -32,7 +32,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """From where to go on; the same on all ranks."""
+    """The step to continue from and who sends what to whom, the same on all ranks."""
 
     step: int
     source: int  # a rank that has what is one for all
@@ -45,12 +45,15 @@ class Agreement:
 
 
 def holder_of(rank: int, ranks_per_node: int) -> int | None:
-    """Return the rank of the node before that keeps a copy of this rank's state, or None on the first node."""
+    """Return the rank, on the previous node, that keeps a copy of this rank's state; None on the first node."""
     return rank - ranks_per_node if rank >= ranks_per_node else None
 
 
 def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> Agreement | str:
-    """Return the agreement, or why exact continuation is impossible; without `ranks_per_node` all are on one node."""
+    """Return the agreement, or why exact continuation is impossible.
+
+    Without `ranks_per_node` all ranks are on one node.
+    """
     if any(one.old_place is not None and one.old_place != (rank, len(reports)) for rank, one in enumerate(reports)):
         return _agree_resized(reports, ranks_per_node or len(reports))
     found = _newest(reports)
@@ -74,7 +77,7 @@ def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> A
 
 
 def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreement | str:
-    """Agree where other ranks, or more of them, did the last step."""
+    """Return the agreement, or why there is none, where the ranks are not the ones that did the last step."""
     before = {(one.old_place[1], one.start) for one in reports if one.old_place is not None}
     if len(before) > 1:
         return "some ranks had not met the others when one more was lost"
@@ -95,7 +98,7 @@ def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreem
 
 
 def _newest(reports: Sequence[RankReport]) -> Agreement | str:
-    """Return the newest step of which each part is on some rank, and who takes what from whom; or why there is none."""
+    """Return the newest step of which every shard is on some rank, with who sends to whom, or why there is none."""
     parts: list[Mapping[int | None, Sequence[int]]] = [
         {one.shard: () if one.step is None else (one.step,)} for one in reports
     ]
@@ -114,6 +117,7 @@ def _newest(reports: Sequence[RankReport]) -> Agreement | str:
 
 
 def _why_no_step(reports: Sequence[RankReport]) -> str:
+    """Return why the shards that are left do not make up a step."""
     steps = {one.step for one in reports if one.step is not None}
     shards = {one.shard for one in reports if one.shard is not None}
     lost = shards - {one.shard for one in reports if one.step is not None}

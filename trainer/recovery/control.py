@@ -1,4 +1,4 @@
-"""Receive launch's message that a rank was replaced or more join, also in a process in reserve."""
+"""Receive launch's message that a rank was replaced or that more join, in a rank or in a process in reserve."""
 
 import os
 import select
@@ -16,7 +16,7 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class RejoinMessage(msgspec.Struct, frozen=True):
-    """The message that makes this process a rank of a new generation."""
+    """The message from launch that gives this process its rank in a new generation."""
 
     generation: int
     log: str
@@ -24,7 +24,7 @@ class RejoinMessage(msgspec.Struct, frozen=True):
     environment: dict[str, str]
 
 
-_words = msgspec.json.Decoder(RejoinMessage)
+_decoder = msgspec.json.Decoder(RejoinMessage)
 
 
 class Control:
@@ -53,8 +53,8 @@ class Control:
         for fd in self._rest:
             while self._ready(0, fd) and self._read(fd):
                 pass
-        words = [message for fd in self._rest if (message := self._taken(fd)) is not None]
-        return max(words, key=lambda message: message.generation, default=None)
+        messages = [message for fd in self._rest if (message := self._taken(fd)) is not None]
+        return max(messages, key=lambda message: message.generation, default=None)
 
     @property
     def has_message_for_step_end(self) -> bool:
@@ -71,31 +71,37 @@ class Control:
             os.close(fd)
 
     def _taken(self, fd: int) -> RejoinMessage | None:
+        """Return the newest whole message that was read from this pipe, or None."""
         lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
         return _newest(lines)
 
     def _ready(self, within_s: float, *fds: int) -> list[int]:
+        """Return those of the descriptors that are readable within the time."""
         waiting = select.poll()
         for fd in fds:
             waiting.register(fd, select.POLLIN)
         return [fd for fd, _ in waiting.poll(1000 * within_s)]
 
     def _read(self, fd: int) -> bool:
-        """Read what is there; return False if launch's end is closed."""
+        """Read what is in the pipe; return False if launch has closed its end."""
         data = os.read(fd, _READ_BYTES)
         self._rest[fd] += data
         return data != b""
 
 
 def _newest(lines: bytes) -> RejoinMessage | None:
+    """Return the last of these lines as a message, or None if it cannot be decoded."""
     try:
-        return _words.decode(lines.rpartition(b"\n")[2])
+        return _decoder.decode(lines.rpartition(b"\n")[2])
     except msgspec.MsgspecError:
         return None
 
 
 def become_rank(message: RejoinMessage) -> None:
-    """Become that rank: set its variables, and append to its log if output went to the previous one."""
+    """Set the environment variables of the rank in the message.
+
+    Append to its log if output went to the previous one.
+    """
     os.environ.update(message.environment)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -115,14 +121,14 @@ _LONGEST_S = 2e6  # what a poll can wait, 23 days
 
 
 def await_rank(launched: Launched) -> None:
-    """Wait for launch's message and become that rank, with its variables and its log."""
+    """Wait for launch's message in a reserve process, then call `become_rank`."""
     if launched.reserve is None:
         return
     control, wire = Control(launched.reserve.with_suffix(".control")), Wire(launched.reserve)
     wire.report(waits=True)
     message = control.wait(_LONGEST_S)
     if message is None:
-        sys.exit(f"no word came in {_LONGEST_S:.0f} s of which rank this is, or none that makes sense")
+        sys.exit(f"no message came in {_LONGEST_S:.0f} s of which rank this is, or none that makes sense")
     wire.close()
     control.close()
     become_rank(message)

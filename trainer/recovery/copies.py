@@ -1,4 +1,4 @@
-"""Keep copies of ranks' states in the memory of another node, as those of a lost node are lost with it.
+"""Keep copies of ranks' states in the memory of another node, since a lost node's own memory is lost with it.
 
     a rank of node g    state(k) ─ send it ────► backward ─ has all of it been sent? ─ update
     its holder, of g-1  state(k) ─ receive it ─► backward ─ has all of it come? ───── update
@@ -33,7 +33,7 @@ class Copies:
     _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     def exchange(self, step: int, state: bytes) -> None:
-        """Begin to send this rank's state and to receive the charge's; all ranks call it at the same step.
+        """Start sending this rank's state and receiving the one it keeps; all ranks call it at the same step.
 
         An empty `state` means there is none.
         """
@@ -65,6 +65,7 @@ class Copies:
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:
+        """Keep the state whose first part has arrived, after receiving the rest."""
         data = frame.numpy().tobytes()
         step, length = _HEAD.unpack_from(data)
         state = data[_HEAD.size : _HEAD.size + length]
@@ -78,11 +79,13 @@ class Copies:
             del self.kept[old]
 
     def _send(self, data: bytes, holder: int) -> None:
+        """Start sending bytes to the rank that keeps this one's copy."""
         message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._going.append((_begun(dist.isend(message, dst=holder, group=self.world.control, tag=_TAG)), message))
 
 
 def _begun(work: dist.Work | None) -> dist.Work:
+    """Return the operation, which torch gives to every rank in the group."""
     if work is None:
         raise AssertionError("this rank is in the group")
     return work

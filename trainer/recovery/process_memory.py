@@ -1,6 +1,6 @@
-"""Read the memory of another process on this node (process_vm_readv), in half the time of a connection.
+"""Read the memory of another process on this node (process_vm_readv), twice as fast as over a connection.
 
-The system may forbid it, as containers do; then OSError is raised and the bytes have to be sent.
+The system may forbid it, as containers do; then OSError is raised, and the bytes have to be sent.
 """
 
 import ctypes
@@ -21,15 +21,17 @@ _MARK_BYTES = 16
 
 
 class _Piece(ctypes.Structure):
+    """An address and a length, as the system call takes them."""
+
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Addresses of tensors in a process's memory.
+    """The addresses of some tensors in a process's memory.
 
-    A process number may mean another process in another container, and a fork has the same addresses: a random mark
-    tells them apart.
+    A process number may mean another process in another container, and a fork has the same addresses. A random mark in
+    memory tells them apart.
     """
 
     pid: int
@@ -52,7 +54,7 @@ def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
 
 
 def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES) -> None:
-    """Read what lies there into these tensors, in pieces of at most `piece_bytes`.
+    """Read the tensors at `places` into these tensors, in pieces of at most `piece_bytes`.
 
     Raises OSError; some of the tensors may have been read by then.
     """
@@ -66,6 +68,7 @@ def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES
 
 
 def _check_mark(places: Places) -> None:
+    """Raise OSError if the process with this number is not the one that the addresses belong to."""
     mark = torch.empty(_MARK_BYTES, dtype=torch.uint8)
     _read(places.pid, [(mark.data_ptr(), places.mark_at, _MARK_BYTES)])
     if mark.numpy().tobytes() != places.mark:
@@ -73,7 +76,7 @@ def _check_mark(places: Places) -> None:
 
 
 def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:
-    """Read pieces given as (target address, source address, size)."""
+    """Copy from another process pieces given as (target address, source address, size)."""
     left = [*reversed(pieces)]
     while left:
         now = left[: -_AT_ONCE - 1 : -1]
@@ -92,12 +95,13 @@ def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _vector(pieces: Iterable[tuple[int, int]]) -> tuple[ctypes.Array[_Piece], ctypes.c_ulong]:
+    """Return the pieces as an array for the system call, and its length."""
     made = [_Piece(*piece) for piece in pieces]
     return (_Piece * len(made))(*made), ctypes.c_ulong(len(made))
 
 
 def _permit_reading(pid: int) -> None:
-    """Allow a process to read this one where Yama allows only its parents; systems without the rule are ignored."""
+    """Allow a process to read this one if Yama allows only parents to; other errors are ignored."""
     with suppress(OSError):
         _system("prctl")(ctypes.c_int(_PR_SET_PTRACER), *map(ctypes.c_ulong, (pid, 0, 0, 0)))
 

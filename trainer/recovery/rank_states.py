@@ -1,8 +1,8 @@
-"""Keep what is one rank's alone after each step in files in memory that outlive the process.
+"""Save each rank's own state after each step in files in memory that outlive the process.
 
 A rank writes its state after the last forward pass of a step: before its gradients are sent, and so before any rank can
 have finished that step. It is the state after the step, as neither the backward pass nor the update draws random
-numbers (that is verified).
+numbers; that is verified.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class GeneratorStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankState(msgspec.Struct, frozen=True, array_like=True):
-    """The state after a step that only this rank has."""
+    """The state after a step that only this rank has: generators, buffers and losses."""
 
     step: int
     drawn: GeneratorStates
@@ -46,10 +46,10 @@ _decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
 class NumpyDraws:
-    """NumPy's global generator, read only if its memory has changed.
+    """Reads the state of NumPy's global generator, only if its memory has changed.
 
-    Asking it for its state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. A
-    normal number kept for the next call is not in that memory, so call `forget` after restoring a state.
+    Reading the state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. A normal
+    number kept for the next draw is not in that memory, so call `forget` after restoring a state.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class NumpyDraws:
         self._memory, self._state = b"", ("", b"", 0, 0, 0.0)
 
     def state(self) -> tuple[str, bytes, int, int, float]:
-        """Return the generator's state."""
+        """Return the generator's state, as numpy.random.get_state() has it."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # the global one, that user code draws from
         memory = b""
         if isinstance(generator, np.random.MT19937):
@@ -99,7 +99,7 @@ def restore_generator_states(drawn: GeneratorStates) -> None:
 
 
 class RankStateFile:
-    """A rank's states after its last few steps, each in a file in memory that its successor reads.
+    """A rank's states after its last few steps, each in a file in memory, which the process that replaces it reads.
 
     A file replaces that of an older step atomically, so that nothing half-written is left by a kill.
     """
@@ -140,12 +140,12 @@ class RankStateFile:
         return True
 
     def read(self, step: int) -> RankState | None:
-        """Return the state after that step, or None if there is none."""
+        """Return the state after that step, or None if it was not saved."""
         data = self._kept.get(step)
         return None if data is None else decoded(data)
 
     def steps(self) -> tuple[int, ...]:
-        """Return the steps whose states are there."""
+        """Return the steps whose states are in files."""
         return tuple(sorted(self._kept))
 
     def remove(self) -> None:
@@ -155,10 +155,12 @@ class RankStateFile:
 
 
 def _file(path: Path, slot: int) -> Path:
+    """Return the file of a slot; states are written into the slots in turn."""
     return path.with_name(f"{path.name}.{slot}")
 
 
 def _read(path: Path) -> tuple[str, int, bytes] | None:
+    """Return start, step and state in a file, or None if it is missing or damaged."""
     try:
         return _decoded(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -166,7 +168,7 @@ def _read(path: Path) -> tuple[str, int, bytes] | None:
 
 
 def bytes_of(tensors: list[Tensor]) -> bytes:
-    """Return the bytes of all tensors in a row."""
+    """Return the bytes of all tensors, one after the other."""
     if not tensors:
         return b""
     flat = torch.cat([one.detach().contiguous().reshape(-1).view(torch.uint8) for one in tensors])
@@ -175,7 +177,7 @@ def bytes_of(tensors: list[Tensor]) -> bytes:
 
 @torch.no_grad()
 def put_bytes(data: bytes, tensors: list[Tensor]) -> None:
-    """Copy what `bytes_of` returned into tensors of the same shapes."""
+    """Copy the bytes that `bytes_of` returned into tensors of the same shapes."""
     if not tensors:
         return
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -32,7 +32,7 @@ _IMMUTABLE = frozenset((bool, int, float, str, bytes, type(None)))
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The small shared state right after an update, since code that follows may change it."""
+    """The small shared state right after an update, copied because code that follows may change it."""
 
     step: int
     objects: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Snapshot:
         return cls(step, _copied(states), _copied(groups), _copied(dict(loop)))
 
     def put_back(self, subjects: Subjects) -> None:
-        """Restore it on a rank that has the weights and the optimizer's state of that step."""
+        """Restore the snapshot on a rank that has the weights and the optimizer's state of its step."""
         names = ModelNames(subjects.models)
         for key, optimizer in subjects.optimizers.items():
             OptimizerNames(key, optimizer, names).set_groups(copy.deepcopy(self.groups[key]))
@@ -77,7 +77,7 @@ def _copied(value: Any) -> Any:
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """The document that the source sends, and the tensors that follow it: name, type, shape."""
+    """The document that the source sends, and name, type and shape of the tensors that follow it."""
 
     document: bytes
     alike: list[tuple[str, str, list[int]]]  # on all ranks that have the step, each of which gives a stripe
@@ -85,7 +85,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Replica:
-    """One rank's copy of a training of which each rank has all."""
+    """One rank's copy of a training in which each rank has the whole model."""
 
     def __init__(self, subjects: Subjects, snapshot: Snapshot) -> None:
         names = ModelNames(subjects.models)
@@ -126,6 +126,7 @@ class Replica:
         send([(receivers, own + self._stripe(world.rank, senders)) for senders, receivers in alike.items()], world)
 
     def _stripe(self, rank: int, senders: Sequence[int]) -> list[Tensor]:
+        """Return the bytes that this rank sends to `rank`, or an empty list if it is not among the senders."""
         if rank not in senders:
             return []
         tensors = [*self._alike.values()]
@@ -134,7 +135,7 @@ class Replica:
 
 
 class ReplicaReader(Reader):
-    """A rank that needs the state, and reads it from its peers as from a checkpoint."""
+    """Restores a rank that lacks the state, reading it from other ranks as from a checkpoint."""
 
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
         received: list[Any] = [None]
@@ -173,7 +174,7 @@ class ReplicaReader(Reader):
         return loop
 
     def _place(self, name: str, dtype: str, shape: list[int]) -> Tensor:
-        """Return the target's own memory if it fits, or new memory to copy from."""
+        """Return the memory to receive a tensor into: that of the target if it fits, else new memory."""
         target = self._targets.by_name.get(name)
         if target is not None and target.device.type == "cpu" and target.is_contiguous():
             value = target.detach()
@@ -183,6 +184,7 @@ class ReplicaReader(Reader):
 
 
 def _described(tensors: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
+    """Return name, type and shape of the tensors."""
     return [(name, dtype_name(one.dtype), [*one.shape]) for name, one in tensors.items()]
 
 
@@ -202,7 +204,7 @@ class Piece:
 
 
 def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
-    """Return the ranks that send to the taker: those of its own node that have the state, else all that have it."""
+    """Return the ranks that send to the receiver: those on its node that have the state, else all that have it."""
     senders = [rank for rank in range(size) if rank not in receivers]
     near = [rank for rank in senders if rank // ranks_per_node == receiver // ranks_per_node]
     return near or senders
@@ -211,9 +213,9 @@ def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_n
 # tensors, by name     | a ...... | b | c ............... |
 # stripes of givers    | first ...... | second ... | third |
 def stripes(sizes: Sequence[int], senders: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
-    """Return what each giver sends of tensors of these sizes: equal shares of at least `least_bytes`.
+    """Return what each sender sends of tensors of these sizes: equal shares of at least `least_bytes`.
 
-    If all of it is little, one sends everything and the others nothing.
+    If there is little in all, one sends everything and the others nothing.
     """
     ends = [*accumulate(sizes, initial=0)]
     total, places = ends[-1], [*enumerate(pairwise(ends))]

@@ -22,7 +22,7 @@ _LARGE_BYTES = (
 
 
 def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
-    """Send each list of tensors to its ranks, all at once; those on a GPU go by way of the host."""
+    """Send each list of tensors to its ranks, all at once; tensors on a GPU are copied to the host first."""
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in parcels:
         values = [one.detach().cpu().contiguous() for one in tensors]
@@ -42,7 +42,7 @@ def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World
 
 
 def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
-    """Receive from all these ranks at once into contiguous tensors, in the order in which they are sent."""
+    """Receive tensors from all these ranks at once, into contiguous tensors in the order in which they are sent."""
     coming: list[dist.Work | None] = []
     together: list[tuple[list[Tensor], Tensor]] = []
     for rank, given in parcels.items():
@@ -68,7 +68,7 @@ def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Let that rank read the tensors, and return whether it did."""
+    """Let that rank read the tensors from this process's memory, and return whether it did."""
     received: list[Any] = [None]
     dist.recv_object_list(received, src=rank, group=world.control)
     with readable(tensors, by=received[0]) as places:
@@ -78,7 +78,7 @@ def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _read_from_peer(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Read the tensors from that rank's memory, which waits meanwhile; return whether it worked."""
+    """Read the tensors from the memory of that rank, which waits meanwhile; return whether it worked."""
     dist.send_object_list([os.getpid()], dst=rank, group=world.control)
     received: list[Any] = [None]
     dist.recv_object_list(received, src=rank, group=world.control)
@@ -98,6 +98,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _by_size(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the small tensors, and the large ones."""
     small: list[Tensor] = []
     large: list[Tensor] = []
     for tensor in tensors:

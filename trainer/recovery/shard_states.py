@@ -25,19 +25,19 @@ State = dict[str, Any]  # of a parameter: tensors, and plain values
 
 
 class CannotHandOver(Exception):
-    """Raised where the optimizer keeps something that is not sharded as its parameters are."""
+    """Raised if the optimizer keeps a tensor that is sharded in another way than its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """A piece of an optimizer's tensor that is sharded as its parameter is."""
+    """A rank's piece of an optimizer's tensor that is sharded like its parameter."""
 
     piece: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """One rank's part after the step of its snapshot."""
+    """One rank's shards and the shared state, after the step of its snapshot."""
 
     snapshot: Snapshot
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # by name: this rank's pieces
@@ -45,11 +45,11 @@ class ShardState:
 
     @property
     def step(self) -> int:
-        """The step."""
+        """The step after which the state was saved."""
         return self.snapshot.step
 
     def put_back(self, subjects: Subjects) -> None:
-        """Put it into a model and optimizers that were made anew, on a mesh of the same shape."""
+        """Restore the state into a model and optimizers that were made anew, on a mesh of the same shape."""
         names = ModelNames(subjects.models)
         with torch.no_grad():
             for name, parameter in names.parameters().items():
@@ -66,7 +66,7 @@ class ShardState:
         self.snapshot.put_back(subjects)
 
     def give(self, ranks: Sequence[int], world: World) -> None:
-        """Send it to each of these ranks."""
+        """Send the state to each of these ranks."""
         empty = {name: torch.empty_like(one, device="meta") for name, one in self.weights.items()}
         states = {
             key: {name: {part: _described(value) for part, value in state.items()} for name, state in some.items()}
@@ -78,7 +78,7 @@ class ShardState:
 
     @classmethod
     def take(cls, rank: int, world: World) -> "ShardState":
-        """Return what that rank sends."""
+        """Return the state that that rank sends."""
         received: list[Any] = [None]
         dist.recv_object_list(received, src=rank, group=world.control)
         described: ShardState = received[0]
@@ -105,7 +105,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The tensors that a rank's part is taken from, by any thread, even during a pass that has gathered parameters."""
+    """The tensors from which any thread can take a rank's state, even during a pass that has gathered parameters."""
 
     weights: Mapping[str, Tensor]  # by name: this rank's pieces, which an update changes in place
     optimizers: Mapping[str, tuple[Optimizer, Mapping[str, Tensor]]]  # and the parameters of each, by name
@@ -122,7 +122,7 @@ class Source:
         return cls(weights, optimizers)
 
     def part(self, snapshot: Snapshot) -> ShardState:
-        """Return the part without copying anything. Raises CannotHandOver."""
+        """Return this rank's state without copying anything. Raises CannotHandOver."""
         states = {
             key: {
                 name: {kind: _kept(kind, value, parameter) for kind, value in optimizer.state[parameter].items()}
@@ -141,6 +141,7 @@ def _piece(tensor: Tensor) -> Tensor:
 
 
 def _kept(name: str, value: Any, parameter: Tensor) -> Any:
+    """Return what to keep of an optimizer's value: a shard, a tensor, or the value. Raises CannotHandOver."""
     if not isinstance(value, Tensor):
         return value
     if not isinstance(value, DTensor):
@@ -151,7 +152,7 @@ def _kept(name: str, value: Any, parameter: Tensor) -> Any:
 
 
 def _beside(value: Any, parameter: Tensor) -> Any:
-    """Return the value sharded as the parameter if it was; a copy, since the original may be put back again."""
+    """Return the value sharded like the parameter if it was; a copy, since the original may be restored again."""
     if isinstance(value, Sharded):
         made = torch.empty_like(parameter, dtype=value.piece.dtype, requires_grad=False)
         _piece(made).copy_(value.piece)
@@ -160,12 +161,14 @@ def _beside(value: Any, parameter: Tensor) -> Any:
 
 
 def _described(value: Any) -> Any:
+    """Return the value with tensors replaced by ones without memory, to describe them to the receiver."""
     if isinstance(value, Sharded):
         return Sharded(torch.empty_like(value.piece, device="meta"))
     return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
 
 
 def _room(value: Any) -> Any:
+    """Return the value with new memory for its tensors, to receive into."""
     if isinstance(value, Sharded):
         return Sharded(torch.empty(value.piece.shape, dtype=value.piece.dtype))
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value

@@ -1,6 +1,6 @@
 """Exchange messages between the server and its processes in frames: a length, then MessagePack.
 
-They are plain data: nothing that comes over a socket is ever unpickled or run.
+Messages are plain data: nothing that comes over a socket is unpickled or run.
 """
 
 import socket
@@ -19,7 +19,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class FrameBroken(Exception):
-    """Raised where the other side has left in the middle of a frame, or sent something else."""
+    """Raised if the other side closed in the middle of a frame, or sent something that is no frame."""
 
 
 def frame(message: Any) -> bytes:
@@ -29,7 +29,7 @@ def frame(message: Any) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """Return the length in a frame's head. Raises FrameBroken if it is too large."""
+    """Return the length in a frame's header. Raises FrameBroken if it is too large."""
     (length,) = _LENGTH.unpack(head)
     if length > MOST_BYTES:
         raise FrameBroken(f"a frame of {length} bytes: expected at most {MOST_BYTES}")
@@ -44,41 +44,44 @@ def message_in(body: bytes) -> Any:
         raise FrameBroken(str(error)) from error
 
 
-class Talk:
-    """One blocking end of a socket pair, over which descriptors can be sent too."""
+class MessageSocket:
+    """One blocking end of a socket pair, over which messages and file descriptors are sent."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._handed: list[int] = []
+        self._received_fds: list[int] = []
 
     def fileno(self) -> int:
+        """Return the socket's descriptor."""
         return self._end.fileno()
 
-    def say(self, message: Any, hand: Sequence[int] = ()) -> None:
-        """Send a message, with copies of the descriptors in `hand`."""
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, with copies of the descriptors in `descriptors`."""
         data = frame(message)
-        sent = socket.send_fds(self._end, [data], list(hand)) if hand else 0
+        sent = socket.send_fds(self._end, [data], list(descriptors)) if descriptors else 0
         self._end.sendall(data[sent:])
 
-    def hear(self) -> Any:
-        """Return the next message, or None if the other side has left."""
+    def receive(self) -> Any:
+        """Return the next message, or None if the other side has closed."""
         head = self._read(HEAD_BYTES)
         return None if head is None else message_in(self._read(length_of(head)) or b"")
 
-    def handed(self) -> socket.socket:
+    def receive_socket(self) -> socket.socket:
         """Return the socket that came with the last message."""
-        if not self._handed:
+        if not self._received_fds:
             raise FrameBroken("expected a socket with it, got none")
-        return socket.socket(fileno=self._handed.pop(0))
+        return socket.socket(fileno=self._received_fds.pop(0))
 
     def close(self) -> None:
+        """Close the socket."""
         self._end.close()
 
     def _read(self, count: int) -> bytes | None:
+        """Return exactly `count` bytes, or None if the other side has closed."""
         parts = bytearray()
         while len(parts) < count:
             data, fds, _, _ = socket.recv_fds(self._end, min(count - len(parts), 1 << 20), 4, socket.MSG_CMSG_CLOEXEC)
-            self._handed += fds
+            self._received_fds += fds
             if not data:
                 return None
             parts += data

@@ -1,4 +1,4 @@
-"""Describe what a model is asked and answers: made by a shipped task, or found in a user's module."""
+"""Describe how a model is loaded and asked: a service made by an included task, or found in a user's module."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]  # a JSON Schema
 
 
 class Rejected(TrainerError):
-    """Raised by `predict` for an input that fits the schema and cannot be answered all the same."""
+    """Raised by `predict` for an input that fits the schema but cannot be answered."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -39,7 +39,7 @@ class Service:
 
 
 def find_service(app: str, args: Sequence[str]) -> Service:
-    """Return the service that `module`, `module:name` or `file.py[:name]` makes of the training's arguments.
+    """Return the service in `module`, `module:name` or `file.py[:name]`, made with the training's arguments.
 
     Without a name it is the module's `service`, else its `load`, `predict`, `INPUT`, `OUTPUT` and `EXAMPLE`.
     """
@@ -64,6 +64,7 @@ def find_service(app: str, args: Sequence[str]) -> Service:
 
 
 def _imported(place: str) -> ModuleType:
+    """Return the module of this name or file. Raises BadSettings."""
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = Path(place)

@@ -16,31 +16,34 @@ import msgspec
 import torch
 from torch import nn
 
-from trainer.serving.frames import Talk
+from trainer.serving.frames import MessageSocket
 from trainer.serving.service import Rejected, Service
 
 Answer = dict[str, Any]
 
 
-def serve_batches(talk: Talk, service: Service, model: Any, threads: int, number: int) -> None:
-    """Answer batches until the server closes its end."""
+def serve_batches(server: MessageSocket, service: Service, model: Any, threads: int, number: int) -> None:
+    """Compute answers batch by batch until the server closes its end."""
     torch.set_num_threads(threads)
     model = on_device(model, number)
-    talk.say({"op": "ready", "pid": os.getpid()})
+    server.send({"op": "ready", "pid": os.getpid()})
     with suppress(ConnectionError):
-        while (message := talk.hear()) is not None:
-            talk.say({"answers": answers(service, model, message["inputs"])})
+        while (message := server.receive()) is not None:
+            server.send({"answers": answers(service, model, message["inputs"])})
 
 
 def on_device(model: Any, number: int) -> Any:
-    """Return the model on a GPU of its own if there is any; only after the fork, which CUDA does not survive."""
+    """Return the model on a GPU for this worker, if there is any.
+
+    Call it after the fork, which CUDA does not survive.
+    """
     if not isinstance(model, nn.Module) or not torch.cuda.is_available():
         return model
     return model.to(f"cuda:{number % torch.cuda.device_count()}")
 
 
 def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
-    """Return one answer for each input; if a batch fails, each input is asked alone."""
+    """Return one answer for each input; if a batch fails, each input is tried alone."""
     try:
         return _computed(service, model, inputs)
     except Exception as error:  # noqa: BLE001 - what the user's code does is anything
@@ -50,6 +53,7 @@ def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]
 
 
 def _computed(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
+    """Return the answers that `predict` gives. Raises ValueError if there are too many or too few."""
     with torch.inference_mode():
         found = service.predict(model, list(inputs))
     if len(found) != len(inputs):
@@ -58,6 +62,7 @@ def _computed(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answe
 
 
 def _refused(error: Exception) -> Answer:
+    """Return the answer for an input that failed with this error."""
     if isinstance(error, Rejected):
         return {"field": error.field, "why": error.why}
     traceback.print_exc(file=sys.stderr)

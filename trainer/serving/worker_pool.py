@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from trainer.errors import CheckpointDamaged, TrainerError
-from trainer.serving.frames import Talk
+from trainer.serving.frames import MessageSocket
 from trainer.serving.service import Service, find_service
 from trainer.serving.worker import answers, serve_batches
 
@@ -37,8 +37,8 @@ _ENDS_NOT_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C is for t
 class WorkerPool:
     """A process that loads a service and its checkpoint, forks workers, and takes commands from the server."""
 
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+    def __init__(self, server: MessageSocket) -> None:
+        self._server = server
         self._service: Service | None = None
         self._model: Any = None
         self._children: set[int] = set()
@@ -47,17 +47,17 @@ class WorkerPool:
         signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
-        """Serve until the server closes its end; the workers end with it."""
+        """Execute the server's commands until it closes its end; the workers end with this process."""
         poll = select.poll()
-        poll.register(self._talk, select.POLLIN)
+        poll.register(self._server, select.POLLIN)
         poll.register(self._bell, select.POLLIN)
         with suppress(ConnectionError):
             while True:
                 ready = [fd for fd, _ in poll.poll()]
                 if self._bell in ready:
                     self._reap()
-                if self._talk.fileno() in ready:
-                    message = self._talk.hear()
+                if self._server.fileno() in ready:
+                    message = self._server.receive()
                     if message is None:
                         break
                     self._do(message)
@@ -68,19 +68,21 @@ class WorkerPool:
         os._exit(0)
 
     def _do(self, message: dict[str, Any]) -> None:
+        """Execute one command."""
         match message["op"]:
             case "load":
                 self._load(lambda: find_service(message["app"], message["args"]), Path(message["checkpoint"]))
             case "fork":
                 self._fork(message)
             case "become":
-                end = self._talk.handed()
-                self._talk.close()
+                end = self._server.receive_socket()
+                self._server.close()
                 self._work(end, message)
             case "renew":
                 self._renew(message)
 
     def _load(self, find: Any, checkpoint: Path) -> None:
+        """Load the service and its checkpoint, and send the server a description or the error."""
         try:
             service = self._service = find()
             self._model = service.load(checkpoint)
@@ -97,15 +99,16 @@ class WorkerPool:
                 str(error) if isinstance(error, TrainerError) else "".join(traceback.format_exception_only(error))
             )
             damaged = isinstance(error, CheckpointDamaged)
-            self._talk.say({"op": "failed", "message": message_text.strip(), "damaged": damaged})
+            self._server.send({"op": "failed", "message": message_text.strip(), "damaged": damaged})
             return
         gc.collect()
         gc.freeze()  # the collector of a worker then leaves these pages alone, and they stay shared
         described = {"input": service.input, "output": service.output, "unfit": _unfit(), "example": service.example}
-        self._talk.say({"op": "loaded", **described})
+        self._server.send({"op": "loaded", **described})
 
     def _fork(self, message: dict[str, Any]) -> None:
-        end = self._talk.handed()
+        """Fork a worker, which serves the socket that came with the message."""
+        end = self._server.receive_socket()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -116,10 +119,11 @@ class WorkerPool:
         self._children.add(pid)
 
     def _work(self, end: socket.socket, message: dict[str, Any]) -> NoReturn:
+        """Be a worker on this socket, then exit."""
         code = 1
         try:
             assert self._service is not None, "the server asks for workers of what was loaded"  # noqa: S101 - the server's protocol
-            serve_batches(Talk(end), self._service, self._model, message["threads"], message["number"])
+            serve_batches(MessageSocket(end), self._service, self._model, message["threads"], message["number"])
             code = 0
         except BaseException:  # noqa: BLE001 - whatever it is, it ends here and not in the worker pool's own code
             traceback.print_exc(file=sys.stderr)
@@ -128,28 +132,29 @@ class WorkerPool:
         os._exit(code)
 
     def _renew(self, message: dict[str, Any]) -> None:
-        end = self._talk.handed()
+        """Fork a worker pool that loads another checkpoint and takes commands over the socket in the message."""
+        end = self._server.receive_socket()
         pid = os.fork()
         if pid:
             end.close()
             return
         self._leave()
         service, self._model = self._service, None
-        young = WorkerPool(Talk(end))
+        young = WorkerPool(MessageSocket(end))
         young._load(lambda: service, Path(message["checkpoint"]))
         young.run()
 
     def _leave(self) -> None:
-        """Close everything of the parent's own in a forked process."""
+        """Close in a forked process everything that belongs to its parent."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._talk.close()
+        self._server.close()
         self._children.clear()
         os.close(self._bell)
         os.close(self._ring)
 
     def _reap(self) -> None:
-        """Collect workers that have ended, of which the server learns on their own sockets."""
+        """Collect workers that have exited; the server learns of it on their sockets."""
         with suppress(BlockingIOError):
             while os.read(self._bell, 512):
                 continue
@@ -159,7 +164,7 @@ class WorkerPool:
 
 
 def _unfit() -> str:
-    """Return why this process cannot be forked, or ""."""
+    """Return why this process cannot be forked, or "" if it can."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"{threads} threads where one was expected"
@@ -167,9 +172,9 @@ def _unfit() -> str:
 
 
 def serve_server(fd: int) -> NoReturn:
-    """Run a worker pool; `fd` is its end of the socket."""
+    """Run a worker pool that takes commands over the socket `fd`."""
     for number in _ENDS_NOT_US:
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(fd, False)
     torch.set_num_threads(1)
-    WorkerPool(Talk(socket.socket(fileno=fd))).run()
+    WorkerPool(MessageSocket(socket.socket(fileno=fd))).run()

@@ -1,4 +1,4 @@
-"""The strategies by which ranks share the work: one word in the settings, one object for the loop."""
+"""The strategies by which ranks share the work: a name in the settings, one object for the loop."""
 
 from trainer.strategies.build import EvaluatedModel, build, build_for_evaluation, summary
 from trainer.strategies.deferred_init import is_deferred, make_deferred

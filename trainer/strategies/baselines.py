@@ -1,4 +1,4 @@
-"""Older ways to divide a training, which `launch scale` measures beside those of today.
+"""Older ways to parallelise a training, which `launch scale` measures beside today's.
 
 An environment variable selects one, as they are no options of the Trainer:
 
@@ -23,21 +23,22 @@ _MASTER, _GPUS, _DEVICES = "master", "dp=", "mp="
 
 
 def has_master(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether one rank gathers all gradients, in place of an all-reduce."""
+    """Return whether one rank gathers all gradients and updates, in place of an all-reduce."""
     return _asked(environ) == _MASTER
 
 
 def gpus(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many GPUs nn.DataParallel uses; None means all."""
+    """Return how many GPUs nn.DataParallel uses; None means all of them."""
     return _number(_GPUS, _asked(environ))
 
 
 def devices(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return on how many devices of one process the model's layers are; None if they stay on one."""
+    """Return over how many devices of one process the model's layers are spread; None if they are on one."""
     return _number(_DEVICES, _asked(environ))
 
 
 def _number(kind: str, asked: str) -> int | None:
+    """Return the number in `dp=4` or `mp=4` if the text is of this kind and the number above 0, else None."""
     number = asked.removeprefix(kind)
     if number == asked or not number.isdecimal():
         return None
@@ -45,6 +46,7 @@ def _number(kind: str, asked: str) -> int | None:
 
 
 def _asked(environ: Mapping[str, str]) -> str:
+    """Return the value of TRAINER_BASELINE, or "". Raises BadSettings."""
     asked = environ.get(VARIABLE, "")
     if asked in ("", _MASTER) or _number(_GPUS, asked) or _number(_DEVICES, asked):
         return asked
@@ -52,7 +54,7 @@ def _asked(environ: Mapping[str, str]) -> str:
 
 
 def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Give the first rank the mean of all ranks' buckets, as a DDP hook in place of its all-reduce.
+    """Average a bucket on the first rank, as a DDP hook in place of its all-reduce.
 
     The other ranks keep their own bucket, which they do not use.
     """
@@ -62,6 +64,7 @@ def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torc
     assert work is not None  # noqa: S101 - all ranks are of the group
 
     def mean(_: torch.futures.Future[Any]) -> Tensor:
+        """Return the mean of the gathered buckets on the first rank, and the rank's own bucket elsewhere."""
         if got is not None:
             mine.copy_(got[0])
             for other in got[1:]:
@@ -121,11 +124,13 @@ def place_layers(module: nn.Module, blocks: Sequence[nn.Module], here: Sequence[
 def _move_inputs(
     home: torch.device, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move a layer's inputs to its device, as a hook before its forward pass."""
     found: tuple[tuple[Any, ...], dict[str, Any]] = _moved((inputs, named), home)
     return found
 
 
 def _moved(data: Any, home: torch.device) -> Any:
+    """Return nested data with its tensors on the device."""
     if isinstance(data, Tensor):
         return data.to(home)
     if isinstance(data, dict):

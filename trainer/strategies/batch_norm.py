@@ -42,13 +42,17 @@ def _check(name: str, kind: type[Norm]) -> None:
 
 
 def _over_ranks(kind: type[Norm]) -> type[Norm]:
+    """Return a subclass of the layer that normalises over all ranks in training."""
+
     def forward(self: Norm, x: Tensor) -> Tensor:
+        """Normalise over all ranks in training, and as usual in evaluation."""
         return _normed(self, x) if self.training else kind.forward(self, x)
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _normed(norm: Norm, x: Tensor) -> Tensor:
+    """Return the batch normalised by mean and variance over all ranks."""
     values = x.float()
     dims, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
     count = _sum(torch.tensor(values.numel() / values.shape[1], device=x.device))
@@ -64,6 +68,7 @@ def _normed(norm: Norm, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> None:
+    """Update the layer's running mean and variance."""
     if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return
     norm.num_batches_tracked.add_(1)
@@ -73,23 +78,27 @@ def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> No
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all ranks, with its gradient."""
+    """The sum over all ranks as an autograd function."""
 
     @staticmethod
     def forward(_: Any, values: Tensor) -> Tensor:
+        """Return the sum over all ranks."""
         return _reduced(values)
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> Tensor:
+        """Return the sum of the gradients over all ranks."""
         return _reduced(gradients[0])
 
 
 def _sum(values: Tensor) -> Tensor:
+    """Return the sum over all ranks, through which gradients flow."""
     summed: Tensor = _Sum.apply(values)
     return summed
 
 
 def _reduced(values: Tensor) -> Tensor:
+    """Return the sum over all ranks, without a gradient."""
     values = values.clone()
     dist.all_reduce(values)
     return values

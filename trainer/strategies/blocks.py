@@ -30,12 +30,13 @@ def without_shared_parameters(module: nn.Module, blocks: Sequence[nn.Module]) ->
 
 
 def _owns_all(block: nn.Module, everywhere: Counter[int]) -> bool:
+    """Return whether all uses of the block's parameters are inside it."""
     here = Counter(id(parameter) for _, parameter in block.named_parameters(remove_duplicate=False))
     return all(everywhere[key] == count for key, count in here.items())
 
 
 def _contained(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield what containers hold, outermost first."""
+    """Yield the modules inside containers (Sequential, ModuleList and the like), outermost first."""
     for child in module.children():
         if _only_contains(child) or type(module) not in _CONTAINERS:
             yield from _contained(child)
@@ -44,9 +45,9 @@ def _contained(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _only_contains(module: nn.Module) -> bool:
-    """Return whether it is a container of containers or blocks.
+    """Return whether the module only holds other containers or blocks.
 
-    One of single layers, as conv + norm + relu, is a block, and so is a subclass of a container.
+    A container of single layers, such as conv + norm + relu, is itself a block, and so is a subclass of a container.
     """
     if type(module) is nn.ModuleList:
         return True  # cannot be called
@@ -54,7 +55,7 @@ def _only_contains(module: nn.Module) -> bool:
 
 
 def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[nn.Module]:
-    """Return the parts that a user names, outermost only. Raises BadSettings if a name fits none."""
+    """Return the modules that a user's setting names, outermost only. Raises BadSettings if a name fits none."""
     if not callable(wanted):
         _refuse_strangers(module, wanted, setting)
     found: dict[str, nn.Module] = {}
@@ -70,12 +71,14 @@ def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[n
 
 
 def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
+    """Return whether the module fits one of the wanted names, patterns or classes."""
     if callable(wanted):
         return wanted(name, part)
     return any(type(part).__name__ == pattern or fnmatchcase(name, pattern) for pattern in wanted)
 
 
 def _refuse_strangers(module: nn.Module, wanted: Sequence[str], setting: str) -> None:
+    """Raise BadSettings for patterns that fit no part of the model."""
     strangers = [
         pattern
         for pattern in wanted
@@ -89,4 +92,5 @@ def _refuse_strangers(module: nn.Module, wanted: Sequence[str], setting: str) ->
 
 
 def _size(block: nn.Module) -> int:
+    """Return the number of the block's parameters."""
     return sum(parameter.numel() for parameter in block.parameters())

@@ -1,4 +1,4 @@
-"""Give all ranks rank 0's tensors: weights at the start, buffers before each training step."""
+"""Broadcast rank 0's tensors to all ranks: weights at the start, buffers before each training step."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,9 +10,9 @@ _MESSAGE_BYTES = 64 * 2**20
 
 
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Give every rank the values that rank 0 has; all ranks call it, with tensors of the same shapes.
+    """Copy rank 0's values to every rank; all ranks call it, with tensors of the same shapes.
 
-    `group` is over all ranks, where it is not the one of the gradients.
+    `group` spans all ranks and is given if it is not the group of the gradients.
     """
     with torch.no_grad():
         for some in _messages(tensors):
@@ -20,7 +20,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
 
 class PersistentBuffers:
-    """Buffers that belong to the state; others (masks, tables) are made by each start and do not change."""
+    """The buffers that are saved in a checkpoint; others (masks, tables) are made by each start and do not change."""
 
     def __init__(self, module: nn.Module) -> None:
         # Found once: to walk through a large model costs milliseconds, in every step. Not by state_dict(), which under
@@ -53,6 +53,7 @@ def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _take(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Broadcast these tensors in one message."""
     message = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
     dist.broadcast(message, src=0, group=group)
     if dist.get_rank() == 0:

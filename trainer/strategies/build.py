@@ -1,4 +1,4 @@
-"""Build a strategy: check, place, recompute, compile, wrap, then make the optimizer."""
+"""Build a strategy: check the model, place, recompute, compile and wrap it, then make the optimizer."""
 
 import logging
 import math
@@ -92,9 +92,9 @@ def _build(
     cuts: "Cuts | None" = None,
     deferred: bool = False,
 ) -> Strategy:
-    """Build the strategy; with `deferred` the weights hold anything.
+    """Build the strategy; with `deferred` the weights are not initialised.
 
-    Raises WeightsWanted on all ranks if something depends on them.
+    Raises WeightsWanted on all ranks if something depends on their values.
     """
     module, rows = _make_module(model, world, settings)
     if rows is None:
@@ -139,13 +139,13 @@ def _build(
 
 
 def _try_optimizer(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
-    """Return the optimizer, or None if it depends on weights that are still to come."""
+    """Return the optimizer, or None if it depends on weights that are still to be loaded."""
     return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A model that is evaluated but not trained, as this rank has it."""
+    """A model for evaluation without training, as this rank has it."""
 
     module: nn.Module  # to call, and to load weights into
     pipeline: "Pipeline | None" = None  # the model is in stages: it is asked through this
@@ -159,7 +159,7 @@ def build_for_evaluation(
     tp_plan: "Plan | None" = None,
     cuts: "Cuts | None" = None,
 ) -> EvaluatedModel:
-    """Return the model alone for evaluation: staged, divided and sharded as the settings say, or whole.
+    """Return the model for evaluation: in stages, divided and sharded as the settings say, or whole.
 
     All ranks call it. Where they share the model they must call it together and equally often. What a divided model
     returns is whole on each rank.
@@ -213,7 +213,7 @@ def summary(strategy: Strategy) -> str:
 def _make_module(
     model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
-    """Return the module, and this rank's rows of its parameters if it has only those."""
+    """Return the module; and this rank's rows of its parameters if it has only those, else None."""
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None
     if isinstance(model, nn.Module):
@@ -226,6 +226,7 @@ def _make_module(
 
 
 def _check_module(module: nn.Module) -> None:
+    """Raise BadSettings for a model that cannot be trained."""
     for name, part in module.named_modules():
         tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if any(map(is_lazy, tensors)):
@@ -241,6 +242,7 @@ def _check_module(module: nn.Module) -> None:
 
 
 def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list[nn.Module]:
+    """Return the blocks that are sharded, recomputed or compiled separately."""
     by_blocks = (
         settings.activation_checkpointing or settings.strategy in SHARDS or (settings.compile and world.stages > 1)
     )
@@ -258,7 +260,7 @@ def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list
 def _parts_to_compile(
     module: nn.Module, blocks: list[nn.Module], settings: StrategySettings, pipeline: "Pipeline | None"
 ) -> list[nn.Module]:
-    """Return what is compiled separately; of a pipeline this rank's blocks, never a stage, which has FSDP2's hooks."""
+    """Return what is compiled separately; in a pipeline these are this rank's blocks, as a stage has FSDP2's hooks."""
     if pipeline is not None:
         here = {part for stage in pipeline.stages.values() for part in stage.modules()}
         return [block for block in blocks if block in here]
@@ -282,7 +284,7 @@ def _cut_into_stages(
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """The division of the layers of a model over ranks."""
+    """How the layers of a model are divided over ranks."""
 
     mesh: "DeviceMesh"
     around: Callable[[], AbstractContextManager[None]]  # forward and backward passes
@@ -291,7 +293,7 @@ class _Division:
 def _divide_layers(
     module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None", pipeline: "Pipeline | None"
 ) -> _Division | None:
-    """Divide the layers over the ranks that work on the same samples, or return None if each works alone."""
+    """Divide the layers over the ranks that work on the same samples; return None if each rank works alone."""
     if world.dividing == 1:
         if plan and not settings.mesh:
             raise BadSettings("tp_plan: expected with a mesh that has tp, got it without\nhint: mesh='tp=2'")
@@ -325,6 +327,7 @@ def _wrap(
     *,
     deferred: bool = False,
 ) -> Wrapped:
+    """Wrap the model as the strategy has it."""
     units = chosen(module, settings.units, "units") if settings.units else []
     parts = list(dict.fromkeys([*units, *blocks]))
     if pipeline is not None:
@@ -347,6 +350,7 @@ def _wrap(
 
 
 def _short(count: int) -> str:
+    """Return a count as text, such as `11.2M`."""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.1f}{letter}"

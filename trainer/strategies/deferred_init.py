@@ -1,7 +1,7 @@
 """Skip the random initialisation of weights that a checkpoint is about to replace.
 
-Random numbers are the most expensive part of making a model, and a restart does not need them. They are skipped only
-where nothing else can tell: once something reads what was skipped, or draws anything after it, the model has to be made
+Drawing random numbers takes the longest of making a model, and a restart does not need them. They are skipped only if
+nothing else depends on them: once something reads skipped values, or draws random numbers afterwards, the model is made
 again with all its draws.
 """
 
@@ -57,7 +57,7 @@ _PAST_OPERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Whether a torch operation writes in place, draws random numbers, or reads values."""
+    """Properties of a torch operation: whether it writes in place, draws random numbers, or reads values."""
 
     in_place: bool  # it writes numbers into its first argument, and gives that one back
     draws: bool
@@ -66,6 +66,7 @@ class _Kind:
 
 @cache
 def _kind(func: Any) -> _Kind:
+    """Return the properties of an operation."""
     name = func.overloadpacket.__name__
     changes_form = torch.Tag.inplace_view in func.tags or "resize" in name
     return _Kind(
@@ -76,14 +77,14 @@ def _kind(func: Any) -> _Kind:
 
 
 class WeightsWanted(BaseException):
-    """Raised where something depends on skipped weights; a BaseException, so that model code does not catch it."""
+    """Raised if something depends on skipped weights; a BaseException, so that model code does not catch it."""
 
 
 class _DeferredInit(TorchDispatchMode):
-    """Skips draws into fresh memory, and raises WeightsWanted where somebody would notice."""
+    """Skips draws into fresh memory, and raises WeightsWanted if an operation would read them."""
 
     def __init__(self, *, made_before: nn.Module | None = None) -> None:
-        """Take `made_before`, a module whose weights hold anything, to skip nothing more but watch it."""
+        """Watch `made_before`, a module whose weights are not initialised, and skip nothing more."""
         super().__init__()
         self._leaves_out = made_before is None
         self._memory: dict[int, StorageWeakRef] = {}  # what holds anything
@@ -109,25 +110,28 @@ class _DeferredInit(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _hold(self, tensor: Tensor) -> None:
+        """Record that the tensor's memory is not initialised."""
         held = StorageWeakRef(_storage(tensor))
         self._memory[held.cdata] = held  # whose identity is nobody else's as long as this is there
 
     def holds(self, value: object) -> bool:
+        """Return whether the value is a tensor whose memory is not initialised."""
         if not isinstance(value, Tensor) or value.layout is not torch.strided or not self._memory:
             return False
         return _storage(value)._cdata in self._memory  # noqa: SLF001 - its identity
 
     def still_there(self) -> set[int]:
-        """Return the memory that holds anything and is still in use."""
+        """Return the uninitialised memory that is still in use."""
         return {identity for identity, held in self._memory.items() if not held.expired()}
 
     def give_up(self) -> None:
+        """Raise WeightsWanted, and record that it was raised."""
         self.was_wanted = True
         raise WeightsWanted
 
 
 class _PastOperations(TorchFunctionMode):
-    """Gives up deferring where a tensor's memory is read by a function that the dispatcher does not see.
+    """Raises WeightsWanted if a function that torch's dispatcher does not see reads uninitialised memory.
 
     Such functions are `__array__`, `__deepcopy__` and the like.
     """
@@ -151,7 +155,7 @@ def is_deferred() -> bool:
 
 
 def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """Return the model with parameters that hold anything, or None if something depends on their values."""
+    """Return the model with uninitialised parameters, or None if something depends on their values."""
     deferred = _DeferredInit()
     with _watched(deferred):
         try:
@@ -162,7 +166,7 @@ def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
-    """Return what `act` returns, or None if it depends on weights still to come, or draws anything."""
+    """Return what `act` returns, or None if it depends on weights still to be loaded, or draws random numbers."""
     deferred = _DeferredInit(made_before=module)
     with _watched(deferred):
         try:
@@ -173,7 +177,7 @@ def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
 
 
 def agreed(world: World, yes: bool) -> bool:
-    """Return whether all ranks say so; all call it, but a rank that joins others decides alone."""
+    """Return whether all ranks pass True; all call it, but a rank that joins others decides alone."""
     if world.anew:
         return yes
     vote = torch.tensor([yes], dtype=torch.uint8)
@@ -184,6 +188,7 @@ def agreed(world: World, yes: bool) -> bool:
 
 @contextmanager
 def _watched(deferred: _DeferredInit) -> Iterator[None]:
+    """Watch all operations in this context."""
     _at_work.append(deferred)
     try:
         with deferred, _PastOperations(deferred):
@@ -202,6 +207,7 @@ def _replaced(module: nn.Module) -> set[int]:
 
 
 def _values(args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yield an operation's arguments, lists taken apart."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, list | tuple):
             yield from value
@@ -210,11 +216,12 @@ def _values(args: Any, kwargs: Any) -> Iterator[Any]:
 
 
 def _kept(module: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers that a checkpoint has."""
     return [*module.parameters(), *PersistentBuffers(module).tensors()]
 
 
 def _is_fresh(tensor: object) -> bool:
-    """Return whether it is CPU memory of torch's own; that of an array, for example, is not resizable."""
+    """Return whether the value is a CPU tensor in torch's own memory; that of a NumPy array is not resizable."""
     plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
     return (
         plain
@@ -226,6 +233,7 @@ def _is_fresh(tensor: object) -> bool:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    """Return the memory of a tensor, or of this rank's part of a sharded one."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor  # of a sharded one, this rank's part
     storage: torch.UntypedStorage = local.untyped_storage()
     return storage

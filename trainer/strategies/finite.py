@@ -1,4 +1,4 @@
-"""Find, leave out and count steps whose loss or gradients are not finite, without waiting for the device."""
+"""Find, skip and count steps whose loss or gradients are not finite, without waiting for the device."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +28,7 @@ class Skips:
         self._in_a_row = (self._in_a_row + skipped) * skipped
 
     def read(self) -> tuple[int, int]:
-        """Return how many were left out, in all and in a row until now."""
+        """Return how many steps were skipped, in all and in a row until now."""
         return int(self._total), int(self._in_a_row)
 
     def state_dict(self) -> dict[str, int]:
@@ -40,7 +40,7 @@ class Skips:
 
 
 def first_gradient(loss: Tensor) -> Tensor | None:
-    """Return what a backward pass begins with: None for one, or NaN if the loss is not finite.
+    """Return the gradient that a backward pass starts with: NaN if the loss is not finite, else None, which means 1.
 
     All ranks that add up the gradients learn of it that way.
     """
@@ -54,7 +54,10 @@ def first_gradient(loss: Tensor) -> Tensor | None:
 
 
 def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return on the device whether all gradients are finite; with `shared`, ranks meet here in `group`."""
+    """Return, on the device, whether all gradients are finite.
+
+    With `shared`, over all ranks, which meet here in `group`.
+    """
     flags = [_infinite(tensors, device) for (device, _), tensors in alike(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())
     for other in flags[1:]:
@@ -64,20 +67,20 @@ def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.Process
     return flag == 0
 
 
-def _leaves_out_by_itself(optimizer: Optimizer) -> bool:
+def _can_skip_itself(optimizer: Optimizer) -> bool:
     """Return whether the optimizer takes a flag on the device that skips a step, as torch's fused ones do."""
     return getattr(optimizer, "_step_supports_amp_scaling", False) is True
 
 
 def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tensor:
-    """Step the optimizers if the flag is set, and return the flag without waiting for a GPU."""
+    """Step the optimizers if `finite` is true, without waiting for a GPU; return `finite`, as a bool on a CPU."""
     if finite.device.type == "cpu":
         known = bool(finite)
         for optimizer in optimizers if known else ():
             optimizer.step()
         return known
     for optimizer in optimizers:
-        if _leaves_out_by_itself(optimizer):
+        if _can_skip_itself(optimizer):
             step_fused(finite, optimizer)
         else:
             step_with_zeros(finite, optimizer, parameters_in(optimizer))
@@ -85,12 +88,12 @@ def step_where(finite: Tensor, optimizers: Collection[Optimizer]) -> bool | Tens
 
 
 def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
-    """Step a fused optimizer, which does nothing if it is told of an infinity."""
-    told = {"grad_scale": None, "found_inf": (~finite).float()}
-    for name, value in told.items():
+    """Step a fused optimizer, which does nothing if `finite` is false."""
+    flags = {"grad_scale": None, "found_inf": (~finite).float()}
+    for name, value in flags.items():
         setattr(optimizer, name, value)
     optimizer.step()
-    for name in told:
+    for name in flags:
         delattr(optimizer, name)
 
 
@@ -112,7 +115,7 @@ def multiply(gradients: Iterable[Tensor], factor: Tensor) -> None:
 
 
 def alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """Return this rank's numbers of the gradients by device and type."""
+    """Return this rank's values of the gradients by device and type."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         numbers = plain(gradient)
@@ -121,7 +124,7 @@ def alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype],
 
 
 def plain(gradient: Tensor) -> Tensor:
-    """Return this rank's numbers of a sharded, sparse or complex gradient."""
+    """Return this rank's values of a sharded, sparse or complex gradient."""
     local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     if local.is_sparse:
         local = local._values()  # noqa: SLF001 - where they lie: values() is there only after coalesce(), a copy
@@ -129,7 +132,7 @@ def plain(gradient: Tensor) -> Tensor:
 
 
 def _infinite(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """Return 1 if any number is not finite, else 0, with the single kernel that GradScaler uses."""
+    """Return 1 if any value is not finite, else 0, with the single kernel that GradScaler uses."""
     found, one = torch.zeros((), device=device), torch.ones((), device=device)
     if device.type == "meta":
         return found

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.strategies.finite import alike, multiply, plain
 from trainer.world import World
 
@@ -23,7 +23,7 @@ def reduce_gradients(
         return
     some = torch.tensor([one.grad is not None for one in parameters], dtype=torch.uint8)
     dist.all_reduce(some, dist.ReduceOp.MAX, group=world.control)  # on the host: a GPU is not waited for
-    wanted = [one for one, has in zip(parameters, some.tolist(), strict=True) if has and is_here(one)]
+    wanted = [one for one, has in zip(parameters, some.tolist(), strict=True) if has and has_values(one)]
     for one in wanted:
         one.grad = torch.zeros_like(one) if one.grad is None else one.grad
     for dtype in dict.fromkeys(one.dtype for one in wanted):
@@ -40,14 +40,14 @@ _LEAST = 1e-6  # as torch's own has it: no division by zero
 
 
 def clip_values(gradients: Iterable[Tensor], most: float) -> None:
-    """Clip each number of this rank's gradients in place to between `-most` and `most`."""
+    """Clip each value of this rank's gradients in place to between `-most` and `most`."""
     for numbers in alike(gradients).values():
         torch._foreach_clamp_min_(numbers, -most)
         torch._foreach_clamp_max_(numbers, most)
 
 
 def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
-    """Scale this rank's shards as clip_grad_norm_ does, and return the norm of all.
+    """Scale this rank's shards as clip_grad_norm_ does, and return the norm over all ranks.
 
     `copies` is the number of copies of each shard.
     """

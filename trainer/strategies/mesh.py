@@ -19,7 +19,7 @@ Mesh = Mapping[str, int]
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the mesh in `dp=2,tp=2`; `tp=2` leaves dp to the number of ranks. Raises ValueError."""
+    """Return the mesh in `dp=2,tp=2` as a dict; `tp=2` leaves dp to the number of ranks. Raises ValueError."""
     found = [_PART.fullmatch(part) for part in text.split(",")]
     pairs = [(match[1], int(match[2])) for match in found if match is not None]
     if len(pairs) < len(found) or len(dict(pairs)) < len(pairs):
@@ -33,7 +33,7 @@ def mesh_of(given: str | Mesh | None) -> Mesh:
 
 
 def is_mesh(value: object) -> bool:
-    """Return whether the value names sizes of dimensions."""
+    """Return whether the value is a mesh: sizes of known dimensions."""
     if isinstance(value, str):
         try:
             value = parse_mesh(value)
@@ -52,7 +52,7 @@ def together(mesh: Mesh) -> int:
 
 
 def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
-    """Yield what is impossible with so many ranks."""
+    """Yield why the mesh does not fit this number of ranks."""
     for name in mesh:
         if name in _OF_OTHERS:
             yield f"mesh: {name}: {_OF_OTHERS[name]} cannot be trained here yet\nhint: pp, dp and tp can"
@@ -66,12 +66,12 @@ def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
 
 
 def _product(mesh: Mesh, *names: str) -> str:
-    """Return text such as `pp=2 x tp=2`."""
+    """Return the named dimensions as text, such as `pp=2 x tp=2`."""
     return " x ".join(f"{name}={mesh[name]}" for name in names if name in mesh)
 
 
 def on_mesh(world: World, given: str | Mesh | None) -> World:
-    """Return the world with its ranks on a mesh. Raises BadSettings with all problems."""
+    """Return the world with its ranks on the mesh. Raises BadSettings with all problems."""
     mesh = mesh_of(given)
     if found := list(problems_of(mesh, world.size)):
         raise BadSettings("\n".join(found))

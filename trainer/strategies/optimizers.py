@@ -57,7 +57,7 @@ def _refuse_closures(optimizers: Optimizers) -> None:
 
 
 def parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Return all parameters that it steps, group by group."""
+    """Yield all parameters that the optimizer steps, group by group."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -67,7 +67,7 @@ def has_gradients(optimizer: Optimizer) -> bool:
 
 
 def refuse_offloaded(optimizers: Optimizers, world: World, shards: int) -> None:
-    """Raise BadSettings if ranks would exchange parameters in the host's memory, which no GPU sends."""
+    """Raise BadSettings if ranks would exchange parameters that are offloaded to the host, which NCCL cannot send."""
     if world.device.type != "cuda" or shards == 1:
         return
     for optimizer in optimizers.values():
@@ -79,6 +79,7 @@ def refuse_offloaded(optimizers: Optimizers, world: World, shards: int) -> None:
 
 
 def _named(made: object) -> Optimizers:
+    """Return several optimizers by name. Raises BadSettings for anything else."""
     if not isinstance(made, Mapping) or not made:
         raise BadSettings(f"optimizer: expected an optimizer, or several by name, got {type(made).__name__}")
     for name, one in made.items():
@@ -103,7 +104,7 @@ def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
 
 
 def _warn_of_unoptimized(names: list[str]) -> None:
-    """Warn of parameters that no optimizer has, as a selection by name easily misses some."""
+    """Warn of parameters that no optimizer has, as a selection by name may miss some."""
     if names:
         logging.getLogger("trainer").warning(
             "optimizer: none has %s: nothing is learned there\nhint: requires_grad_(False) says so", few(names)
@@ -111,7 +112,7 @@ def _warn_of_unoptimized(names: list[str]) -> None:
 
 
 def shared_out(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
-    """Wrap the user's own optimizer, with this rank's part of the parameters, in a ZeroRedundancyOptimizer."""
+    """Return the user's optimizer, with this rank's part of the parameters, in a ZeroRedundancyOptimizer."""
     groups = [dict(group) for group in optimizer.param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]
     dtypes = {str(parameter.dtype) for parameter in parameters}
@@ -119,6 +120,7 @@ def shared_out(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
         raise BadSettings(f"strategy: zero1 expected parameters of one dtype, got {', '.join(sorted(dtypes))}")
 
     def with_share(share: list[dict[str, Any]], **_: Any) -> Optimizer:
+        """Return the user's optimizer with this rank's part of the parameters."""
         # Not a new one: the user may have set more on this one than its arguments.
         optimizer.param_groups = share
         mine = {id(parameter) for group in share for parameter in group["params"]}

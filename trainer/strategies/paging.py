@@ -1,4 +1,4 @@
-"""Make a model while each rank keeps only its rows of every parameter; one parameter is whole at a time."""
+"""Make a large model with each rank keeping only its rows of every parameter; one parameter is whole at a time."""
 
 import ctypes
 from collections.abc import Callable, Collection, Iterator
@@ -45,7 +45,7 @@ def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tu
 
 
 class _Page:
-    """A parameter of which this rank has all or its rows."""
+    """A parameter of which this rank has all, or only its rows."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter  # held, so that its storage's address is nobody else's
@@ -55,11 +55,12 @@ class _Page:
 
     @property
     def whole(self) -> Tensor:
+        """The parameter as a tensor, whose memory is empty while it is put away."""
         return self.parameter.detach()
 
 
 class _Paging(TorchDispatchMode):
-    """Makes the parameters of each operation whole, and reduces others to rows."""
+    """Makes parameters whole for each operation that uses them, and reduces the others to rows."""
 
     def __init__(self, world: World, count: int) -> None:
         super().__init__()
@@ -69,6 +70,7 @@ class _Paging(TorchDispatchMode):
         self._digest = xxhash.xxh3_128()  # of all that the model has in the end
 
     def register(self, parameter: nn.Parameter) -> None:
+        """Begin to manage a parameter's memory."""
         storage = parameter.untyped_storage()
         fits = parameter.is_contiguous() and storage.nbytes() == parameter.nbytes >= _SMALLEST_BYTES
         if self._count == 1 or not fits or parameter.device.type != "cpu" or parameter.ndim == 0:
@@ -91,6 +93,7 @@ class _Paging(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
+        """Yield the managed parameters that an operation's arguments belong to."""
         for value in tree_iter(values):
             if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
                 page = self._pages.get(value.untyped_storage()._cdata)  # noqa: SLF001 - its identity
@@ -98,6 +101,10 @@ class _Paging(TorchDispatchMode):
                     yield page, value
 
     def _bring(self, page: _Page, *, replaced: bool) -> None:
+        """Make a parameter whole, from the rows of all ranks.
+
+        With `replaced`, its values are about to be overwritten.
+        """
         if page.rows is None:
             return
         page.parameter.untyped_storage().resize_(page.size)
@@ -110,6 +117,7 @@ class _Paging(TorchDispatchMode):
         self._whole.append(page)
 
     def _put_away(self, keep: list[_Page]) -> None:
+        """Reduce all whole parameters except `keep` to this rank's rows."""
         for page in self._whole:
             if page not in keep:
                 page.digest = _digest(page.whole)
@@ -128,13 +136,13 @@ class _Paging(TorchDispatchMode):
         return page.rows
 
     def _own(self, whole: Tensor) -> Tensor:
-        """Return the rows that FSDP2 would give this rank."""
+        """Return the rows that FSDP2 gives this rank."""
         rows = whole.chunk(self._count) if whole.ndim else (whole,)
         mine = self._world.rank % self._count
         return rows[mine].clone() if mine < len(rows) else whole[:0].clone()
 
     def compare(self) -> None:
-        """Raise BadSettings if a rank has made another model."""
+        """Raise BadSettings if the ranks have not all made the same model."""
         found: list[Any] = [None] * self._world.size
         dist.all_gather_object(found, self._digest.hexdigest(), group=self._world.control)
         if len(set(found)) > 1:
@@ -145,6 +153,7 @@ class _Paging(TorchDispatchMode):
 
 
 def _digest(tensor: Tensor) -> bytes:
+    """Return a digest of the tensor's bytes."""
     tensor = tensor.contiguous()
     # Not by numpy(), after which the storage could not be resized.
     return xxhash.xxh3_128_digest((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
@@ -152,7 +161,10 @@ def _digest(tensor: Tensor) -> bytes:
 
 @contextmanager
 def _registering(paging: _Paging) -> Iterator[None]:
+    """Manage every parameter that a module registers in this context."""
+
     def note(_: nn.Module, __: str, parameter: nn.Parameter | None) -> None:
+        """Manage a parameter that was registered."""
         if parameter is not None and not parameter.is_meta:
             paging.register(parameter)
 
@@ -205,6 +217,7 @@ def fill(module: nn.Module, rows: dict[str, Tensor], device: torch.device) -> No
     mine = {id(parameter): rows.pop(name) for name, parameter in module.named_parameters()}
 
     def filled(tensor: Tensor) -> Tensor:
+        """Return this rank's rows as a DTensor, or the tensor itself if it has been filled."""
         if not isinstance(tensor, DTensor) or not tensor.is_meta:
             return tensor  # a buffer, or another name of a parameter that has been filled
         local = mine.pop(id(tensor)).to(device)

@@ -14,14 +14,14 @@ Group = dict[str, Any]
 
 
 class Parameters(list[nn.Parameter]):
-    """A list of parameters, as any optimizer takes it, that knows their names."""
+    """A list of parameters for any optimizer, which also has their names."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self.named = dict(named)
         super().__init__(self.named.values())
 
     def split(self, wanted: str | Rule) -> tuple["Parameters", "Parameters"]:
-        """Return those that fit a name pattern (`*.bias`) or a rule `(name, parameter) -> bool`, and the others."""
+        """Return the parameters that fit a pattern (`*.bias`) or a rule `(name, parameter) -> bool`, and the others."""
         chosen = self._having(wanted)
         if not chosen:
             shown = repr(wanted) if isinstance(wanted, str) else "the rule"
@@ -43,12 +43,16 @@ class Parameters(list[nn.Parameter]):
         return [group for group in ({"params": list(rest)}, *found) if group["params"]]
 
     def _having(self, wanted: str | Rule) -> "Parameters":
+        """Return the parameters that fit."""
+
         def fits(name: str, one: nn.Parameter) -> bool:
+            """Return whether a parameter fits the pattern or rule."""
             return fnmatchcase(name, wanted) if isinstance(wanted, str) else wanted(name, one)
 
         return Parameters((name, one) for name, one in self.named.items() if fits(name, one))
 
     def _without(self, others: "Parameters") -> "Parameters":
+        """Return the parameters that are not in `others`."""
         return Parameters((name, one) for name, one in self.named.items() if name not in others.named)
 
 
@@ -58,6 +62,6 @@ def parameters_of(module: nn.Module) -> Parameters:
 
 
 def few(names: Collection[str]) -> str:
-    """Return the first few names, for a message."""
+    """Return the first few of the names, as text for a message."""
     first = list(names)[:5]
     return ", ".join([*first, *([f"and {len(names) - 5} more"] if len(names) > 5 else [])]) or "none"

@@ -1,4 +1,4 @@
-"""Measure each part of a model forward and back, with one part on the device at a time."""
+"""Measure the forward and backward pass of each part of a model, with one part on the device at a time."""
 
 import statistics
 import time
@@ -46,6 +46,7 @@ def _each(
     casting: Casting,
     recomputed: Collection[nn.Module],
 ) -> Iterator[float]:
+    """Yield the seconds of each part."""
     given = sample.inputs.to(device)
     for place, (name, part) in enumerate(parts):
         loss_of = sample.loss_of if place == len(parts) - 1 else None
@@ -73,10 +74,12 @@ def _part_on_device(device: torch.device, part: nn.Module, *, recomputed: bool) 
     own |= {name: one.detach().to(device, copy=True) for name, one in part.named_buffers()}
 
     def call(given: Tensor) -> Tensor:
+        """Call the part with its tensors on the device."""
         found: Tensor = functional_call(part, own, (given,))
         return found
 
     def call_twice(given: Tensor) -> Tensor:
+        """Call the part so that its backward pass runs it again."""
         found: Tensor = checkpoint(call, given, use_reentrant=False)
         return found
 
@@ -90,7 +93,7 @@ def _one_turn(
     device: torch.device,
     casting: Casting,
 ) -> tuple[float, Tensor]:
-    """Return the seconds of a forward and backward pass, and the output."""
+    """Return the seconds of one forward and backward pass, and the output."""
     given = given.detach().requires_grad_(given.is_floating_point())
     began = _now(device)
     with casting():
@@ -102,10 +105,12 @@ def _one_turn(
 
 
 def _now(device: torch.device) -> float:
+    """Return the time, after waiting for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def _unmeasured(why: str) -> BadSettings:
+    """Return the error for a model that cannot be measured."""
     return BadSettings(f"pp_cut: time: {why}\nhint: pp_cut: layers, or the parts with which stages begin")

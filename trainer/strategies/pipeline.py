@@ -44,7 +44,7 @@ LossOf = Callable[[Tensor, int], Tensor]  # of what the last stage gives for a m
 
 
 class StageParts(nn.Module):
-    """The parts of one stage, one after the other."""
+    """The parts of one stage, called one after the other."""
 
     def __init__(self, parts: Sequence[nn.Module], casting: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -52,6 +52,7 @@ class StageParts(nn.Module):
         self._casting = casting
 
     def forward(self, given: Tensor) -> Tensor:
+        """Return the last part's output."""
         with self._casting():
             for part in self.parts:
                 given = part(given)
@@ -60,7 +61,7 @@ class StageParts(nn.Module):
 
 @dataclass(slots=True, eq=False)
 class Pipeline:
-    """The stages of this rank, and its connection to the others."""
+    """The stages of a model that this rank has, and its connections to the other stages."""
 
     world: World
     settings: StrategySettings
@@ -90,10 +91,12 @@ class Pipeline:
 
     @property
     def _stage_count(self) -> int:
+        """The number of stages over all ranks."""
         return self.world.stages * len(self.stages)
 
     @property
     def _group(self) -> dist.ProcessGroup:
+        """The process group of the ranks that make up this pipeline."""
         return self.mesh.get_group(STAGES)
 
     def shard(self, module: nn.Module, parts: Sequence[nn.Module]) -> None:
@@ -117,7 +120,7 @@ class Pipeline:
     def settle(
         self, module: nn.Module, around: Callable[[], AbstractContextManager[None]], scaler: GradScaler | None
     ) -> None:
-        """Take over the parameters that are trained; `around` is the context of forward and backward passes."""
+        """Prepare the parameters that are trained; `around` is the context of forward and backward passes."""
         self._around, self._scaler = around, scaler
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # it has a scale from then on, without a loss too
@@ -168,12 +171,12 @@ class Pipeline:
         return shared[0]
 
     def broadcast_numbers_from_last(self, numbers: Tensor) -> Tensor:
-        """Do as `tell` for a tensor, without waiting for the device."""
+        """Do as `broadcast_from_last` for a tensor, without waiting for the device."""
         dist.broadcast(numbers, group=self._group, group_src=self.world.stages - 1)
         return numbers
 
     def reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Reduce a step's gradients over stages that share a parameter and ranks that have the same stage."""
+        """Reduce a step's gradients over stages that share a parameter, and over ranks with the same stage."""
         for parameter in parameters:
             if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):  # it may be a part of a sum
                 parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
@@ -201,7 +204,7 @@ class Pipeline:
         return f"pp {self.world.stages} ({self.settings.pp_schedule}, {self.layers} layers)"
 
     def summary_of_step(self, samples: int) -> str:
-        """Return what a step of so many samples per rank looks like, with a drawing."""
+        """Return a description of a step with so many samples per rank, with a drawing."""
         micros, ranks, kind = self.micro_batches(samples), self.world.stages, self.settings.pp_schedule
         way = kind if fits(kind, ranks, micros) else f"gpipe, as there are too few of them for {kind}"
         share = bubble(kind, ranks, micros)
@@ -210,11 +213,12 @@ class Pipeline:
         return "\n".join(one for one in (lines, rows, f"stages cut {self.cut.summary()}") if one)
 
     def picture(self, samples: int) -> str:
-        """Return an SVG of a step of so many samples per rank."""
+        """Return an SVG drawing of a step with so many samples per rank."""
         micros = self.micro_batches(samples)
         return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
+        """Run a batch through the pipeline; return the last stage's output or losses."""
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
         most = self.world.stages if not learns else self.settings.pp_microbatches
         micros = micro_batches(len(inputs), self.world.stages, most)
@@ -231,7 +235,7 @@ class Pipeline:
                 return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
 
     def _needs_new_schedule(self, wanted: bool) -> bool:
-        """Return whether to make a schedule that discovers shapes; with shards all ranks do so, or none.
+        """Return whether to make a schedule, which discovers shapes; with shards, all ranks make one if any does.
 
         Ranks meet in that discovery, and other ranks may have batches of other shapes.
         """
@@ -274,6 +278,7 @@ class Pipeline:
         return one(stages[0], micros, **how)
 
     def _scaled_loss(self, output: Tensor, number: Tensor) -> Tensor:
+        """Return the loss of a micro-batch on the last stage, scaled for fp16."""
         if self._loss_of is None:
             raise RuntimeError("a loss is asked for outside of a step")
         loss = self._loss_of(output, int(number))
@@ -302,9 +307,11 @@ def staged(
     low = low_dtype(settings.precision)
 
     def casting() -> AbstractContextManager[None]:
+        """Return the context of a forward pass."""
         return autocasting(world.device, low)
 
     def measured(sample: Sample) -> list[float]:
+        """Return the seconds of each part, measured on rank 0."""
         recomputed = blocks[:: settings.recompute_every] if settings.activation_checkpointing else []
         row = [(name, named[name]) for name in parts]
         return call_on_first(world, lambda: part_times(row, sample, world.device, casting, recomputed))
@@ -341,6 +348,7 @@ def staged(
 
 
 def _learns(part: nn.Module) -> bool:
+    """Return whether the part has parameters that are trained."""
     return any(one.requires_grad for one in part.parameters())
 
 
@@ -356,7 +364,7 @@ def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, 
 
 
 def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None:
-    """Replace other ranks' parameters by stand-ins, keeping names and ties."""
+    """Replace other ranks' parameters by placeholders, keeping names and ties."""
     known: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() might be a property's
@@ -383,7 +391,7 @@ def _refuse_what_is_in_two_stages(
 
 
 def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:
-    """Raise BadSettings for a parameter or state that is in no stage or would differ between ranks."""
+    """Raise BadSettings for parameters or state that no stage has, or that would differ between ranks."""
     known = {id(one) for name in parts for one in module.get_submodule(name).parameters()}
     title = type(module).__name__
     if left := [name for name, one in module.named_parameters() if id(one) not in known]:

@@ -1,6 +1,6 @@
 """Cut a sequence of parts into the stages of a pipeline: by layers, by measured time, or as the user says.
 
-These are pure functions; `Cuts` measures parts and keeps a cut.
+The functions are pure; `Cuts` is the interface that measures parts and saves a cut.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Rows = list[list[str]]  # the parts of each stage
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The stages, and how they were found."""
+    """The stages of a pipeline, and how they were found."""
 
     rows: Rows
     way: str = BY_LAYERS
@@ -29,12 +29,12 @@ class Cut:
 
     @property
     def begins(self) -> list[str]:
-        """The parts with which stages begin, except the first."""
+        """The names of the parts with which stages begin, except the first stage."""
         return [row[0] for row in self.rows[1:]]
 
     @property
     def shares(self) -> list[float]:
-        """Each stage's share of the time of all."""
+        """Each stage's share of the time of all stages, or an empty list if the cut was not measured."""
         return [one / sum(self.seconds) for one in self.seconds]
 
     def summary(self) -> str:
@@ -49,6 +49,7 @@ class Cut:
         return [f"cut {_IN_WORDS.get(self.way, 'as given')}", *rows]
 
     def _stages(self) -> list[str]:
+        """Return the stages as text, with their share of the time."""
         names = [row[0] if len(row) == 1 else f"{row[0]} to {row[-1]}" for row in self.rows]
         shares = [f" {share:.0%}" for share in self.shares] or [""] * len(names)
         return [f"{name}{share}" for name, share in zip(names, shares, strict=True)]
@@ -59,7 +60,7 @@ _IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A cut that was found before."""
+    """A cut that an earlier start saved."""
 
     begins: list[str]
     seconds: tuple[float, ...] = ()  # empty: they are not known any more
@@ -68,23 +69,23 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A part of a batch to measure stages with, as one stage after the other has it."""
+    """A part of a batch to measure the stages with, as each stage in turn gets it."""
 
     inputs: Tensor
     loss_of: Callable[[Tensor], Tensor]  # of what the last part gives
 
 
 class Cuts(Protocol):
-    """Settings for cutting by time; all ranks make the same calls."""
+    """The interface by which a cut by time is measured and saved; all ranks make the same calls."""
 
     def kept(self) -> list[Kept]:
-        """Return the cuts found before, the same on all ranks; the first that fits is used."""
+        """Return the cuts saved before, the same on all ranks; the first that fits is used."""
 
     def sample(self) -> Sample | None:
         """Return a sample, or None if nothing is to be measured now."""
 
     def keep(self, cut: Cut) -> None:
-        """Keep a measured cut, with which this training goes on."""
+        """Save a measured cut for this training."""
 
 
 def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> Rows:
@@ -128,7 +129,7 @@ def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
 
 
 def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequence[bool], stages: int) -> Rows:
-    """Return the stages whose slowest is fastest, and among those the most even ones.
+    """Return the stages whose slowest is fastest, and of several such cuts the most even one.
 
     A stage needs a part with something to train. Raises BadSettings if there are fewer such parts than stages.
     """
@@ -140,11 +141,13 @@ def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequenc
     times, learners = [0.0, *accumulate(seconds)], [0, *accumulate(trained)]
 
     def time_of(begin: int, end: int) -> float:
+        """Return the time of the parts from `begin` to `end`, or infinity if none of them is trained."""
         return times[end] - times[begin] if learners[end] > learners[begin] else inf
 
     slowest, _ = _cheapest(time_of, max, len(parts), stages)
 
     def unlikeness(begin: int, end: int) -> float:
+        """Return the squared time of these parts, or infinity if they take longer than the slowest stage must."""
         time = time_of(begin, end)
         return time * time if time <= slowest else inf
 
@@ -208,6 +211,7 @@ def how_cut(
 
 
 def _of_stages(rows: Rows, times: dict[str, float]) -> tuple[float, ...]:
+    """Return the time of each stage."""
     return tuple(sum(times[name] for name in row) for row in rows)
 
 
@@ -221,7 +225,7 @@ def _slowest_by_layers(
 
 
 def _fitting(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows | None:
-    """Return the stages, or None if the cut is of another model or number of stages."""
+    """Return the stages of a saved cut, or None if it is of another model or another number of stages."""
     try:
         return cut_at(parts, begins, stages)
     except BadSettings:

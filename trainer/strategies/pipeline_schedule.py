@@ -1,4 +1,4 @@
-"""Order the work of a pipeline: its parts, and which micro-batch each rank works on when; pure functions."""
+"""Order the work of a pipeline: which micro-batch each rank works on, and when; pure functions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,6 +43,7 @@ def parts_of(module: nn.Module) -> list[str]:
 
 
 def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
+    """Yield the names of the parts of a Sequential, inner ones taken apart."""
     for name, child in module.named_children():
         if type(child) is nn.Sequential:
             yield from _of_sequence(f"{prefix}{name}.", child)
@@ -51,7 +52,7 @@ def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
 
 
 def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
-    """Return into how many equal parts the samples are divided: the wanted number or the next smaller one."""
+    """Return into how many equal parts the samples are divided: the wanted number or the next smaller that fits."""
     most = min(samples, wanted or _PER_STAGE * stages)
     return next(count for count in range(most, 0, -1) if samples % count == 0)
 
@@ -61,7 +62,7 @@ def micro_batches(samples: int, stages: int, wanted: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A forward or backward pass of a stage on a micro-batch."""
+    """A forward or backward pass of one stage on one micro-batch."""
 
     backward: bool
     stage: int
@@ -72,14 +73,14 @@ class Work:
 
 
 def fits(schedule: str, ranks: int, micros: int) -> bool:
-    """Return whether the schedule works with so many micro-batches; else all go forward first, and then back."""
+    """Return whether the schedule works with so many micro-batches; if not, all go forward first, then backward."""
     if schedule == "1f1b":
         return micros >= ranks
     return schedule == "gpipe" or micros % max(1, micros // ranks) == 0
 
 
 def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
-    """Return what a rank does, in order."""
+    """Return the passes of a rank, in order."""
     many = STAGES_OF_RANK.get(schedule, 1)
     if schedule == "gpipe" or not fits(schedule, ranks, micros):
         forth = [Work(False, chunk * ranks + rank, micro) for chunk in range(many) for micro in range(micros)]
@@ -88,6 +89,7 @@ def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
     turn = micros // max(1, micros // ranks) if many > 1 else micros  # micro-batches of one stage before the next one
 
     def at(place: int, *, backward: bool) -> Work:
+        """Return the pass at this place in the order."""
         round_, rest = divmod(place, turn * many)
         chunk, micro = divmod(rest, turn)
         return Work(backward, (many - 1 - chunk if backward else chunk) * ranks + rank, round_ * turn + micro)
@@ -101,7 +103,7 @@ def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
 
 
 def timetable(schedule: str, ranks: int, micros: int) -> list[list[Work | None]]:
-    """Return for each rank its work in each unit of time, None while it waits, if every pass takes one."""
+    """Return for each rank its pass in each unit of time, None while it waits, if every pass takes one unit."""
     todo = [order_of(schedule, ranks, rank, micros)[::-1] for rank in range(ranks)]
     last = ranks * STAGES_OF_RANK.get(schedule, 1) - 1
     found: list[list[Work | None]] = [[] for _ in range(ranks)]
@@ -117,6 +119,7 @@ def timetable(schedule: str, ranks: int, micros: int) -> list[list[Work | None]]
 
 
 def _needs(work: Work, last: int) -> set[Work]:
+    """Return the passes that have to be done before this one."""
     if not work.backward:
         return {Work(False, work.stage - 1, work.micro)} if work.stage else set()
     after = {Work(True, work.stage + 1, work.micro)} if work.stage < last else set()
@@ -139,6 +142,7 @@ def drawn(schedule: str, ranks: int, micros: int) -> str:
     many = STAGES_OF_RANK.get(schedule, 1)
 
     def shown(work: Work | None) -> str:
+        """Return one pass as text of the timetable."""
         if work is None:
             return "." * 2
         return str(work) + ("" if many == 1 or work.stage < ranks else "'")

@@ -27,15 +27,15 @@ def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
     return GradScaler(device.type) if precision == "fp16" else None
 
 
-def heed(scaler: GradScaler, finite: Tensor) -> None:
-    """Set the scaler's own flags, after its `unscale_`, to what all ranks found."""
+def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
+    """Set the scaler's flag of infinite gradients, after its `unscale_`, to what all ranks found."""
     for state in scaler._per_optimizer_states.values():  # noqa: SLF001 - torch's own scaler for several ranks has no other way
         for found in state["found_inf_per_device"].values():
             found.copy_(~finite)
 
 
 def forget_unscaled(scaler: GradScaler) -> None:
-    """Drop what the scaler knows of the gradients of an abandoned step."""
+    """Drop the scaler's record of the gradients of an abandoned step."""
     scaler._per_optimizer_states.clear()  # noqa: SLF001 - it does so only after a whole step
 
 

@@ -32,7 +32,7 @@ _made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
 def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
-    """Make the block recompute all but what `kept` names (of KEPT), in place and with the same parameter names."""
+    """Make the block recompute its activations, except those that `kept` names (of KEPT), in place."""
     # By its class, as fully_shard does it: nn.DataParallel copies an instance's own `forward` with the wrong self.
     key = type(block), kept
     if key not in _made:
@@ -51,10 +51,12 @@ def reporting_repetitions(report: Callable[[bool], None]) -> Iterator[None]:
 
 
 def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module]:
+    """Return a subclass of the block's class that recomputes activations."""
     operations = [getattr(torch.ops.aten, name).default for word in kept for name in KEPT[word]]
     plain = functools.partial(create_selective_checkpoint_contexts, operations) if operations else noop_context_fn
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass so that the backward pass repeats it."""
         run = functools.partial(kind.forward, self)
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
@@ -70,16 +72,16 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
 
 
 def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
-    """Return contexts for the forward pass and its repetition, which sees the same buffers and changes none.
+    """Return the contexts of the forward pass and of its repetition, which uses the same buffers and changes none.
 
-    BatchNorm would count each batch twice otherwise.
+    Without them BatchNorm would count each batch twice.
     """
     first, again = plain()
     return first, _Repetition(_copied(_buffers(block)), again)
 
 
 class _Repetition(AbstractContextManager[None]):
-    """The context of a repetition, entered for each backward pass; a retained graph has several."""
+    """The context of a repetition, entered in each backward pass; a retained graph has several."""
 
     def __init__(self, before: Buffers, inner: AbstractContextManager[Any]) -> None:
         self._before, self._inner = before, inner
@@ -99,16 +101,18 @@ class _Repetition(AbstractContextManager[None]):
 
 
 def _buffers(block: nn.Module) -> Buffers:
+    """Return the block's buffers, with the module and name of each."""
     return [(part, name, buffer) for part in block.modules() for name, buffer in part.named_buffers(recurse=False)]
 
 
 def _copied(buffers: Buffers) -> Buffers:
+    """Return the buffers copied."""
     return [(part, name, buffer.clone()) for part, name, buffer in buffers]
 
 
 @contextmanager
 def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Replace buffers by others in the context without writing into them, as autograd may have saved them."""
+    """Replace buffers in the context by others, without writing into them, as autograd may have saved them."""
     now = [(part, name, getattr(part, name)) for part, name, _ in before]
     _place(before)
     try:
@@ -124,5 +128,6 @@ def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterat
 
 
 def _place(buffers: Buffers) -> None:
+    """Put the buffers into their modules."""
     for part, name, buffer in buffers:
         setattr(part, name, buffer)

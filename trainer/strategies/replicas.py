@@ -50,6 +50,7 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, d
     model.make_buckets()
 
     def syncing(sync: bool) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch, in which gradients are reduced only if `sync`."""
         return _NOTHING if sync else model.no_sync()
 
     return Wrapped(model, syncing, model.do, first_updates=has_master)
@@ -62,7 +63,7 @@ def unsaved_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def alike(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
-    """Make copies begin alike; their gradients are reduced elsewhere, so any part may be called separately."""
+    """Give all ranks the same weights; gradients are reduced elsewhere, so any part may be called separately."""
     if world.size > 1 and not deferred:
         broadcast_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
     return Wrapped(module, follows_first_rank=False)
@@ -76,7 +77,7 @@ def remove_reducer(wrapped: Wrapped) -> None:
 
 
 class _Work:
-    """A function to call with the module in a forward pass; no tensor, so that DDP passes it on unchanged."""
+    """A function that DDP passes on unchanged as an input, to be called inside its forward pass."""
 
     def __init__(self, function: Callable[[nn.Module], Any]) -> None:
         self.function = function
@@ -96,6 +97,7 @@ class _Replica(DistributedDataParallel):
         self.reducer._rebuild_buckets()  # noqa: SLF001 - nor to make them before the second step
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        """Return DDP's parameters in reverse order, which decides its buckets."""
         parameters, sparse = super()._build_params_for_reducer()
         if self.find_unused_parameters:  # DDP keeps to its first buckets then, and goes from the last one by itself
             return parameters, sparse
@@ -119,6 +121,7 @@ class _Replica(DistributedDataParallel):
         return answer
 
     def _run_ddp_forward(self, *inputs: Any, **named: Any) -> Any:
+        """Call the function if the input is a _Work, else run DDP's forward pass."""
         if len(inputs) == 1 and isinstance(inputs[0], _Work):
             with self._inside_ddp_forward():
                 return inputs[0].function(self.module)
@@ -141,17 +144,19 @@ def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) ->
 
 
 class _Threads(DataParallel[nn.Module]):
-    """A DataParallel that autocasts in its threads, which torch does not tell the type."""
+    """A DataParallel that autocasts in its threads, as torch does not pass the type on to them."""
 
     def __init__(self, module: nn.Module, gpus: Sequence[int], dtype: torch.dtype | None) -> None:
         super().__init__(module, device_ids=list(gpus))
         self._dtype = dtype
 
     def parallel_apply(self, replicas: Sequence[Any], inputs: Any, kwargs: Any) -> list[Any]:
+        """Call the copies of the model in threads, each with autocast."""
         calls: list[Any] = [partial(_call, replica, self._dtype) for replica in replicas]
         return super().parallel_apply(calls, inputs, kwargs)
 
 
 def _call(replica: nn.Module, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
+    """Call one copy with autocast."""
     with autocasting(torch.device("cuda"), dtype):
         return replica(*args, **kwargs)

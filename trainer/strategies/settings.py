@@ -1,4 +1,4 @@
-"""The settings of a strategy, and which of them cannot work here."""
+"""The settings of a strategy, and checks which of them cannot work."""
 
 import difflib
 import math
@@ -53,7 +53,7 @@ Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes
 
 @dataclass(frozen=True, slots=True)
 class StrategySettings:
-    """Settings that divide the work, and of the arithmetic."""
+    """The settings of how work is divided over ranks, and of arithmetic."""
 
     strategy: str = "ddp"
     precision: str = "fp32"
@@ -87,7 +87,7 @@ def needs_group(strategy: str) -> bool:
 
 
 def check(settings: StrategySettings, world: World) -> None:
-    """Raise BadSettings with all that cannot work."""
+    """Raise BadSettings with all problems of the settings on this world."""
     problems = list(_problems(settings, world))
     if problems:
         raise BadSettings("\n".join(problems))
@@ -102,6 +102,7 @@ def shard_size(settings: StrategySettings, world: World) -> int:
 
 
 def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
+    """Yield every setting that cannot work."""
     if settings.strategy not in NAMES:
         yield _unknown("strategy", settings.strategy, NAMES)
     else:
@@ -157,6 +158,7 @@ def _unused_settings(settings: StrategySettings) -> Iterator[str]:
 
 
 def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
+    """Yield why the strategy does not fit this world."""
     name = settings.strategy
     if name in ALONE and world.size > 1:
         yield f"strategy: {name} trains in one process, got a world of {world.size}\nhint: use ddp, or start one rank"
@@ -173,6 +175,7 @@ def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _precision_problems(precision: str, device: torch.device) -> Iterator[str]:
+    """Yield why the device does not support the precision."""
     if not torch.amp.is_autocast_available(device.type):
         yield f"precision: {precision} does not exist on {device}\nhint: use fp32"
     elif precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -180,6 +183,7 @@ def _precision_problems(precision: str, device: torch.device) -> Iterator[str]:
 
 
 def _unknown(key: str, got: object, known: tuple[str, ...]) -> str:
+    """Return the message about a value that is not one of the known ones."""
     near = difflib.get_close_matches(str(got), known, n=1)
     hint = f"\nhint: did you mean {near[0]}?" if near else ""
     return f"{key}: expected one of {', '.join(known)}, got {got!r}{hint}"

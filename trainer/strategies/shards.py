@@ -118,10 +118,10 @@ def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module
 
 
 class _Syncing:
-    """Decides what a micro-batch that is not the step's last leaves undone.
+    """Decides for each micro-batch whether gradients are reduced and parameters freed.
 
-    fsdp and hsdp reduce gradients in the last one only, and keep them whole until then. Under zero2, and with
-    `sync_each`, each rank has its part of their sum after every micro-batch.
+    fsdp and hsdp reduce gradients in the step's last micro-batch only, and keep them whole until then. Under zero2, and
+    with `sync_each`, each rank has its part of their sum after every micro-batch.
     """
 
     def __init__(self, root: FSDPModule, settings: StrategySettings) -> None:
@@ -141,7 +141,7 @@ class _Syncing:
 
 
 def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
-    """Return the device mesh of stages, copies, shards and divided layers, as far as there are any."""
+    """Return the device mesh of stages, copies, shards and divided layers, without those of size 1."""
     size = shard_size(settings, world)
     sizes = {SHARDED: size}
     if size < world.shares:
@@ -160,13 +160,14 @@ def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
 
 
 def _policy(module: nn.Module, dtype: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Return the policy that sends parameters in the low type and reduces gradients in fp32."""
+    """Return the policy that gathers parameters in the low type and reduces gradients in fp32."""
     if dtype is None or _keeps_statistics(module):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 def _outermost(policy: MixedPrecisionPolicy) -> MixedPrecisionPolicy:
+    """Return the policy of the outermost module, whose output is in fp32 for the loss."""
     if policy.param_dtype is None:
         return policy
     return MixedPrecisionPolicy(

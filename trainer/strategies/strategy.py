@@ -1,4 +1,4 @@
-"""A model, its optimizer and everything special about running them; the loop needs nothing else."""
+"""A model and its optimizers with everything special about running them; all that the loop needs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from trainer.strategies.compiling import warn_of_eager_parts
 from trainer.strategies.finite import Skips, are_finite, first_gradient, multiply, step_where
 from trainer.strategies.gradients import clip_offloaded, clip_values
 from trainer.strategies.optimizers import Optimizers, has_gradients, parameters_in
-from trainer.strategies.precision import autocasting, forget_unscaled, heed, low_dtype
+from trainer.strategies.precision import autocasting, forget_unscaled, low_dtype, set_found_infinite
 from trainer.strategies.replicas import remove_reducer, replicated
 from trainer.strategies.settings import SHARDS, StrategySettings, shard_size
 from trainer.strategies.wrapped import Wrapped
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Strategy:
-    """One training step: forward passes in their contexts, each loss to `backward`, then `step`."""
+    """Runs training steps: forward passes in `forward_context`, each loss to `backward`, then `step`."""
 
     settings: StrategySettings
     world: World
@@ -56,7 +56,7 @@ class Strategy:
         self._dtype = low_dtype(self.settings.precision)
 
     def rejoin(self, world: World) -> None:
-        """Continue with the same weights and optimizer in other groups, where each rank has all of both."""
+        """Continue with the same weights and optimizer in new process groups, where each rank has all of both."""
         remove_reducer(self.wrapped)
         self._drop_gradients()  # of a step that was broken off; they may lie in a bucket
         self.world, self.wrapped = world, replicated(self.module, world, self.settings)
@@ -108,9 +108,9 @@ class Strategy:
             yield
 
     def do(self, function: Callable[[nn.Module], T]) -> T:
-        """Return what `function(module)` gives as a forward pass; call it inside the forward context.
+        """Return `function(module)`, run as a forward pass; call it inside the forward context.
 
-        The function gets the user's own module; with dp a wrapper, which divides a batch over GPUs.
+        The function gets the user's own module; with dp it gets a wrapper, which divides a batch over GPUs.
         """
         answer: T = function(self.model) if self.wrapped.do is None else self.wrapped.do(function)
         return answer
@@ -170,7 +170,7 @@ class Strategy:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The buffers that belong to the state."""
+        """The buffers that are saved in a checkpoint."""
         return self._buffers.tensors()
 
     def share_buffers(self) -> None:
@@ -179,7 +179,7 @@ class Strategy:
             broadcast_from_first(self._buffers.tensors())
 
     def rehearse(self, run_micro_batch: Callable[[], Tensor], *, sync: bool) -> None:
-        """Run a forward and a backward pass that leave no trace."""
+        """Run a forward and a backward pass that change nothing."""
         with undone(self.module, self.world.device):
             with self.forward_context(sync=sync):
                 loss = run_micro_batch()
@@ -188,10 +188,10 @@ class Strategy:
     def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
         """Step all optimizers or none, by what the scaler found in the gradients of each.
 
-        It has seen nothing of an optimizer that had no part in the loss, and would not step it.
+        An optimizer that had no part in the loss is unknown to the scaler, which would not step it.
         """
         if self.pipeline is not None:
-            heed(scaler, finite)
+            set_found_infinite(scaler, finite)
         some = list(self._with_gradients())
         if len(self.optimizers) == 1 or bool(finite):
             for optimizer in some:
@@ -202,6 +202,7 @@ class Strategy:
         self.has_stepped = bool(finite)  # no wait: the scaler has just had one
 
     def _drop_gradients(self) -> None:
+        """Drop the gradients of all parameters."""
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         for one in self._parameters:  # or those that no optimizer has would be added to for ever
@@ -227,6 +228,7 @@ class Strategy:
         return clip_grad_norm_(parameters, self.settings.clip_norm)
 
     def _with_gradients(self) -> Iterator[Optimizer]:
+        """Return the optimizers that have gradients."""
         return (optimizer for optimizer in self.optimizers.values() if has_gradients(optimizer))
 
     def _learned_parameters(self) -> list[nn.Parameter]:
@@ -236,15 +238,17 @@ class Strategy:
 
 
 def _gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Return the gradients of these parameters, without None."""
     return (one.grad for one in parameters if one.grad is not None)
 
 
 def number_of(norm: Tensor) -> float:
-    """Return the norm that `Strategy.step` gave; all ranks call it or none, as they may meet here."""
+    """Return as a number the norm that `Strategy.step` returned; all ranks call it or none, as they may meet here."""
     return float(_added_up(norm))
 
 
 def _added_up(norm: Tensor) -> Tensor:
+    """Return the norm over all ranks, if it is still the norm of this rank's part."""
     full = getattr(norm, "full_tensor", None)  # of a DTensor, which may still be the norm of this rank's part
     added: Tensor = norm if full is None else full()
     return added

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils._pytree import tree_map_only
 
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.errors import BadSettings
 from trainer.strategies.broadcast import broadcast_from_first
 
@@ -29,15 +29,17 @@ _SEQUENCE = 1  # of (batch, time, width)
 
 
 def _rowwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
-    """Return a maker of the style for divided input; an embedding gets all tokens on every rank."""
+    """Return a function that makes the rowwise style of a layer; an embedding gets all tokens on every rank."""
 
     def make(part: nn.Module) -> ParallelStyle:
+        """Return the rowwise style for this layer."""
         return RowwiseParallel(input_layouts=Replicate() if isinstance(part, nn.Embedding) else None, **layouts)
 
     return make
 
 
 def _colwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
+    """Return a function that makes the columnwise style of a layer."""
     return lambda _: ColwiseParallel(**layouts)
 
 
@@ -86,7 +88,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
     ties = _ties(module)
     for name, part in list(module.named_modules()):
         own = list(part.parameters(recurse=False))
-        if not all(map(is_here, own)):
+        if not all(map(has_values, own)):
             continue  # of another stage
         if name in styles:
             parallelize_module(part, mesh, styles[name])
@@ -97,16 +99,17 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
 
 
 def give_whole(module: nn.Module) -> None:
-    """Make the module return whole tensors on each rank, including logits that are divided."""
+    """Make the module return whole tensors on each rank, even where its logits are divided."""
 
     def put_together(_: nn.Module, __: object, given: Any) -> Any:
+        """Return the output with each DTensor made whole, as a hook after the forward pass."""
         return tree_map_only(DTensor, DTensor.full_tensor, given)
 
     module.register_forward_hook(put_together)
 
 
 def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
-    """Yield what to do with each part. Raises BadSettings with all problems."""
+    """Yield the layers to divide with their styles. Raises BadSettings with all problems."""
     problems = []
     unmet = set(plan)
     for name, part in module.named_modules():
@@ -133,7 +136,7 @@ def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, Pa
 
 
 def _indivisible(name: str, part: nn.Module, style: str, ranks: int) -> str:
-    """Return why the ranks cannot have equal parts of it, or ""."""
+    """Return why the ranks cannot have equal parts of the layer, or "" if they can."""
     columns = style.startswith(_ON_COLUMNS)
     attribute = (
         {True: "embedding_dim", False: "num_embeddings"}
@@ -154,9 +157,11 @@ def _keep_whole(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
         )
 
     def come_in(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        """Make the inputs DTensors, as a hook before the forward pass."""
         return tree_map_only(Tensor, lambda one: DTensor.from_local(one, mesh, [Replicate()], run_check=False), inputs)
 
     def go_out(_: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
+        """Make the outputs whole tensors again, as a hook after the forward pass."""
         return tree_map_only(DTensor, lambda one: one.redistribute(mesh, [Replicate()]).to_local(), outputs)
 
     distribute_module(part, mesh, input_fn=come_in, output_fn=go_out)
@@ -172,6 +177,7 @@ def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _tie(holders: list[tuple[nn.Module, str]]) -> None:
+    """Make all holders use the first one's parameter. Raises BadSettings if they are divided in different ways."""
     (first, key), *others = holders
     kept = getattr(first, key)
     for part, name in others:

@@ -1,4 +1,4 @@
-"""Run backward passes and optimizer steps in the order of a user's own training step, as GANs need it."""
+"""Run backward passes and optimizer steps in the order that a user's own training step gives, as for GANs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ STRATEGIES = ("none", "ddp", "zero1")  # each rank has all parameters: any part 
 
 @dataclass(slots=True, eq=False)
 class Turns:
-    """The model and optimizers that a user's own step works with, for one micro-batch.
+    """The model and optimizers that a user's own step function gets, for one micro-batch.
 
     `number` is that of the step, from 1, and `ends_step` says whether this is its last micro-batch.
     """
@@ -92,6 +92,7 @@ class Turns:
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def _optimizer(self, name: str) -> Optimizer:
+        """Return the optimizer of this name. Raises TrainerError."""
         if name not in self.optimizers:
             known = ", ".join(map(repr, self.optimizers))
             raise TrainerError(f"step: expected the name of an optimizer, {known}, got {name!r}")
@@ -105,6 +106,7 @@ def refuse_to_turn(strategy: str) -> None:
 
 
 def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> None:
+    """Step one optimizer if its gradients are finite."""
     if scaler is None:
         step_where(finite, [optimizer])
     else:
@@ -112,4 +114,5 @@ def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> No
 
 
 def _title(name: str) -> str:
+    """Return the optimizer's name for a message."""
     return f"the optimizer {name!r}" if name else "the optimizer"

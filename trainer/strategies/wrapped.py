@@ -1,4 +1,4 @@
-"""The common interface of all kinds of strategies."""
+"""The result of wrapping a model, common to all strategies."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ def no_syncing(_: bool) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A model as it is called, and how its forward pass chooses whether the backward pass reduces gradients."""
+    """A wrapped model, and how its forward pass chooses whether the backward pass reduces gradients."""
 
     model: nn.Module
     syncing: Syncing = no_syncing

@@ -1,1 +1,1 @@
-"""Trainings that are included, each a module to run: `python -m trainer.tasks.resnet --strategy ddp`."""
+"""Trainings that come with launch, each a module to run: `python -m trainer.tasks.resnet --strategy ddp`."""

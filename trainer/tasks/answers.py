@@ -32,7 +32,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The settings that decide every byte of the answers; the number of ranks does not."""
+    """The settings that decide every byte of a prediction's answers; the number of ranks is not among them."""
 
     task: str
     data: str
@@ -44,11 +44,11 @@ class Job:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The job as plain values."""
+        """The job's settings as plain values, for its JSON files."""
         return {name: getattr(self, name) for name in _JOB_WORDS}
 
     def shards(self) -> list[range]:
-        """Return ranges of whole batches, always the same, as another batch may change an answer's last bit."""
+        """Return ranges of whole batches, always the same ones, since another batch may change an answer's last bit."""
         size = self.batch_size * math.ceil(self.samples / self.batch_size / _MOST_SHARDS)
         return [range(begin, min(begin + size, self.samples)) for begin in range(0, self.samples, size)]
 
@@ -65,7 +65,7 @@ class Answers:
         self._about = out.with_name(out.name + ".about.json")
 
     def begin(self) -> bool:
-        """Make the folder or go on with it, on one rank; return False if the answers are all there.
+        """Make the folder or resume from it, on one rank; return False if the file of answers already exists.
 
         Raises BadSettings if answers of another job are in the way, or such a file cannot be written.
         """
@@ -84,9 +84,11 @@ class Answers:
         return True
 
     def join(self) -> None:
-        """Create the folder and its `job.json` where this rank's disk lacks them; check that they are of this job.
+        """Create the folder and its `job.json` if this rank's disk lacks them.
 
-        For a rank that does not share the disk of the rank that began.
+        Raise BadSettings if they are of another job.
+
+        It is called on a rank that does not share the disk of the rank that called `begin`.
         """
         make_folder(self._folder)
         if not self._path("job.json").exists():
@@ -99,18 +101,18 @@ class Answers:
         return self._job.shards()
 
     def whole(self) -> set[range]:
-        """Return the shards that are there, after comparing every byte."""
+        """Return the shards on this disk that are whole, after comparing every byte."""
         names = set(
             os.listdir(self._folder)
         )  # not one by one: a file system may remember for a while that one was missing
         return {shard for shard in self._job.shards() if _name(shard) in names and self._read(shard) is not None}
 
     def read_shard(self, shard: range) -> bytes:
-        """Return a shard's file as it is."""
+        """Return a shard's file, undecoded."""
         return self._path(_name(shard)).read_bytes()
 
     def keep_shard(self, shard: range, content: bytes) -> None:
-        """Write a shard that came from another disk."""
+        """Write a shard's file that was read on another disk."""
         self._write(self._path(_name(shard)), [content])
 
     def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:
@@ -120,7 +122,7 @@ class Answers:
         self._write(self._path(_name(shard)), [body, _to_json(proof)])
 
     def merge(self, mean: str) -> float:
-        """Write the one file and its description, and return the mean over all samples; for one rank."""
+        """Write the file of all answers and its description, and return the mean over all samples; for one rank."""
         sums: dict[range, float] = {}
         self._write(self._out, table(self._out, lambda: self._bodies(sums)))
         value = math.fsum(sums.values()) / self._job.samples
@@ -128,11 +130,12 @@ class Answers:
         return value
 
     def clean_up(self) -> None:
-        """Remove the shards, which are in the file now; for one rank of each disk."""
+        """Remove the shards after `merge`; for one rank of each disk."""
         shutil.rmtree(self._folder)
         sync_folder(self._folder.parent)
 
     def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
+        """Yield the lines of each shard, in order, and note its sum. Raises BadSettings if one is not whole."""
         for shard in self._job.shards():
             found = self._read(shard)
             if found is None:
@@ -152,6 +155,7 @@ class Answers:
             return None
 
     def _compare(self, path: Path) -> None:
+        """Raise BadSettings if the file describes another job."""
         try:
             theirs = json.loads(path.read_bytes())
         except (OSError, ValueError):
@@ -165,9 +169,11 @@ class Answers:
                 )
 
     def _path(self, name: str) -> Path:
+        """Return the path of a name in the folder."""
         return self._folder / name
 
     def _write(self, path: Path, parts: Iterator[bytes] | list[bytes]) -> None:
+        """Write a file that is whole or absent."""
         draft = path.with_name(f"{_DRAFT}{new_nonce()}")
         write_new(draft, parts)
         os.rename(draft, path)
@@ -175,12 +181,15 @@ class Answers:
 
 
 def _name(shard: range) -> str:
+    """Return the file name of a shard."""
     return f"{shard.start:08d}-{shard.stop:08d}"
 
 
 def _digest(body: bytes) -> str:
+    """Return the checksum that ends a shard's file."""
     return xxhash.xxh3_128(body).hexdigest()
 
 
 def _to_json(value: Line) -> bytes:
+    """Return a line of JSON."""
     return json.dumps(value).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Serve an image classifier: a picture, or the numbers of a generated image, to its likeliest classes."""
+"""Serve an image classifier: it answers a picture, or the numbers of a generated image, with the likeliest classes."""
 
 import base64
 import binascii
@@ -38,9 +38,10 @@ _ANSWER: Schema = {
 
 
 def classifier_service(name: str, images: Unseen) -> Service:
-    """Return the service of the classifier of this name, trained on such images."""
+    """Return the service of the classifier called `name`, trained on such images."""
 
     def load(checkpoint: Path) -> nn.Module:
+        """Return the model with the checkpoint's weights."""
         model = build_classifier(name, classes=len(images.classes), pixels=images.pixels)
         load_model(model, checkpoint)
         return model.eval()
@@ -48,6 +49,7 @@ def classifier_service(name: str, images: Unseen) -> Service:
     read = _reader(images.from_picture)
 
     def predict(model: nn.Module, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the likeliest classes for each input."""
         device = next(model.parameters()).device
         batch = torch.stack([read(one) for one in inputs]).to(device)
         probabilities, found = model(batch).float().softmax(dim=1).topk(min(_LIKELIEST, len(images.classes)))
@@ -57,6 +59,7 @@ def classifier_service(name: str, images: Unseen) -> Service:
 
 
 def _input_schema(images: Unseen) -> Schema:
+    """Return the schema of an input: a picture, or numbers."""
     if images.from_picture is not None:
         field = {"image": {"type": "string", "description": "a PNG or JPEG file, in base64", "minLength": 1}}
     else:
@@ -68,16 +71,19 @@ def _input_schema(images: Unseen) -> Schema:
 
 
 def _exactly(count: int) -> Schema:
+    """Return the schema's limits for an array of exactly this length."""
     return {"minItems": count, "maxItems": count}
 
 
 def _reader(from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor]:
+    """Return a function that makes an input a tensor."""
     if from_picture is None:
         return lambda one: torch.tensor(one["pixels"], dtype=torch.float32)
     return lambda one: from_picture(_picture(one["image"]))
 
 
 def _picture(text: str) -> Image.Image:
+    """Return the picture in base64 text. Raises Rejected."""
     try:
         data = base64.b64decode(text, validate=True)
         picture = Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -91,6 +97,7 @@ def _picture(text: str) -> Image.Image:
 
 
 def _answer(classes: Sequence[str], probabilities: Sequence[float], found: Sequence[int]) -> dict[str, Any]:
+    """Return the answer for one input, from the classes found and their probabilities."""
     likeliest = [
         {"label": classes[one], "probability": round(probability, 6)}
         for one, probability in zip(found, probabilities, strict=True)
@@ -99,6 +106,7 @@ def _answer(classes: Sequence[str], probabilities: Sequence[float], found: Seque
 
 
 def _example(images: Unseen) -> Any:
+    """Return an input of the right form."""
     if images.from_picture is None:
         return {"pixels": torch.zeros(3, images.pixels, images.pixels).tolist()}
     file = io.BytesIO()

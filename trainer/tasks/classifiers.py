@@ -48,13 +48,14 @@ def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
 
 @torch.no_grad()
 def _output_for_empty_image(model: nn.Module, pixels: int) -> Tensor:
-    """Return the model's output for an empty image, leaving the model as it was."""
+    """Return the model's output for an empty image, without changing the model."""
     answer: Tensor = model.eval()(torch.zeros(1, 3, pixels, pixels))
     model.train()
     return answer
 
 
 def _build(name: str, classes: int, pixels: int) -> nn.Module:
+    """Return torchvision's model, changed to fit small images."""
     options: dict[str, object] = {"image_size": pixels} if name.startswith(_OWN_SIZE) else {}
     if name in ("googlenet", "inception_v3"):
         # Their extra training outputs are outdated; init_weights avoids the warning about slow initialisation.

@@ -18,7 +18,7 @@ _BAD_INPUT = 2
 
 
 def run(main: Callable[[], int]) -> int:
-    """Return the exit code; a user's mistake is one message, or under launch an exception that it shows."""
+    """Run `main` and return its exit code; report a user's mistake as one message, or under launch raise it."""
     try:
         return main()
     except TrainerError as error:
@@ -75,10 +75,13 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
 
 
 def schedule(kind: str, warmup_steps: int) -> Callable[[Optimizer, int | None], LambdaLR]:
-    """Return a maker of a linear warmup, then half a cosine down to nothing or no change."""
+    """Return a function that makes the scheduler: a linear warmup, then a constant rate or half a cosine down to 0."""
 
     def make(optimizer: Optimizer, total_steps: int | None) -> LambdaLR:
+        """Return the scheduler."""
+
         def factor(step: int) -> float:
+            """Return the factor of the learning rate at this step."""
             if step < warmup_steps:
                 return (step + 1) / warmup_steps
             if kind == "constant" or total_steps is None:

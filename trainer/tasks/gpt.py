@@ -1,4 +1,4 @@
-"""Train a transformer on the bytes of a text, or have it judge one: `python -m trainer.tasks.gpt --strategy fsdp`."""
+"""Train a transformer on a text's bytes, or score a text with it: `python -m trainer.tasks.gpt --strategy fsdp`."""
 
 import argparse
 import math
@@ -62,11 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def service(args: Sequence[str]) -> Service:
-    """Return how `launch serve` asks a model that was trained with these arguments."""
+    """Return the service that `launch serve` runs for a model that was trained with these arguments."""
     return text_service(_shape(parse(args)))
 
 
 def _shape(options: argparse.Namespace) -> Shape:
+    """Return the sizes of the transformer that the options give."""
     return Shape(
         context=options.context,
         layers=options.layers,
@@ -78,7 +79,7 @@ def _shape(options: argparse.Namespace) -> Shape:
 
 
 class LastWeights(Callback):
-    """The weights at the end of the training, on rank 0.
+    """A callback that keeps the weights at the end of the training on rank 0.
 
     They are gathered while the ranks are together, since where nodes share no disk none may have a whole checkpoint.
     """
@@ -126,7 +127,7 @@ def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
-    """Return a line for each window with the bits that a byte of it costs, and those bits."""
+    """Return a line for each window with its bits per byte, and those bits."""
     logits = model(batch[:, :-1]).flatten(0, 1).float()
     nats = F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none").view(len(batch), -1)
     losses = nats.mean(dim=1).tolist()
@@ -138,13 +139,17 @@ def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
 
 
 def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
+    """Return a function that makes the optimizer."""
+
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Return AdamW with weight decay for matrices only."""
         return AdamW(decay_groups(parameters, options.weight_decay), lr=options.lr, betas=(0.9, 0.95))
 
     return make
 
 
 def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
+    """Return the prediction over the validation windows."""
     return Prediction(
         task=f"gpt {shape}",
         model=lambda: Transformer(shape),
@@ -158,7 +163,7 @@ def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
 
 
 def sample(shape: Shape, weights: Mapping[str, Tensor], count: int, seed: int) -> str:
-    """Return what the model continues with after a line break."""
+    """Return text that the model generates after a line break."""
     model = Transformer(shape).eval()
     put_weights(model, weights)
     generator = torch.Generator().manual_seed(seed)

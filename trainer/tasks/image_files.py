@@ -1,4 +1,4 @@
-"""Read the files of CIFAR-10 and FashionMNIST as their authors publish them, running nothing in them."""
+"""Read the files of CIFAR-10 and FashionMNIST as their authors publish them, executing nothing in them."""
 
 import gzip
 import math
@@ -44,6 +44,7 @@ def read_fashion_mnist(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
 
 
 def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
+    """Return the path of a file. Raises BadSettings if it does not exist."""
     path = folder / name
     if not path.is_file():
         raise BadSettings(f"--data {data}: expected the file {path}, found none\nhint: {hint}")
@@ -51,6 +52,7 @@ def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
 
 
 def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
+    """Return images and labels of one batch file. Raises BadSettings."""
     try:
         batch = read_pickled_bytes(path.read_bytes())
     except NotPlain as error:
@@ -72,6 +74,7 @@ def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _idx_path(folder: Path, name: str) -> Path | None:
+    """Return the file of this name, or the same with `.gz`; None if there is neither."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
@@ -95,12 +98,13 @@ _RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _r
 
 
 class PickledArray(Built):
-    """An array as it is in the file."""
+    """An array of bytes as its pickle describes it."""
 
     shape: tuple[int, ...] = ()
     data = b""
 
     def fill(self, state: Any) -> None:
+        """Set shape and data. Raises NotPlain for anything but an array of bytes."""
         _, shape, kind, by_columns, data = state
         if not (isinstance(kind, _Type) and kind.name in ("u1", b"u1") and by_columns in (0, False)):
             raise NotPlain("an array of something else than bytes in rows")
@@ -110,18 +114,22 @@ class PickledArray(Built):
 
 
 class _Type(Built):
-    """A type of numbers, by its name; its byte order is not needed, as only bytes are read."""
+    """A NumPy type, by its name; the byte order is ignored, as only bytes are read."""
 
     def __init__(self, name: object) -> None:
         self.name = name
 
 
 def read_pickled_bytes(data: bytes) -> object:
-    """Return what the file holds. Raises NotPlain for anything but numbers, text, lists, dicts and arrays of bytes."""
+    """Return what a pickle describes.
+
+    Raises NotPlain for anything but numbers, text, lists, dicts and arrays of bytes.
+    """
     return read_plain(data, _made)
 
 
 def _made(name: str, arguments: tuple[Any, ...]) -> Any:
+    """Return the object for what the pickle would call. Raises NotPlain."""
     if name in _RECONSTRUCT:
         return PickledArray()
     if name == "numpy dtype":

@@ -1,4 +1,4 @@
-"""The image sets that a classifier can be trained on, with the usual augmentation."""
+"""The image data sets for training a classifier, with the usual augmentation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The images to use; `root` is where their files are."""
+    """Options that choose the images; `root` is the folder of their files."""
 
     kind: str = "generated"
     root: Path | None = None
@@ -54,7 +54,7 @@ class Wanted:
 
 
 class Pictures(Dataset[Sample]):
-    """Images held in memory as bytes."""
+    """A data set of images in memory, as bytes."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Transform) -> None:
         self._images = images
@@ -103,6 +103,7 @@ def _rand_augment(wanted: Wanted) -> list[Any]:
 
 
 def _generated(wanted: Wanted) -> Images:
+    """Return generated images (stripes)."""
     if min(wanted.train_images, wanted.validation_images) < 1:
         raise BadSettings("--train-images, --validation-images: expected at least 1")
     pixels, end = wanted.pixels or _GENERATED_PIXELS, wanted.train_images
@@ -122,6 +123,7 @@ def _in_memory(
     statistics: Statistics,
     more: list[Any],
 ) -> Images:
+    """Return a data set that fits into memory."""
     images, labels = read(root, train=True)
     unseen, their_labels = read(root, train=False)
     own = images.shape[-1]
@@ -150,7 +152,7 @@ def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
 
 
 def _whole(pixels: int) -> Transform:
-    """Return the transform to the middle of a picture of any size, as for validation and requests."""
+    """Return the transform that crops the middle of a picture of any size, for validation and requests."""
     steps = [v2.ToImage(), v2.Resize(round(pixels * 256 / 224)), v2.CenterCrop(pixels), *_to_numbers(_IMAGENET)]
     transform: Transform = v2.Compose(steps)
     return transform
@@ -158,7 +160,7 @@ def _whole(pixels: int) -> Transform:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Inputs for a model trained on these images: pictures of any size, or the numbers themselves."""
+    """The form of inputs for a model trained on some images: pictures of any size, or numbers."""
 
     classes: tuple[str, ...]
     pixels: int
@@ -166,7 +168,7 @@ class Unseen:
 
 
 def unseen(wanted: Wanted) -> Unseen:
-    """Return that without reading the images; of a folder the names of its classes have to exist."""
+    """Return the form of inputs without reading images; for a folder of images the names of its classes must exist."""
     pixels, root = wanted.pixels, wanted.root
     if wanted.kind == "generated":
         return Unseen(_STRIPES, pixels or _GENERATED_PIXELS, None)
@@ -184,6 +186,7 @@ def unseen(wanted: Wanted) -> Unseen:
 
 
 def _open_folder(folder: Path, transform: Transform) -> Any:
+    """Return the images of a folder. Raises BadSettings if it has none."""
     try:
         return ImageFolder(str(folder), transform=transform)
     except FileNotFoundError as error:
@@ -194,5 +197,6 @@ def _open_folder(folder: Path, transform: Transform) -> Any:
 
 
 def _to_numbers(statistics: Statistics) -> list[Any]:
+    """Return the transforms from bytes to normalised numbers."""
     mean, std = statistics
     return [v2.ToDtype(torch.float32, scale=True), v2.RGB(), v2.Normalize(mean, std)]

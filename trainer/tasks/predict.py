@@ -54,7 +54,7 @@ class Prediction:
 
 
 def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
-    """Return the folder that `--checkpoint` means, after copying the checkpoint to every node's disk.
+    """Return the folder that `--checkpoint` names, after copying the checkpoint to every node's disk.
 
     It is a folder of checkpoints, one of them, FOLDER/best, or `newest` of where a training would save.
     """
@@ -82,6 +82,7 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
 
 
 def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop: StopRequest) -> int:
+    """Predict and return the exit code."""
     leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
     checkpoint = checkpoints_at(wanted, world, leaders)
     seed_all(prediction.settings.seed)  # ranks that make a model by parts have to make the same one
@@ -112,6 +113,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
     queue = Queue(todo, prediction.batch_size, world)
 
     def done() -> int:
+        """Return about how many shards all ranks have done."""
         return total - len(todo) + queue.taken  # by all ranks, but for the last few
 
     writes = world.rank == world.of_share[-world.dividing]  # of those with the last stage the first
@@ -134,7 +136,7 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
 
 
 class Queue:
-    """The shards still to do; each rank takes the next when it is ready, so that all end together.
+    """The shards that are still to do; each rank takes the next one when it is ready, so that all end together.
 
     Of ranks that work on the same samples the first takes one, and the others read which from the store, one after the
     other, as far ahead as they have got.
@@ -165,13 +167,14 @@ class Queue:
                 yield list(shard[begin : begin + self._batch_size])
 
     def close(self) -> None:
-        """Have no rank take any more."""
+        """Take no more shards, on any rank."""
         self.closed = True
         self._store.add(self._counter, len(self._shards))
         if self._leads:  # or the others might wait for one more
             self._publish(len(self._shards))
 
     def _next(self) -> int:
+        """Return the number of the next shard, for this rank or those that share its samples."""
         if self._follows:
             place = int(self._store.get(f"{self._key} {self._place_number}"))
             self._place_number += 1
@@ -182,6 +185,7 @@ class Queue:
         return place
 
     def _publish(self, place: int) -> None:
+        """Pass a shard's number to the ranks that work on the same samples."""
         self._store.set(f"{self._key} {self._place_number}", str(place))
         self._place_number += 1
 
@@ -230,6 +234,7 @@ def _answered_shards(
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
+    """Yield this rank's batches from a loader, each with whether it ends a shard."""
     loader = DataLoader(
         prediction.dataset,
         batch_sampler=queue,
@@ -246,8 +251,7 @@ def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterato
 def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
     """Yield batches and fillers until all ranks are done, for a model in whose forward pass ranks meet.
 
-    If one of the ranks that work on the same samples has none any more because it was asked to stop, the others drop
-    theirs.
+    If one of the ranks with the same samples has no more because it was asked to stop, the others drop theirs.
     """
     filler: tuple[Any, bool] | None = None
     together = world.of_share
@@ -274,12 +278,13 @@ def _on_its_mesh(world: World, settings: Settings) -> World:
 
 
 def _with_checkpoints(wanted: Path) -> Path:
+    """Return the folder that holds the wanted checkpoint."""
     folder, _ = named_best(wanted)
     return folder.parent if parse_folder_name(folder.name) else folder
 
 
 def _sharing(settings: Settings) -> StrategySettings:
-    """Return settings that gather weights in fp32, so that they equal those of one rank with the whole model."""
+    """Return the strategy's settings, with weights gathered in fp32 so that they equal those of a single rank."""
     names: tuple[str, ...] = ("strategy",)
     if settings.strategy in SHARDS:
         names += ("shard_size", "by_parts", "offload", "blocks", "units")
@@ -291,6 +296,7 @@ def _sharing(settings: Settings) -> StrategySettings:
 
 
 def _length(dataset: Any) -> int:
+    """Return the number of samples. Raises BadSettings if there are none."""
     count = len(dataset)
     if not count:
         raise BadSettings("--predict: expected at least one sample, got none")
@@ -307,6 +313,7 @@ def _digest(asked: EvaluatedModel, device: torch.device) -> str:
 
 
 def _whole_values(asked: EvaluatedModel, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight by name, whole; all ranks call it."""
     module, pipeline = asked.module, asked.pipeline
     if pipeline is None:
         for name, value in sorted(module.state_dict().items()):
@@ -328,6 +335,7 @@ def _whole(value: Tensor, device: torch.device) -> Tensor:
 
 
 def _say(world: World, text: str) -> None:
+    """Print a line on rank 0."""
     if world.is_first:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     loss = loss_with(options.label_smoothing)
 
     def model() -> nn.Module:
+        """Return the model with random weights."""
         return build_classifier(options.model, classes=len(images.classes), pixels=images.pixels)
 
     if options.predict is not None:
@@ -83,12 +84,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def service(args: Sequence[str]) -> Service:
-    """Return how `launch serve` asks a model that was trained with these arguments."""
+    """Return the service that `launch serve` runs for a model that was trained with these arguments."""
     options = parse(args)
     return classifier_service(options.model, unseen(_wanted(options, options.seed)))
 
 
 def _wanted(options: argparse.Namespace, seed: int) -> Wanted:
+    """Return the images that the options choose."""
     return Wanted(
         options.data,
         options.root,
@@ -101,7 +103,7 @@ def _wanted(options: argparse.Namespace, seed: int) -> Wanted:
 
 
 def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dict[str, Tensor]]]:
-    """Return a loss of cross entropy and accuracy; a mixed label counts as its larger part.
+    """Return a loss function of cross entropy and accuracy; a mixed label counts as its larger part.
 
     Labels are smoothed in training only, so that validations can be compared with other trainings.
     """
@@ -109,6 +111,7 @@ def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dic
         raise BadSettings(f"--label-smoothing: expected a share below 1, got {smoothing:g}")
 
     def loss(model: nn.Module, batch: Pair) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the cross entropy of a batch, and its accuracy."""
         images, labels = batch
         logits = model(images)
         found = F.cross_entropy(logits, labels, label_smoothing=smoothing if model.training else 0.0)
@@ -119,13 +122,14 @@ def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dic
 
 
 def _mixed(images: Images, mixup: float, cutmix: float) -> Dataset[Any]:
+    """Return the training images, mixed if that is asked for."""
     if not mixup and not cutmix:
         return images.train
     return Mixed(images.train, classes=len(images.classes), mixup=mixup, cutmix=cutmix)
 
 
 def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
-    """Return a line for each image, and 1 where it is right."""
+    """Return a line for each image, and 1 for each that is right, else 0."""
     images, labels = batch
     probabilities, predictions = model(images).float().softmax(dim=1).max(dim=1)
     found = zip(labels.tolist(), predictions.tolist(), probabilities.tolist(), strict=True)
@@ -137,7 +141,10 @@ def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
 
 
 def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
+    """Return a function that makes the optimizer."""
+
     def make(parameters: Any) -> Optimizer:
+        """Return SGD with momentum."""
         return SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)
 
     return make
@@ -146,6 +153,7 @@ def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
 def _prediction(
     options: argparse.Namespace, settings: Settings, images: Images, model: Callable[[], nn.Module]
 ) -> Prediction:
+    """Return the prediction over the validation images."""
     where = f" {options.root.resolve()}" if options.root else f" seed {settings.seed} from {options.train_images}"
     return Prediction(
         task=f"resnet {options.model}",
@@ -164,13 +172,13 @@ if __name__ == "__main__":
 
 
 class Mixed(Dataset[tuple[Tensor, Tensor]]):
-    """Each image mixed with the next one of its batch, one way drawn per batch if there are both.
+    """A data set in which each image is mixed with the next one of its batch, in one way drawn per batch.
 
     All of it is drawn from torch's own generator, which the trainer seeds for each batch of each rank.
     """
 
     def __init__(self, dataset: Any, *, classes: int, mixup: float, cutmix: float) -> None:
-        """Take each way's alpha, 0 to leave it out; large ones mix half and half, small ones hardly."""
+        """Take each way's alpha, 0 to leave it out; large values mix half and half, small ones hardly at all."""
         ways = ((v2.MixUp, mixup), (v2.CutMix, cutmix))
         self._dataset = dataset
         self._mix = v2.RandomChoice([way(alpha=alpha, num_classes=classes) for way, alpha in ways if alpha])

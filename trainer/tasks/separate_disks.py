@@ -1,4 +1,4 @@
-"""Predict where nodes share no disk: copy the checkpoint to all of them, and the answers to the first."""
+"""Predict where nodes share no disk: copy the checkpoint to all nodes, and the answers to the first."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +17,12 @@ _PIECE = 8 << 20
 
 
 def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
-    """Return for each rank the one that acts for its disk; all ranks call it."""
+    """Return for each rank the rank that acts for its disk; all ranks call it."""
     return disk_leaders(world) if apart else (0,) * world.size
 
 
 def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> None:
-    """Copy the checkpoint that `wanted` means to every disk, if all of it is on some of them; all ranks call it.
+    """Copy the checkpoint at `wanted` to every disk, if all its files are on some of them; all ranks call it.
 
     Raises TrainerError on all ranks if a file could not be read or written.
     """
@@ -58,6 +58,7 @@ def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> No
 
 
 def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
+    """Send one file from the rank `having` to the ranks that lack it. Raises TrainerError on all ranks."""
     pieces, trouble = _pieces(folder, held, name, having, world), ""
     try:
         if takes:
@@ -71,9 +72,11 @@ def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, wor
 
 
 def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> Iterator[bytes]:
+    """Yield the file's bytes on all ranks, read on the rank `having`."""
     file = partial.open_file(folder, held.step, name, held.kind) if world.rank == having else None
 
     def read() -> bytes:
+        """Return the next bytes of the file, or none at its end."""
         return b"" if file is None else file.read(_PIECE)
 
     try:
@@ -104,6 +107,6 @@ def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> N
 
 
 def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
-    """Return by rank the whole shards of the disk that it acts for."""
+    """Return by rank the whole shards on the disk for which it acts, empty for other ranks."""
     acts = leaders[world.rank] == world.rank
     return gathered(answers.whole() if acts else set(), world)

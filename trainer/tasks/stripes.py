@@ -1,4 +1,4 @@
-"""Draw images instead of storing them: ten kinds of noisy stripes, each decided by (seed, index) alone."""
+"""Generate images instead of storing them: ten kinds of noisy stripes, each decided by (seed, index) alone."""
 
 import math
 from collections.abc import Sequence
@@ -61,6 +61,7 @@ def _bits(seed: int, number: Tensor, count: int) -> Tensor:
 
 
 def _mix(bits: Tensor) -> Tensor:
+    """Return the bits mixed, as SplitMix64 does."""
     # torch shifts the sign in from above; the masks make it zeros
     bits = (bits ^ ((bits >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     bits = (bits ^ ((bits >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15

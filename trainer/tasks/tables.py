@@ -1,6 +1,6 @@
-"""Write answers into one file: lines of JSON, or by its name CSV or Parquet.
+"""Write answers into one file, in the format of its name: JSON lines, CSV or Parquet.
 
-The answers come as lines of JSON, a shard at a time, as often as asked for; they are never all in memory.
+The answers are given as lines of JSON, shard by shard, and may be read repeatedly; they are never all in memory.
 """
 
 import csv
@@ -18,7 +18,7 @@ Shards = Callable[[], Iterable[bytes]]
 
 
 def check_table(path: Path) -> None:
-    """Raise BadSettings before the first answer if a file of this name cannot be written at the end."""
+    """Raise BadSettings before the first answer if no file of this name can be written at the end."""
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise BadSettings(
             f"--predict: {path}: Parquet is written by pyarrow, which is not installed here\n"
@@ -27,13 +27,13 @@ def check_table(path: Path) -> None:
 
 
 def table(path: Path, shards: Shards) -> Iterator[bytes]:
-    """Return the bytes of a file of this name."""
+    """Yield the bytes of the file, in the format of its name."""
     kinds: dict[str, Callable[[Shards], Iterator[bytes]]] = {".csv": _csv, ".parquet": _parquet}
     return kinds[path.suffix](shards) if path.suffix in kinds else iter(shards())
 
 
 def _csv(shards: Shards) -> Iterator[bytes]:
-    """Yield a column for each name that any line has; what is neither number nor text is JSON."""
+    """Yield the CSV, with a column for each name that any line has; values that are no number or text are JSON."""
     names: dict[str, None] = {}
     for shard in shards():
         for line in _lines(shard):
@@ -44,18 +44,20 @@ def _csv(shards: Shards) -> Iterator[bytes]:
 
 
 def _rows(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Return rows of CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
 
 
 def _cell(value: Any) -> Any:
+    """Return the value of a cell: JSON for anything but a number or text."""
     plain = value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
     return value if plain else json.dumps(value)
 
 
 def _parquet(shards: Shards) -> Iterator[bytes]:
-    """Yield a row group for each shard, of types that hold the values of all."""
+    """Yield the Parquet file, with a row group for each shard and types that hold all values."""
     import pyarrow as pa  # late: an optional package
     import pyarrow.parquet as pq  # late: of that package
 
@@ -72,7 +74,7 @@ def _parquet(shards: Shards) -> Iterator[bytes]:
 
 
 class _Sink:
-    """A file that passes on what was written to it, and still counts it."""
+    """A file object whose written bytes are collected by `taken`; it counts them all."""
 
     closed = False
 
@@ -81,24 +83,29 @@ class _Sink:
         self._at = 0
 
     def write(self, data: Any) -> int:
+        """Collect the bytes and return their number."""
         part = bytes(data)
         self._parts.append(part)
         self._at += len(part)
         return len(part)
 
     def tell(self) -> int:
+        """Return how many bytes were written in all."""
         return self._at
 
     def flush(self) -> None:
         """Do nothing, as nothing is buffered."""
 
     def close(self) -> None:
+        """Mark the file as closed."""
         self.closed = True
 
     def taken(self) -> list[bytes]:
+        """Return the bytes written since the last call."""
         parts, self._parts = self._parts, []
         return parts
 
 
 def _lines(shard: bytes) -> list[dict[str, Any]]:
+    """Return the answers in a shard."""
     return [json.loads(line) for line in shard.splitlines()]

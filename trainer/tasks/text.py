@@ -1,4 +1,4 @@
-"""Cut bytes of text into windows."""
+"""Cut the bytes of a text into windows for training."""
 
 import os
 import sysconfig
@@ -21,14 +21,17 @@ _MOST_VALIDATION_BYTES = 200_000  # but no more than these
 
 
 class Windows(Dataset[Tensor]):
-    """Window i: bytes i * length to (i + 1) * length inclusive, so that each byte but the first is predicted once."""
+    """A data set of windows: window i is bytes i * length to (i + 1) * length inclusive.
+
+    Each byte but the first is then predicted once.
+    """
 
     def __init__(self, text: Tensor, length: int) -> None:
         self._text = text
         self._length = length
 
     def __str__(self) -> str:
-        """Return the same text for the same windows of the same text."""
+        """Return a text that identifies the windows and their content."""
         digest = xxhash.xxh3_128(bytes_of(self._text)).hexdigest()
         return f"windows of {self._length} bytes, xxh3 {digest}"
 
@@ -47,13 +50,13 @@ class Windows(Dataset[Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The windows to train on, and those of the text's end, which is never trained on."""
+    """The windows to train on, and those at the text's end, which are only validated on."""
 
     train: Windows
     validation: Windows
 
     def describe(self) -> str:
-        """Return what the validation windows hold."""
+        """Return a text that identifies the validation windows."""
         return f"{len(self.validation)} {self.validation}"
 
 
@@ -84,6 +87,7 @@ def python_library(limit: int = _DEFAULT_BYTES) -> Tensor:
 
 
 def _file(path: Path) -> Tensor:
+    """Return the bytes of a file, mapped into memory. Raises BadSettings."""
     try:
         size = os.path.getsize(path)
         if path.is_dir() or not size:

@@ -1,4 +1,4 @@
-"""Serve the transformer on bytes: a text to how well the model knew it, and to its continuation."""
+"""Serve the transformer on bytes: it answers a text with its bits per byte and a continuation."""
 
 import math
 from collections.abc import Sequence
@@ -32,11 +32,13 @@ def text_service(shape: Shape) -> Service:
     """Return the service of the transformer of this shape."""
 
     def load(checkpoint: Path) -> nn.Module:
+        """Return the model with the checkpoint's weights."""
         model = Transformer(shape)
         load_model(model, checkpoint)
         return model.eval()
 
     def predict(model: nn.Module, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return bits per byte and continuation for each input."""
         device = next(model.parameters()).device
         rows = [[*one["text"].encode("utf-8", "surrogatepass")][-shape.context - 1 :] for one in inputs]
         bits = bits_per_byte(model, rows, device)
@@ -77,7 +79,7 @@ def bits_per_byte(model: nn.Module, rows: Sequence[Sequence[int]], device: torch
 def continued(
     model: nn.Module, rows: Sequence[Sequence[int]], counts: Sequence[int], context: int, device: torch.device
 ) -> list[list[int]]:
-    """Return the bytes that each row continues with; finished ones are no longer computed."""
+    """Return the bytes with which each row continues; a row that is finished is no longer computed."""
     texts = [list(row) for row in rows]
     while going := [n for n, text in enumerate(texts) if len(text) < len(rows[n]) + counts[n]]:
         seen = [texts[n][-context:] for n in going]

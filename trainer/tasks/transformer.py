@@ -36,7 +36,7 @@ class Shape:
 
 
 class Transformer(nn.Module):
-    """Maps tokens (batch, time) to the logits of each one's successor (batch, time, tokens)."""
+    """A transformer from tokens (batch, time) to the logits of each one's successor (batch, time, tokens)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -48,6 +48,7 @@ class Transformer(nn.Module):
         self._draw_weights(shape)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits."""
         x = self.dropout(self.embedding(tokens))
         for block in self.blocks:
             x = block(x)
@@ -57,7 +58,7 @@ class Transformer(nn.Module):
     pipeline = ("embedding", "dropout", "blocks.*", "norm", "head")  # what is called one after the other
 
     def tp_plan(self) -> dict[str, str]:
-        """Return how ranks divide it: heads and hidden numbers, between them the sequence, and the logits."""
+        """Return the tensor-parallel plan: heads, hidden units, logits and the sequence in between are divided."""
         return {
             "embedding": "rowwise_to_sequence",
             "*norm": "sequence_parallel",
@@ -69,6 +70,7 @@ class Transformer(nn.Module):
         }
 
     def _draw_weights(self, shape: Shape) -> None:
+        """Set the initial random weights."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue  # norms begin as torch makes them
@@ -80,7 +82,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a layer for each token alone, each on a normed input and added to the stream."""
+    """Attention, then a feed-forward layer, each on a normalised input and added to it."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -90,6 +92,7 @@ class Block(nn.Module):
         self.feed = Feed(shape)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
         x = x + self.attention(self.attention_norm(x))
         y: Tensor = x + self.feed(self.feed_norm(x))
         return y
@@ -107,6 +110,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the attention's output."""
         found: Tensor = self.qkv_by_head(x)
         q, k, v = found.unflatten(-1, (-1, 3, self.size)).permute(3, 0, 2, 1, 4)
         dropout = self.dropout if self.training else 0.0
@@ -116,7 +120,7 @@ class Attention(nn.Module):
 
 
 class Feed(nn.Module):
-    """The layer for each token alone."""
+    """The feed-forward layer."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -125,6 +129,7 @@ class Feed(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
         y: Tensor = self.dropout(self.down(F.gelu(self.up(x))))
         return y
 
@@ -143,7 +148,7 @@ def _rotate(x: Tensor) -> Tensor:
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    """Return parameter groups: matrices with weight decay, norms and the like without."""
+    """Return parameter groups: matrices with weight decay, all others without."""
     known = list(parameters)
     return [
         {"params": [parameter for parameter in known if parameter.ndim >= 2], "weight_decay": weight_decay},
@@ -153,7 +158,7 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 
 @torch.no_grad()
 def continue_text(model: nn.Module, begin: Tensor, count: int, *, context: int, generator: torch.Generator) -> Tensor:
-    """Return `begin` (a row of tokens) and `count` more, each drawn by what the model expects."""
+    """Return `begin` (a row of tokens) followed by `count` tokens, each drawn from the model's prediction."""
     tokens = begin[None]
     for _ in range(count):
         expected = model(tokens[:, -context:])[:, -1].float().softmax(dim=-1).cpu()

@@ -1,4 +1,4 @@
-"""Load weights that others have trained, from every usual kind of file."""
+"""Load weights that another program saved, from every usual kind of file."""
 
 from trainer.weights.loading import Taken, load_weights
 

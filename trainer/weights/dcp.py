@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 30  # of `.metadata`: enough for millions of parts
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A rectangular part of a tensor, and the bytes of a file that it was saved as."""
+    """A rectangular part of a tensor, and where its bytes are."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -36,7 +36,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """One tensor: its type, its shape and the parts that make it up."""
+    """The description of one tensor: type, shape and parts."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class _Described:
 
 
 def open_dcp(folder: Path) -> Source:
-    """Return the tensors of a folder that torch.distributed.checkpoint wrote. Raises TrainerError."""
+    """Return the tensors in a folder that torch.distributed.checkpoint wrote. Raises TrainerError."""
     path = folder / METADATA
     try:
         with path.open("rb") as file:
@@ -53,6 +53,7 @@ def open_dcp(folder: Path) -> Source:
         raise TrainerError(f"{path}: is none that torch.distributed.checkpoint has written: {error}") from error
 
     def tensor(name: str) -> Tensor:
+        """Return one tensor, put together from its parts."""
         one = described[name]
         parts = [(part, _read(folder, name, one.dtype, part)) for part in one.parts]
         if len(parts) == 1:
@@ -66,6 +67,7 @@ def open_dcp(folder: Path) -> Source:
 
 
 def _read(folder: Path, name: str, dtype: str, part: _Part) -> Tensor:
+    """Return one part of a tensor. Raises TrainerError."""
     path = folder / part.file
     if not path.is_file():  # or a FIFO would hold the reader for ever
         raise TrainerError(f"{path}: {name} cannot be read: expected a file")
@@ -82,22 +84,26 @@ def _read(folder: Path, name: str, dtype: str, part: _Part) -> Tensor:
 
 
 class _Slice(io.RawIOBase):
-    """Some bytes of a file, as a file of their own."""
+    """A range of bytes of a file, as a file of its own."""
 
     def __init__(self, file: io.BufferedIOBase, begin: int, length: int) -> None:
         self._file, self._begin, self._length, self._at = file, begin, length, 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position in the range, and return it."""
         self._at = max(0, offset + (0, self._at, self._length)[whence])
         return self._at
 
     def readinto(self, buffer: Any) -> int:
+        """Fill the buffer from the range, and return how many bytes were read."""
         view = memoryview(buffer).cast("B")
         self._file.seek(self._begin + self._at)
         count = self._file.readinto(view[: max(0, self._length - self._at)])
@@ -109,6 +115,7 @@ class _Slice(io.RawIOBase):
 
 
 def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:
+    """Yield the tensors in the metadata, with their names. Raises NotPlain."""
     fields = expect(dict, _state(metadata, _DESCRIPTIONS + "Metadata"))
     places = {}
     for key, place in expect(dict, fields.get("storage_data")).items():
@@ -121,6 +128,7 @@ def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:
 
 
 def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], object]) -> _Described:
+    """Return the description of one tensor. Raises NotPlain."""
     properties = expect(tuple, _state(tensor.get("properties"), _DESCRIPTIONS + "TensorProperties"))
     dtype = expect(Name, properties[0] if properties else None).name.removeprefix("torch ")
     if dtype not in ITEM_BYTES:
@@ -142,6 +150,7 @@ def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[
 
 
 def _place(name: str, stored: object) -> tuple[str, int, int]:
+    """Return file, offset and length of a part. Raises NotPlain."""
     fields = expect(dict, _state(stored, _STORAGE))
     file, at, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
     if fields.get("transform_descriptors"):
@@ -152,6 +161,7 @@ def _place(name: str, stored: object) -> tuple[str, int, int]:
 
 
 def _state(record: object, name: str) -> object:
+    """Return the state of a record of this class. Raises NotPlain if it is of another one."""
     found = expect(Record, record)
     if found.name != name:
         raise NotPlain(f"{found.name[:100].replace(' ', '.')} where {name.replace(' ', '.')} was expected")
@@ -167,6 +177,7 @@ def _size(size: object) -> tuple[int, ...]:
 
 
 def _count(number: object) -> int:
+    """Return a number that counts something. Raises NotPlain."""
     if type(number) is not int or not 0 <= number < 1 << 62:
         raise NotPlain(f"{str(number)[:40]} where a count was expected")
     return number

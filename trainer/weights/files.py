@@ -1,4 +1,4 @@
-"""Open safetensors and torch.save files as memory maps, of which only what is asked for is read."""
+"""Open safetensors and torch.save files as memory maps, of which only requested tensors are read."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ _HINT = "\nhint: torch.save(model.state_dict(), FILE) writes what can be read wi
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Tensors by name, each whole and on the CPU; a tensor may be a view of the file."""
+    """Tensors by name, each whole and on the CPU; a tensor may share memory with the file."""
 
     shapes: Mapping[str, tuple[int, ...]]
     tensor: Callable[[str], Tensor]
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """The file that each tensor of a folder is in, as transformers writes it."""
+    """The index of a folder, in the format of transformers: the file of each tensor."""
 
     weight_map: dict[str, str]
 
@@ -36,7 +36,7 @@ _index = msgspec.json.Decoder(_Index)
 
 
 def open_safetensors(path: Path) -> Source:
-    """Return the tensors of a file of safetensors, mapped into memory. Raises TrainerError."""
+    """Return the tensors of a safetensors file, mapped into memory. Raises TrainerError."""
     try:
         from safetensors import SafetensorError, safe_open  # late: of use only where such a file is loaded
     except ImportError as error:
@@ -48,6 +48,7 @@ def open_safetensors(path: Path) -> Source:
         raise TrainerError(f"{path}: is no whole file of safetensors: {error}") from error
 
     def tensor(name: str) -> Tensor:
+        """Return one tensor. Raises TrainerError."""
         try:
             found: Tensor = file.get_tensor(name)
         except Exception as error:  # of a type that torch has not, or of a damaged file
@@ -71,13 +72,16 @@ def open_torch(path: Path) -> Source:
 
 
 def _is_archive(path: Path) -> bool:
-    """Return whether the file begins as torch's archives do; zipfile.is_zipfile raises for some damaged ones."""
+    """Return whether the file begins like an archive of torch.save; zipfile.is_zipfile raises for some damaged ones."""
     with path.open("rb") as file:
         return file.read(len(_ARCHIVE)) == _ARCHIVE
 
 
 def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str = _HINT) -> object:
-    """Return what torch.load makes of `file`, which is or is in `path`. Raises TrainerError whatever its bytes are."""
+    """Return what torch.load reads from `file`, which is `path` or a part of it.
+
+    Raises TrainerError for any bad content.
+    """
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # a damaged file has torch raise errors of nearly every class
@@ -86,13 +90,14 @@ def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str 
 
 
 def dense(path: Path, name: str, found: object) -> Tensor:
-    """Return `found` if it is a tensor whose numbers are all there. Raises TrainerError."""
+    """Return `found` if it is a dense tensor with all its data. Raises TrainerError."""
     if not isinstance(found, Tensor) or found.layout != torch.strided or found.is_quantized or found.is_meta:
         raise TrainerError(f"{path}: {name} cannot be read: expected a dense tensor")
     return found
 
 
 def _tensors(found: Any) -> dict[str, Tensor]:
+    """Return the tensors in a dict, and leave out everything else."""
     if not isinstance(found, dict):
         return {}
     return {name: one for name, one in found.items() if isinstance(name, str) and isinstance(one, Tensor)}

@@ -1,4 +1,4 @@
-"""Match the tensors of a source to those of a model, and copy them one whole tensor at a time."""
+"""Match the tensors of a file to those of a model, and copy them one whole tensor at a time."""
 
 import logging
 import re
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.checkpoint.names import ModelNames, clean
-from trainer.checkpoint.stand_ins import is_here
-from trainer.checkpoint_files.object_store import brought, is_url
+from trainer.checkpoint.stand_ins import has_values
+from trainer.checkpoint_files.object_store import fetched_run, is_url
 from trainer.errors import BadSettings, TrainerError
 from trainer.weights.sources import Which, opened
 
@@ -24,7 +24,7 @@ _OF_MODEL, _SHOWN = "model/", 5
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The tensors of a model that were loaded, and those of the source that were not used."""
+    """The result of loading weights: the model's tensors that were loaded, and those of the file that were not used."""
 
     taken: tuple[str, ...]
     left: Mapping[str, str]  # of the model, which stay as they are: why
@@ -67,7 +67,7 @@ def load_weights(
         if is_url(str(path)):
             if best:
                 raise TrainerError(f"{path}: `checkpoint.copy_to` copies none of the best\nhint: name its step")
-            place = stack.enter_context(brought(str(path), step, log.warning))
+            place = stack.enter_context(fetched_run(str(path), step, log.warning))
         source = stack.enter_context(opened(place, Which(step, best, part), log.warning))
         homes = _sources_by_name(source.shapes, {*targets, *aliases}, rename or {})
         for alias, kept in aliases.items():
@@ -83,7 +83,7 @@ def load_weights(
             )
         with torch.no_grad():
             for name in result.taken:
-                if is_here(targets[name]):
+                if has_values(targets[name]):
                     _put(targets[name], source.tensor(homes[name]))
     return result
 
@@ -92,7 +92,7 @@ _TO_BE_LEFT = "to be left"
 
 
 def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Return the source's names by names in the model, without a prefix that a wrapper gave to all of them."""
+    """Return the file's name of each tensor by its name in the model, without a prefix that a wrapper gave to all."""
     found: dict[str, str] = {}
     for name in there:
         now = clean(name)
@@ -113,6 +113,7 @@ def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str,
 def _match(
     targets: Mapping[str, Tensor], homes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], leave: Sequence[str]
 ) -> Taken:
+    """Return which tensors are loaded, and which are left and why."""
     taken, left = [], {}
     for name, tensor in targets.items():
         if any(_expression(pattern).fullmatch(name) for pattern in leave):
@@ -127,6 +128,7 @@ def _match(
 
 
 def _put(target: Tensor, whole: Tensor) -> None:
+    """Copy a whole tensor into the model's, or this rank's part of it."""
     if not isinstance(target, DTensor):
         target.copy_(whole)
         return
@@ -136,6 +138,7 @@ def _put(target: Tensor, whole: Tensor) -> None:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
+    """Return the compiled expression. Raises BadSettings."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -143,5 +146,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _first_few(words: Sequence[str], between: str = ", ") -> str:
+    """Return the first few words, and how many more there are."""
     more = f"{between}... and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return between.join(words[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Open whatever a path holds as tensors by name; no file is trusted or run."""
+"""Open any path as tensors by name; no file is trusted or executed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,7 +26,7 @@ _OF_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """The checkpoint of a folder that is meant, and its model."""
+    """The choice of a checkpoint in a folder, and of a model in it."""
 
     step: int | None = None
     best: bool = False
@@ -45,6 +45,7 @@ def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[So
 
 
 def _open(path: Path, which: Which, warn: Callable[[str], None], stack: ExitStack) -> Source:
+    """Return the tensors at `path`, in whatever format. Raises TrainerError."""
     if path.is_file():
         if path.suffix not in _FILES:
             raise TrainerError(f"{path}: expected a file that ends with {', '.join(_FILES)}")
@@ -68,6 +69,7 @@ def _open(path: Path, which: Which, warn: Callable[[str], None], stack: ExitStac
 
 
 def _joined(parts: list[Source]) -> Source:
+    """Return several sources as one."""
     homes = {name: part for part in parts for name in part.shapes}
     shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
     return Source(shapes, lambda name: homes[name].tensor(name))
@@ -82,6 +84,7 @@ def _open_checkpoint(entry: Entry, which: Which, stack: ExitStack) -> Source:
         stack.enter_context(held.pop_all())
 
     def tensor(name: str) -> Tensor:
+        """Return one tensor of the checkpoint."""
         one = weights.tensors[weights.tied.get(name, name)]
         data = bytearray().join(weights.data(one.name))
         if not data:

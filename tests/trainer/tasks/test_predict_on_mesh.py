@@ -7,7 +7,7 @@ import signal
 import pytest
 from ranks import Ranks, spawn_ranks
 
-from trainer.checkpoint.stand_ins import is_here
+from trainer.checkpoint.stand_ins import has_values
 from trainer.errors import TrainerError
 from trainer.tasks import gpt, predict
 from trainer.tasks.answers import Answers
@@ -75,7 +75,7 @@ def share_of_model(args):
 
     def built(*given, **named):
         asked = build(*given, **named)
-        own = [one for one in asked.module.parameters() if is_here(one)]
+        own = [one for one in asked.module.parameters() if has_values(one)]
         counts.append(sum(getattr(one, "to_local", lambda one=one: one)().numel() for one in own))
         return asked
 
