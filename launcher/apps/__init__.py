@@ -1,1 +1,1 @@
-"""Programs that stand on the Python API alone: board, serving, sweeps, proofs, scaling, collectives, graphs."""
+"""Programs built on the Python API alone: board, serving, sweeps, proofs, scaling, collectives, graphs."""

@@ -1,4 +1,4 @@
-"""Collect a run's records for a bug report in one small archive, without secrets and names of hosts."""
+"""Collect a run's records for a bug report in one small archive, without secrets or host names."""
 
 import getpass
 import io
@@ -73,7 +73,7 @@ class DebugArchive:
     left_out: tuple[str, ...]
 
     def write(self, file: Path) -> None:
-        """Write the archive, readable by its user alone. Raises Refused where that is not possible."""
+        """Write the archive, readable by its user alone. Raise Refused if that is impossible."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             for one in self.members:
@@ -88,7 +88,7 @@ class DebugArchive:
 
 @dataclass(slots=True)
 class _Redaction:
-    """Texts without these secrets, and with `host-1` for the first of these hosts."""
+    """Removes secrets from texts, and replaces hosts by `host-1`, `host-2` and so on."""
 
     secrets: tuple[str, ...]
     users: set[str] = field(default_factory=set)
@@ -97,7 +97,7 @@ class _Redaction:
     _known: re.Pattern[str] | None = None
 
     def learn(self, value: Any, key: str = "") -> None:
-        """Take the names of hosts and users from a record."""
+        """Note the names of hosts and users in a record."""
         match value:
             case str() if key in _KEYS_OF_HOSTS:
                 self.hosts |= _hosts_in(value)
@@ -126,7 +126,7 @@ class _Redaction:
         return _IP_ADDRESS.sub(lambda found: found.group() if found.group() in _TELL_NOTHING else "(address)", text)
 
     def value(self, value: Any) -> Any:
-        """Return a record with each text redacted, and nothing of what is called a token, key or password."""
+        """Return a record with every text redacted; values of keys that name a token, key or password are removed."""
         match value:
             case str():
                 return self.text(value)
@@ -153,6 +153,7 @@ class _Part:
     cut: bool = False
 
     def member(self, redaction: _Redaction) -> Member:
+        """Return the redacted file."""
         content = redaction.value(self.content)
         if self.lines:
             text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in content)
@@ -162,9 +163,9 @@ class _Part:
 
 
 def collect(one: api.Run) -> DebugArchive:
-    """Return what the archive of a run would hold; logs on other machines are fetched first, as far as these answer.
+    """Return the contents of a run's archive, after fetching logs from other machines that answer.
 
-    Raises Refused where the value of a secret is not on this machine, and Damaged where it cannot be read.
+    Raise Refused if the value of a secret is not on this machine, and Damaged if it cannot be read.
     """
     left_out = list[str]()
     try:
@@ -187,11 +188,12 @@ def collect(one: api.Run) -> DebugArchive:
         else:
             members.append(member)
             size += len(member.data)
-    told = tuple(map(redaction.text, left_out))
-    return DebugArchive((*members, Member("left-out.txt", "".join(f"{line}\n" for line in told).encode())), told)
+    lines = tuple(map(redaction.text, left_out))
+    return DebugArchive((*members, Member("left-out.txt", "".join(f"{line}\n" for line in lines).encode())), lines)
 
 
 def _secrets(run: RunDir, attempt: int) -> Iterator[str]:
+    """Yield the secrets of the run, of this process's environment, and of its supervisors."""
     yield from secrets_of(run, attempt)
     for name, value in os.environ.items():
         if names_a_secret(name) and len(value) >= _LEAST_OF_ENVIRONMENT:
@@ -202,7 +204,7 @@ def _secrets(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def _refuse_unknown_secrets(run: RunDir) -> None:
-    """Refuse where a secret could not be found in logs, as its value is on another machine."""
+    """Raise Refused if the value of a secret is on another machine, so that it could not be found in logs."""
     known = read_record(run.secrets, dict[str, str]) or {}
     named = {name for one in attempts(run) for name in read_plan(run, one.number).secrets}
     if missing := sorted(named - set(known)):
@@ -226,6 +228,7 @@ def _facts(status: RunStatus) -> Iterator[_Part]:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
+    """Yield names and versions of the packages that matter."""
     for name in _PACKAGES:
         try:
             yield name, version(name)
@@ -255,6 +258,7 @@ def _files(run: RunDir, status: RunStatus, left_out: list[str]) -> Iterator[_Par
 
 
 def _rank_logs(run: RunDir, status: RunStatus) -> list[Path]:
+    """Return the logs of ranks, that of the failed rank first."""
     failed = [run.path / status.failure.log] if status.failure is not None and status.failure.log else []
     folders = [path for path in run.logs.glob("*") if parse_log_folder(path.name) is not None]
     newest = sorted(folders, key=lambda path: parse_log_folder(path.name) or (0, 0), reverse=True)
@@ -262,7 +266,10 @@ def _rank_logs(run: RunDir, status: RunStatus) -> list[Path]:
 
 
 def _last_part(path: Path, most: int) -> tuple[str, bool]:
-    """Return the last whole lines of a file, and whether there are more: half a secret could not be found."""
+    """Return the last whole lines of a file, and whether it has more.
+
+    Part of a secret in a cut line could not be found.
+    """
     with open_log(path) as fd:
         if fd is None:
             return "", False
@@ -272,12 +279,14 @@ def _last_part(path: Path, most: int) -> tuple[str, bool]:
 
 
 def _part_of(name: str, text: str, cut: bool) -> _Part:
+    """Return the text of a file as a part of the archive, decoded if it is JSON."""
     if name.endswith(".jsonl"):
         return _Part(name, [_record_or_text(line) for line in text.splitlines()], lines=True, cut=cut)
     return _Part(name, _record_or_text(text) if name.endswith(".json") else text, cut=cut)
 
 
 def _record_or_text(text: str) -> Any:
+    """Return the JSON value, or the text if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -31,7 +31,7 @@ _WORST = (State.FAILED, State.INTERRUPTED, State.LOST, State.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """One step, and how its run is."""
+    """One step of a graph, and the status of its run."""
 
     name: str
     needs: tuple[str, ...]
@@ -59,6 +59,7 @@ class Graph:
         return self._steps(fresh_s, restart_lost=True)
 
     def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
+        """Return the steps with their status; with `restart_lost`, a supervisor that has died is started again."""
         steps = self._record().steps
         there = {run.id: run for run in self.runs()}
         found = dict(zip(there, statuses([*there.values()], fresh_s, restart_lost=restart_lost), strict=True))
@@ -70,10 +71,11 @@ class Graph:
         return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
 
     def state(self, fresh_s: float = WATCH_S) -> State:
+        """Return the state of the whole graph."""
         return state_of(self.steps(fresh_s))
 
     def wait(self, timeout_s: float | None = None) -> State:
-        """Return when nothing of it goes on any more, or raise TimeoutError."""
+        """Wait until no step is active, and return the state. Raise TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (state := self.state()).ended:
             if deadline is not None and time.monotonic() >= deadline:
@@ -82,7 +84,7 @@ class Graph:
         return state
 
     def cancel(self) -> None:
-        """End all its runs: the last ones first, so that none waits for one that is ended."""
+        """Cancel all runs of the graph, last steps first."""
         for run in reversed(self.runs()):
             run.cancel()
 
@@ -109,15 +111,18 @@ class Graph:
         return [run for run in self.runs() if run.id in {step.run for step in (*over, *missing)}]
 
     def _resume(self, record: GraphRecord, step: StepStatus, *, anew: bool, code: bool) -> None:
+        """Resume the run of one step, after those that it needs."""
         waits = ", ".join(one.run for one in record.steps if one.name in step.needs)
         overrides = [f"queue.after=[{waits}]", "queue.hold=null", "queue.at=null"] if waits else []
         Run(step.run, self._folder.runs / step.run).resume(overrides=overrides, anew=anew, code=code)
 
     def _record(self) -> GraphRecord:
+        """Return the graph's record."""
         return graph_record(self._folder)
 
     @property
     def _folder(self) -> GraphDir:
+        """The graph's folder."""
         return GraphDir(self.path)
 
 
@@ -130,11 +135,12 @@ def state_of(steps: Sequence[StepStatus]) -> State:
 
 
 def _is_to_go_on(step: StepStatus) -> bool:
+    """Return whether a step has ended without success."""
     return step.status is not None and step.status.state.ended and step.status.state is not State.SUCCEEDED
 
 
 def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Graph:
-    """Start what has `steps`: a run for each, in order. The spec is a file, or what would stand in one."""
+    """Start a run for each of the spec's `steps`, in order; the spec is a file or the content of one."""
     from launcher.submission.graphs import open_graph  # late: it reads YAML
 
     with as_files([spec]) as ([file], roots):

@@ -1,7 +1,7 @@
-"""Secrets of a run, and answers without them: a page is looked at over one's shoulder, and is given away.
+"""Find the secrets of a run and remove them from answers, since a page may be seen by others or passed on.
 
-A secret is what `secrets:` names, an address of `notify:`, and what `env:` or an option of the script sets for a name
-that says so, such as API_KEY or --token.
+Secrets are the values of `secrets:`, the addresses in `notify:`, and what `env:` or an option of the script sets for a
+name such as API_KEY or --token.
 """
 
 import contextlib
@@ -33,10 +33,14 @@ _OPTION_OF_A_SECRET = re.compile(
 
 
 class _EnvSpec(msgspec.Struct, frozen=True):
+    """The environment in plan.json."""
+
     env: dict[str, str] = {}
 
 
 class _EntryArgs(msgspec.Struct, frozen=True):
+    """The arguments of the program in plan.json."""
+
     args: tuple[str, ...] = ()
 
 
@@ -90,6 +94,7 @@ def redacted_record(record: T, secrets: Sequence[str]) -> T:
 
 
 def _without(answer: Any, secrets: tuple[str, ...]) -> Any:
+    """Return the value with secrets removed from every text in it."""
     match answer:
         case str():
             return without_secrets(answer, secrets)

@@ -1,6 +1,7 @@
-"""`launch _far`: the side of a login node. Answers requests on stdin until nobody asks any more.
+"""`launch _far`, which runs on a login node: it answers requests on stdin until the input ends.
 
-Nothing that was begun depends on the connection: a request is carried out once it has come whole, and its outcome kept.
+A request is carried out once all of it has arrived, and its result is kept, so nothing depends on the connection
+afterwards.
 """
 
 import contextlib
@@ -89,6 +90,7 @@ _listed: dict[RunId, list[str]] = {}  # what their ranks have written, for the n
 
 
 def serve_requests() -> int:
+    """Answer requests on stdin until it ends, and return the exit code."""
     return serve(Request, lambda request, _body: answer(request), where="on the login node: ")
 
 
@@ -108,7 +110,7 @@ def serve_inside(run: str = "", node: str = "") -> int:
 
 
 def answer(request: Request) -> Any:
-    """Carry it out. Raise LaunchError, which is told to who asked."""
+    """Carry out a request and return its answer; a LaunchError is sent back to the caller."""
     match request:
         case AskMachine() | AskHosts() | AskQueue() | AskRunsFolder():
             return _of_cluster(request)
@@ -138,6 +140,7 @@ def answer(request: Request) -> Any:
 
 
 def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> Any:
+    """Answer a question about a cluster."""
     match request:
         case AskMachine(on=on, spec=spec):
             place = entry(on)
@@ -151,6 +154,7 @@ def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> An
 
 
 def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
+    """Cancel or release a run, or include nodes again."""
     match request:
         case EndRun():
             return _run(request.run).cancel()
@@ -161,6 +165,7 @@ def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
 
 
 def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
+    """Answer a question about checkpoints, or read or write a piece of one."""
     match request:
         case AskCheckpoints():
             return list(_run(request.run).checkpoints(verify=request.verify))
@@ -175,6 +180,7 @@ def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) 
 
 
 def _queue_problems(request: AskQueue) -> list[Misfit]:
+    """Return why a request for a queue cannot work on this cluster."""
     place = entry(request.on)
     cluster = of_kind(place.kind)
     awaited, unknown = awaited_by(request.to_follow)
@@ -183,6 +189,7 @@ def _queue_problems(request: AskQueue) -> list[Misfit]:
 
 
 def _preview(request: AskPreview) -> RemotePreview:
+    """Return what a start would do, without starting anything."""
     root = _project(request.folder, request.digest)
     with tempfile.TemporaryDirectory(prefix="launch-") as made, _shipped(request.spec, Path(made), root) as shipped:
         overrides = shipped.overrides
@@ -191,12 +198,14 @@ def _preview(request: AskPreview) -> RemotePreview:
 
 
 def _open_runs(request: OpenRuns) -> Outcome:
+    """Start the requested runs once, however often the request comes, and return the outcome."""
     folder = folder_of(request.folder)
     token = Token(folder, request.token)
     if any(one.spec >= len(request.specs) for one in request.runs):
         raise BadInput(f"expected runs of {len(request.specs)} specs")
 
     def start(choose: Callable[[Runs], None]) -> Runs:
+        """Start the runs; `choose` records their ids before."""
         root = _project(request.folder, request.digest)
         goes_on_from = checkpoints if (checkpoints := _checkpoints(token)).is_dir() else None
         specs = []
@@ -235,11 +244,15 @@ def _keep_piece(request: KeepPiece) -> None:
 
 
 def _checkpoints(token: Token) -> Path:
+    """Return the folder of the checkpoints that came with a request."""
     return token.path / "checkpoints"
 
 
 def _open_attempt(request: OpenAttempt) -> Outcome:
+    """Resume a run once, however often the request comes, and return the outcome."""
+
     def start(choose: Callable[[Runs], None]) -> Runs:
+        """Start the run's next attempt."""
         one = _run(request.run)
         status = one.status()
         if not status.state.ended:
@@ -276,7 +289,10 @@ def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dic
 
 
 def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alone: bool) -> RunNews:
-    """Return what is new of a run, with at most so many bytes of its events; `is_alone`: no other has taken room."""
+    """Return what is new of a run, with at most `most` bytes of its events.
+
+    `is_alone` if it is the only run asked about.
+    """
     run = RunDir(one.path)
     settled = status.state.ended  # else what follows from the end is on its way
     begun = [each for each in attempts(run) if each.number >= known.attempt and each.intent.exists()]
@@ -299,6 +315,7 @@ def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alo
 
 
 def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
+    """Return the facts about an attempt; an end counts only once the run is settled."""
     intent = read_intent(attempt)
     end, stop = readable(attempt.end, AttemptEnd), readable(attempt.stop, StopRequest)
     if end is not None and end.state.ended and not settled:
@@ -307,6 +324,7 @@ def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
 
 
 def _logs(request: AskLogs) -> LogNews:
+    """Return new lines of a run's logs."""
     one = _run(request.run)
     one.renew()
     found, more = tails.grown(one.path, FOLDERS, request.known)
@@ -333,6 +351,7 @@ def _outputs(request: AskOutputs) -> LogNews:
 
 
 def _list_outputs(run: RunDir, plan: Plan) -> None:
+    """List the run's output files that are text, and keep the list."""
     names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
     _listed.pop(run.id, None)
     while len(_listed) >= _MOST_LISTED:
@@ -341,6 +360,7 @@ def _list_outputs(run: RunDir, plan: Plan) -> None:
 
 
 def _piece(request: GivePiece) -> bytes:
+    """Return a piece of a checkpoint's file, or of its manifest."""
     folder = checkpoint_folder(RunDir(_run(request.run).path))
     if not request.name:
         return read_manifest(folder, request.step, request.kind)[request.at : request.at + PIECE_BYTES]
@@ -350,6 +370,7 @@ def _piece(request: GivePiece) -> bytes:
 
 
 def _tidy(request: TidyRuns) -> list[KeptRemote]:
+    """Remove ended runs with their files, and return those that are kept."""
     known = dict(registry.registered())
     there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]
     live = {one.run for one in api.statuses(there) if not one.state.ended}
@@ -388,19 +409,19 @@ def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
         yield Shipped(file, spec.overrides, root, {}, spec.defaults)
     except LaunchError as error:
         lines = [line.replace(str(file), spec.called[0]).replace(str(root), spec.called[1]) for line in error.lines]
-        told = LaunchError(*lines)
-        told.exit_code = error.exit_code
-        raise told from error
+        renamed = LaunchError(*lines)
+        renamed.exit_code = error.exit_code
+        raise renamed from error
 
 
 def _runs_root(named: str) -> Path:
-    """Return where the runs of this folder are, and set it for the rest of this process."""
+    """Return the folder of runs that `named` stands for, and set it for the rest of this process."""
     os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
     return registry.runs_root(folder_of(named))
 
 
 def _project(named: str, digest: str) -> Path:
-    """Return the tree that the run is made of; the folder of runs is set too, so that it stays out of the code."""
+    """Return the source tree of the run; also set the folder of runs, so that it stays out of the code."""
     _runs_root(named)
     tree = kept_trees.tree(folder_of(named) / "projects", digest)
     if not tree.is_dir():

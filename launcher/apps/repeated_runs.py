@@ -1,4 +1,6 @@
-"""A spec, or a run with the code that it had, of which several runs are made: killed to prove, small to measure."""
+"""Make several runs of one spec, or of one earlier run with its code: to be killed for a proof, or measured for
+scaling.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -29,7 +31,7 @@ _LIMITS = ("max-steps", "max_steps", "steps", "total-steps", "total_steps", "num
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """The settings that all of its runs share."""
+    """The settings that several runs of one job share."""
 
     file: Path
     on: str
@@ -43,12 +45,14 @@ class RepeatedJob:
         return able(looked_at_first(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
 
     def start(self, run_id: RunId, more: Sequence[str] = ()) -> api.Run:
+        """Start one run under this id."""
         return api.Run(run_id, open_named(run_id, self.request(more)))
 
 
 def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob:
-    """Return the job of a spec's file, or of a run with its cluster unless `on` names one. Raise BadInput and
-    NoSuchRun.
+    """Return the job of a spec file, or of a run, on its own cluster unless `on` names another.
+
+    Raise BadInput and NoSuchRun.
     """
     file = Path(ref)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
@@ -71,12 +75,12 @@ def as_it_ran(run: api.Run) -> RepeatedJob:
 
 
 def name_of(wish: Request) -> RunId:
-    """Return a new name, with which the ids of all of its runs begin."""
+    """Return a new name with which the ids of all its runs begin."""
     return new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
 
 
 def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
-    """Return the result of `act`, which waits for the run; if that is interrupted, the run is cancelled."""
+    """Return the result of `act`, which waits for the run; cancel the run if that is interrupted."""
     try:
         return act()
     except BaseException:
@@ -86,9 +90,11 @@ def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
 
 
 def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str:
-    """Return what makes the training so long; `root` is where its code is. Raise BadInput if nobody knows.
+    """Return the override that sets the number of steps; `root` is the folder of the code.
 
-    A script that takes the trainer's settings has its --max-steps, be it left to its default.
+    Raise BadInput if it is not known.
+
+    A script with the trainer's options gets --max-steps, even if its arguments have none.
     """
     name = next((one for one in _LIMITS if gives(run, one)), None)
     if name is None and (is_ours(run) or (root is not None and _takes_settings(run, root))):
@@ -100,7 +106,7 @@ def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str
 
 
 def _takes_settings(run: RunOptions, root: Path) -> bool:
-    """Return whether the script has the options of the trainer's settings, by its source."""
+    """Return whether the script has the trainer's options, judging by its source."""
     entry = run.script if run.module is None else f"{run.module.replace('.', '/')}.py"
     file = root / run.workdir / (entry or "")
     if not file.is_file():

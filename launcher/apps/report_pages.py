@@ -44,23 +44,25 @@ def logarithmic(low: float, high: float, begin: float, end: float) -> Place:
 
 
 def line(points: Iterable[tuple[float, float]], colour: str, dashes: str = "") -> str:
+    """Return a line through the points as SVG."""
     corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>'
 
 
-def dot(x: float, y: float, colour: str, told: str) -> str:
-    """Return a dot; `told` is shown when the pointer rests on it."""
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{html.escape(told)}</title></circle>'
+def dot(x: float, y: float, colour: str, tooltip: str) -> str:
+    """Return a dot as SVG; `tooltip` is its tooltip."""
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{html.escape(tooltip)}</title></circle>'
 
 
 def words(x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start") -> str:
-    """Return a text in a picture."""
+    """Return a text as SVG."""
     look = f'fill="{colour}" font-size="12" text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{html.escape(text)}</text>'
 
 
 def picture(width: int, height: int, title: str, drawn: Iterable[str]) -> str:
+    """Return a picture as SVG."""
     inside = "\n".join(drawn)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '

@@ -1,0 +1,1 @@
+"""The board: a web page that shows all runs of this user."""

@@ -9,7 +9,9 @@ from launcher.status.text import plain
 _MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 64, 63, 10_000
 
 
-class ActionWish(msgspec.Struct, frozen=True):
+class ActionRequest(msgspec.Struct, frozen=True):
+    """A request for an action on a run, as the page sends it; `dry` asks only for a description."""
+
     dry: bool = False
     add: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
@@ -17,11 +19,14 @@ class ActionWish(msgspec.Struct, frozen=True):
 
 
 class ActionReport(msgspec.Struct, frozen=True):
+    """The result of an action, or what it would do, in words."""
+
     said: str
     done: bool
 
 
-def cancel(one: api.Run, wish: ActionWish) -> ActionReport:
+def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
+    """Cancel the run, or describe what that would do."""
     if wish.dry:
         said = f"cancel {one.id}: its ranks get SIGTERM and the spec's grace to save, then no process of it is left"
         return ActionReport(f"{said}; its files stay", done=False)
@@ -31,7 +36,8 @@ def cancel(one: api.Run, wish: ActionWish) -> ActionReport:
     return ActionReport("\n".join([f"{one.id} was told to end", *report.ended, *report.cut_off]), done=True)
 
 
-def resume(one: api.Run, wish: ActionWish) -> ActionReport:
+def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
+    """Resume the run, or describe what that would do."""
     if wish.dry:
         from launcher.status.checkpoints import by_script  # late: 10 ms that no other page needs
 
@@ -45,7 +51,8 @@ def resume(one: api.Run, wish: ActionWish) -> ActionReport:
     return ActionReport(f"{one.id} goes on", done=True)
 
 
-def tag(one: api.Run, wish: ActionWish) -> ActionReport:
+def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
+    """Add and remove tags of the run, or describe what that would do. Raise BadInput for an invalid tag."""
     for text in wish.add:
         if not text or len(text) > _LONGEST_TAG or plain(text) != text or text.split() != [text] or "," in text:
             raise BadInput(f"expected a tag of one word of at most {_LONGEST_TAG} characters, got {text[:100]!r}")
@@ -57,7 +64,8 @@ def tag(one: api.Run, wish: ActionWish) -> ActionReport:
     return ActionReport(f"tags: {', '.join(one.label(add=wish.add, remove=wish.remove).tags) or 'none'}", done=True)
 
 
-def note(one: api.Run, wish: ActionWish) -> ActionReport:
+def note(one: api.Run, wish: ActionRequest) -> ActionReport:
+    """Write the run's note, or describe what that would do. Raise BadInput if it is too long."""
     if len(wish.text) > _LONGEST_NOTE:
         raise BadInput(f"a note is at most {_LONGEST_NOTE} characters long, this has {len(wish.text)}")
     if wish.dry:

@@ -38,7 +38,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A file, by its path below the folder."""
+    """A file in a run's `artifacts/`, with its path below that folder."""
 
     name: str
     kind: Kind
@@ -47,7 +47,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 class Artifacts(msgspec.Struct, frozen=True):
-    """The newest first. `folder`: where they lie, or would."""
+    """The files in a run's `artifacts/`, newest first; `folder` is where they are, or would be."""
 
     folder: str
     files: list[Artifact]
@@ -55,14 +55,17 @@ class Artifacts(msgspec.Struct, frozen=True):
 
 
 def artifacts(run: RunDir) -> Artifacts:
-    """Return what the run wrote, here or where it was fetched from."""
+    """Return the files in the run's `artifacts/`, on this machine or as fetched from others."""
     files = [one for root in _roots(run) for one in _files(run, root)]
     files.sort(key=lambda one: (-one.at, one.name))
     return Artifacts(_shown(run, _roots(run)[0]), files[:_MOST_FILES], len(files) > _MOST_FILES)
 
 
 def read_artifact(run: RunDir, name: str) -> bytes:
-    """Return one of those that `artifacts` names. Raise NoSuchRun if there is none, and Refused if it is too large."""
+    """Return the bytes of a file that `artifacts` lists.
+
+    Raise NoSuchRun if there is none, and Refused if it is too large.
+    """
     parts = PurePosixPath(name).parts
     if not parts or len(parts) > _MOST_DEEP + 6 or any(part in ("/", "..", ".") or "\0" in part for part in parts):
         raise NoSuchRun(f"{name[:200]!r}: no such artifact")
@@ -94,6 +97,7 @@ def _whole(file: int) -> bytes:
 
 
 def _opened(stack: contextlib.ExitStack, path: Path, flags: int, folder: int | None) -> int:
+    """Open a file below `folder`, to be closed with `stack`, and return its descriptor."""
     fd = os.open(path, flags, dir_fd=folder)
     stack.callback(os.close, fd)
     return fd
@@ -110,10 +114,12 @@ def _roots(run: RunDir) -> list[Path]:
 
 
 def _shown(run: RunDir, path: Path) -> str:
+    """Return the path relative to the run's folder."""
     return path.relative_to(run.path).as_posix()
 
 
 def _entries(folder: Path) -> list[Path]:
+    """Return the paths in a folder, or an empty list if it cannot be read."""
     try:
         return [*folder.iterdir()]
     except OSError:

@@ -1,7 +1,7 @@
-"""The page's files as they are given: its modules as one script and its styles as one sheet.
+"""The page's files as the server sends them: all scripts joined into one, and all styles into one.
 
-A browser has them with two questions where it would ask 32 times, often for what the last answer named; and from disk
-it loads no modules at all, as each would be of another origin.
+A browser then makes two requests instead of 32. From disk it could not load separate modules at all, since each would
+count as another origin.
 """
 
 import re
@@ -30,6 +30,7 @@ def page_file(name: str) -> bytes:
 
 
 def _script(first: str) -> str:
+    """Return one script made of `first` and everything that it imports."""
     return "\n".join([(PAGE / _OF_OTHERS).read_text(), '(() => {\n"use strict";', module(first), "})();\n"])
 
 
@@ -43,6 +44,7 @@ def module(first: str) -> str:
 
 
 def _take(path: Path, texts: dict[str, str]) -> None:
+    """Add a script, and before it all that it imports, to `texts`."""
     name = path.resolve().relative_to(PAGE.resolve()).as_posix()
     if name in texts:
         return

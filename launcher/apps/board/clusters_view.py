@@ -1,4 +1,7 @@
-"""Clusters as a page shows them: hosts with their GPUs, who has them, and what waits. Nobody waits for a silent one."""
+"""Clusters as the board shows them: hosts with their GPUs, the runs on them, and queued runs.
+
+A cluster that does not answer delays nothing.
+"""
 
 import contextlib
 import threading
@@ -32,6 +35,8 @@ _MOST_HOSTS = 400  # that a page shows of a cluster
 
 
 class WaitingRun(msgspec.Struct, frozen=True):
+    """A queued run: why it waits, and since when."""
+
     run: str
     why: str
     since: float
@@ -47,6 +52,8 @@ class HostSums(msgspec.Struct, frozen=True):
 
 
 class BoardCluster(msgspec.Struct, frozen=True):
+    """One cluster as the page shows it."""
+
     name: str
     kind: str
     at: float | None  # when its hosts were last seen; None: they have not answered yet, or it has none to ask
@@ -67,16 +74,17 @@ class BoardClusters(msgspec.Struct, frozen=True):
 
 
 class Survey:
-    """The hosts of clusters, asked in threads; what they last said stays until they say something else."""
+    """Queries the hosts of clusters in threads, and keeps the last answer of each until there is a newer one."""
 
     def __init__(self, *, fresh_s: float = _FRESH_S, silent_s: float = _SILENT_S) -> None:
         self._fresh_s, self._silent_s = fresh_s, silent_s
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="survey")
         self._lock = threading.Lock()
         self._asked: dict[str, tuple[float, Future[list[HostNow]]]] = {}
-        self._said: dict[str, tuple[float, list[HostNow], str]] = {}
+        self._answers: dict[str, tuple[float, list[HostNow], str]] = {}
 
     def close(self) -> None:
+        """Stop the threads without waiting for clusters."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def clusters(self, rows: Sequence[BoardRow]) -> BoardClusters:
@@ -86,39 +94,43 @@ class Survey:
         asked = [self._ask(name, place, specs.get(name)) for name, place in places.items()]
         until = time.monotonic() + _PATIENCE_S
         for name, future in zip(places, asked, strict=True):
-            if name not in self._said:
+            if name not in self._answers:
                 self._wait(future, until)
         return BoardClusters([self._cluster(name, place.kind, rows) for name, place in places.items()], error)
 
     @staticmethod
     def _wait(future: "Future[list[HostNow]]", until: float) -> None:
+        """Wait for an answer until then; return either way."""
         try:
             future.exception(max(0.0, until - time.monotonic()))
         except TimeoutError:
             return
 
     def _ask(self, name: str, place: "ClusterEntry", spec: "JobSpec | None") -> "Future[list[HostNow]]":
+        """Return the query of a cluster's hosts that is under way or fresh, else start one."""
         with self._lock:
             began, future = self._asked.get(name, (float("-inf"), None))
             old = time.monotonic() - began >= self._fresh_s
             if future is None or (future.done() and old):
                 future = self._threads.submit(_hosts_of, place, spec)
-                future.add_done_callback(lambda done: self._hear(name, done))
+                future.add_done_callback(lambda done: self._store_answer(name, done))
                 self._asked[name] = time.monotonic(), future
             return future
 
-    def _hear(self, name: str, done: "Future[list[HostNow]]") -> None:
+    def _store_answer(self, name: str, done: "Future[list[HostNow]]") -> None:
+        """Store a cluster's answer, or its error beside the last answer."""
         if done.cancelled():
             return
         error = done.exception()
         if error is None:
-            self._said[name] = (time.time(), done.result(), "")
+            self._answers[name] = (time.time(), done.result(), "")
         else:
-            at, hosts, _ = self._said.get(name, (0.0, [], ""))
-            self._said[name] = at, hosts, _in_words(name, error)
+            at, hosts, _ = self._answers.get(name, (0.0, [], ""))
+            self._answers[name] = at, hosts, _error_text(name, error)
 
     def _cluster(self, name: str, kind: str, rows: Sequence[BoardRow]) -> BoardCluster:
-        at, hosts, error = self._said.get(name, (0.0, [], ""))
+        """Return one cluster from its last answer and from the runs that it has."""
+        at, hosts, error = self._answers.get(name, (0.0, [], ""))
         mine = [row for row in rows if row.cluster == name and not row.ended]
         waiting = [WaitingRun(row.id, row.headline, row.submitted_at) for row in mine if row.state is State.QUEUED]
         running = [row.id for row in mine if row.state is not State.QUEUED]
@@ -137,7 +149,7 @@ class Survey:
 
 
 def _named() -> "tuple[dict[str, ClusterEntry], str]":
-    """Return this machine and what the clusters file names, and why that is not more."""
+    """Return this machine and the clusters in the clusters file, and the error if that file cannot be read."""
     from launcher.places.clusters_file import ClusterEntry, named_clusters  # late: it reads YAML
 
     try:
@@ -165,7 +177,7 @@ def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]")
     return specs
 
 
-def _in_words(name: str, error: BaseException) -> str:
+def _error_text(name: str, error: BaseException) -> str:
     """Return one sentence that describes `error` and says what to do."""
     doctor = f"`launch doctor {name}` looks into it"
     if isinstance(error, LaunchError) and error.lines:
@@ -178,6 +190,7 @@ def _in_words(name: str, error: BaseException) -> str:
 
 
 def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
+    """Return the hosts of a cluster, by asking it."""
     from launcher.places.clusters_file import hosts_of  # late: it reads YAML
     from launcher.spec.model import JobSpec, RunOptions  # late: likewise
 
@@ -191,6 +204,7 @@ def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:
 
 
 def _sums(hosts: Sequence[HostNow]) -> HostSums:
+    """Return the sums over these hosts."""
     free = sum(host.state == "free" for host in hosts)
     usable = [host for host in hosts if host.state != "unknown"]
     return HostSums(

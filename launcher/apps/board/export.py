@@ -1,4 +1,4 @@
-"""Runs as a page that opens from disk or from any web server: what our server would answer lies in it."""
+"""Export runs as a page that opens from disk or from any web server; the server's answers are stored in it."""
 
 import contextlib
 import shutil
@@ -16,7 +16,7 @@ from launcher.apps.board.answers import encode
 from launcher.apps.board.bundle import PAGE, PAGE_FILES, SCRIPT, STYLES, page_file
 from launcher.apps.board.groups import group_of
 from launcher.apps.board.life_view import board_life
-from launcher.apps.board.log_view import LogPage, LogWish, log_page
+from launcher.apps.board.log_view import LogPage, LogRequest, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, CurveWindow, curves
 from launcher.apps.board.measured.reading import MeasuredRun
 from launcher.apps.board.rows import BoardRow, board_row, figures_of
@@ -61,10 +61,12 @@ def export_report(runs: Sequence[api.Run], file: Path) -> Path:
 
 
 def _view_of(runs: Sequence[api.Run]) -> tuple[str, str]:
+    """Return the page's view of these runs: compared, or a single one."""
     return "compare" if len(runs) > 1 else "run", ",".join(one.id for one in runs)
 
 
 def _refuse_number(runs: Sequence[api.Run]) -> None:
+    """Raise BadInput unless the number of runs is allowed."""
     if not 1 <= len(runs) <= MOST_RUNS:
         raise BadInput(f"expected 1 to {MOST_RUNS} runs to export, got {len(runs)}")
 
@@ -80,6 +82,7 @@ def _text_of(runs: Sequence[api.Run]) -> str:
 
 
 def _check(folder: Path) -> None:
+    """Raise Refused if the folder holds anything but an earlier export."""
     try:
         names = {path.name for path in folder.iterdir()}
     except FileNotFoundError:
@@ -126,7 +129,7 @@ def _answers(
 
 def _last_lines(one: api.Run) -> LogPage:
     """Return as many of the last lines of the log as a page can carry."""
-    lines = log_page(one, LogWish(limit=_MOST_LINES)).lines
+    lines = log_page(one, LogRequest(limit=_MOST_LINES)).lines
     left, first = _MOST_CHARACTERS, len(lines)
     while first and left >= len(lines[first - 1].text):
         first -= 1
@@ -138,6 +141,7 @@ def _last_lines(one: api.Run) -> LogPage:
 
 
 def _written(folder: Path, answers: str) -> Path:
+    """Write the page's files into the folder, and return the one that a browser opens."""
     page = folder / "page"
     page.mkdir(parents=True, exist_ok=True)
     for name in PAGE_FILES:
@@ -178,6 +182,7 @@ def _data(answers: str) -> str:
 
 
 def _index(answers: str) -> str:
+    """Return index.html with the data inside and a policy against other scripts."""
     data = _data(answers)
     policy = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     html = page_file(_INDEX).decode().replace(_CHARSET, policy)

@@ -1,4 +1,4 @@
-"""Groups runs that belong together: trials of a sweep, steps of a file, runs of a proof or a scaling measurement."""
+"""Group runs that belong together: trials of a sweep, steps of a file, runs of a proof or a scaling measurement."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -35,11 +35,11 @@ class BoardRules:
 
     @classmethod
     def of(cls, keys: Keys, port: int, host: str) -> "BoardRules":
-        """Return those of a board at this port. The token opens nothing but the front page."""
+        """Return the rules of a board at this port; the token in an address opens nothing but the front page."""
         return cls(Access(keys, f"launch_board_{port}", ("/",)), host.lower())
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return what is answered instead, or None where the way is free."""
+        """Return the response that refuses the request, or None if it is allowed."""
         method = request.scope["method"]
         if not is_this_machine(request, self.host):
             return in_words("not a name of this board", 421)
@@ -53,7 +53,7 @@ class BoardRules:
 
 
 class WithPolicy:
-    """An application whose answers have the page's policy, where they have none of their own."""
+    """An ASGI application that adds the page's content security policy to answers without one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -68,5 +68,5 @@ class WithPolicy:
 
 
 def in_words(text: str, status: int) -> Response:
-    """Return an answer for people."""
+    """Return a response with a text for people."""
     return PlainTextResponse(f"launch board: {text}\n", status)

@@ -1,4 +1,4 @@
-"""The life of a run as a page draws it: what happened, and beside it the checkpoints that there are and validations."""
+"""The timeline of a run as the page draws it: its events, checkpoints and validations."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ _MOST_VALUES = 3  # that a mark names
 
 
 def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
-    """Return the course of a run's life as this disk records it; no cluster is asked."""
+    """Return the run's timeline from its records on this disk; no cluster is queried."""
     life = read_life(status, now)
     names = filter(is_of_a_validation, measured.names)
     points = {name: measured.points(name) for name in names}
@@ -31,6 +31,7 @@ def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
 
 
 def _here(status: RunStatus) -> list[Checkpoint]:
+    """Return the checkpoints on this disk, or those read before an error."""
     found = list[Checkpoint]()
     with contextlib.suppress(LaunchError, OSError):
         for one in checkpoints(RunDir(Path(status.run_dir))):
@@ -46,16 +47,18 @@ def _saved(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]
         if one.saved_at is not None:
             safe = status.safe_checkpoint is not None and one.step <= status.safe_checkpoint
             kind = "best" if one.kind == "best" else "safe" if safe else "checkpoint"
-            told = [f"{name} {value:.4g}" for name, value in one.info.items() if isinstance(value, float)]
+            values = [f"{name} {value:.4g}" for name, value in one.info.items() if isinstance(value, float)]
             odd = [] if one.state == "ok" else [str(one.state)]
-            words = plain(", ".join([*odd, *told[:_MOST_VALUES]]))
+            words = plain(", ".join([*odd, *values[:_MOST_VALUES]]))
             yield LifeMark(one.saved_at, kind, words, one.attempt or 0, 0, step=one.step)
 
 
 def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeMark]:
-    """Yield the steps of which a validation has told something, as far as their time is known, evenly spread.
+    """Yield a mark for each step at which a validation reported something, if its time is known.
 
-    A value that a script reports on with every step until the next validation is of the step at which it was new.
+    Many are thinned out evenly.
+
+    If a script reports a validation's value with every step, only the step at which it was new counts.
     """
     found: dict[int, tuple[float, list[str]]] = {}
     for name in filter(is_of_a_validation, points):
@@ -72,7 +75,7 @@ def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeM
 
 
 def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
-    """Return some hundreds of the points, evenly spread, with the last one, in memory that does not grow."""
+    """Return a few hundred of the points, evenly spread, and the last one, in bounded memory."""
     kept, every, last = list[MeasuredPoint](), 1, None
     for place, point in enumerate(points):
         last = point

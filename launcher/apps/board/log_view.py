@@ -1,4 +1,4 @@
-"""Lines of a run's merged log, page by page: the last ones first asked for, then those before them."""
+"""Lines of a run's merged log, page by page, beginning with the last lines."""
 
 import re
 from collections import deque
@@ -18,6 +18,8 @@ _AROUND_S = 30.0  # before a failure
 
 
 class BoardLine(msgspec.Struct, frozen=True):
+    """A line of the log as the page shows it."""
+
     at: float | None
     attempt: int
     generation: int
@@ -26,8 +28,8 @@ class BoardLine(msgspec.Struct, frozen=True):
     text: str
 
 
-class LogWish(msgspec.Struct, frozen=True):
-    """The part of a log that is wanted; `before` is the number of last lines that the page has already."""
+class LogRequest(msgspec.Struct, frozen=True):
+    """A request for part of a log; `before` is the number of last lines that the page already has."""
 
     ranks: frozenset[int] | None = None
     search: str = ""
@@ -37,11 +39,13 @@ class LogWish(msgspec.Struct, frozen=True):
 
 
 class LogPage(msgspec.Struct, frozen=True):
+    """A part of a log, and what to request for the lines before it."""
+
     lines: list[BoardLine]
     before: str | None  # what to ask with for those before them; None: there are none
 
 
-def log_page(one: api.Run, wish: LogWish) -> LogPage:
+def log_page(one: api.Run, wish: LogRequest) -> LogPage:
     """Return a page of the log as this disk holds it."""
     limit = max(1, min(wish.limit, MOST_LINES))
     pattern = re.compile(re.escape(wish.search), re.IGNORECASE) if wish.search else None
@@ -57,6 +61,7 @@ def log_page(one: api.Run, wish: LogWish) -> LogPage:
 
 
 def _read(one: api.Run, choice: LogChoice) -> Iterator[LogLine]:
+    """Yield the chosen lines of the run's log."""
     return LogReader(RunDir(one.path), choice=choice).read(final=True)
 
 

@@ -1,4 +1,4 @@
-"""A run as a line of the table of all runs."""
+"""A run as a row of the table of all runs."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ _LONGEST = 2000  # characters of a headline, a note or an argument that somebody
 
 
 class LastValue(msgspec.Struct, frozen=True):
-    """The newest value of a metric, and its step: what the end of its curve shows."""
+    """The newest value of a metric and its step, shown at the end of its curve."""
 
     name: str
     value: Number
@@ -36,7 +36,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """One line."""
+    """One row of the table of all runs."""
 
     id: str
     name: str
@@ -71,6 +71,7 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup | None = None) -> BoardRow:
+    """Return the row of a run."""
     said = status.last_word if status.state is State.FAILED else status.message
     return BoardRow(
         id=status.run,
@@ -114,6 +115,7 @@ def _metrics(status: RunStatus) -> dict[str, Number]:
 
 
 def _short(text: str) -> str:
+    """Return the text on one line, cut to a limit."""
     return plain(" ".join(text.split()))[:_LONGEST]
 
 
@@ -132,7 +134,7 @@ def figures_of(measured: MeasuredRun) -> Figures:
 
 
 def last_value(measured: MeasuredRun) -> LastValue | None:
-    """Return the newest loss, or of what else the small curve is, as far as it was read; None if nothing was."""
+    """Return the newest value of the metric in the small curve, or None if nothing was read."""
     name = _shown(measured.names)
     found = measured.newest(name)
     return LastValue(name, number(found[1]), found[0]) if found is not None else None

@@ -1,6 +1,4 @@
-"""All data about one run: the part that changes while a page is open (RunHead), and the part that does not
-(RunSheet).
-"""
+"""All data about one run: what changes while a page is open (RunHead), and what does not (RunSheet)."""
 
 import contextlib
 import os
@@ -34,7 +32,7 @@ _MOST_SPEC_BYTES = 1 << 20
 
 
 class BoardRank(msgspec.Struct, frozen=True):
-    """A rank, with what it takes of its node as far as that is sampled."""
+    """A rank, with its share of its node's CPU, memory and GPUs where that is sampled."""
 
     rank: int
     node: int
@@ -52,6 +50,8 @@ class BoardRank(msgspec.Struct, frozen=True):
 
 
 class BoardNode(msgspec.Struct, frozen=True):
+    """A node of the run, with its load."""
+
     node: int
     host: str
     address: str
@@ -61,7 +61,7 @@ class BoardNode(msgspec.Struct, frozen=True):
 
 
 class BoardRole(msgspec.Struct, frozen=True):
-    """A role beside the run's own, or one of its ranks that restart alone."""
+    """A role, or one of its ranks that restart alone."""
 
     name: str
     state: State
@@ -113,7 +113,7 @@ class RunSheet(msgspec.Struct, frozen=True):
 
 
 class RunView(msgspec.Struct, frozen=True):
-    """Both, as of one moment."""
+    """The data about a run at one moment: both parts."""
 
     at: float
     head: RunHead
@@ -121,7 +121,7 @@ class RunView(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoint(msgspec.Struct, frozen=True):
-    """A line of the table of checkpoints; its path says nothing to who looks from elsewhere."""
+    """A row of the table of checkpoints; without paths, which mean nothing in a browser elsewhere."""
 
     step: int
     kind: str
@@ -150,7 +150,7 @@ def run_head(
     last: LastValue | None = None,
     hang: HangReport | None = None,
 ) -> RunHead:
-    """Return how a run is; `last` is newer than what its row says."""
+    """Return the changing data of a run; `last` is a newer value than the one in its row."""
     failure = status.failure
     return RunHead(
         row=row,
@@ -184,7 +184,7 @@ def run_head(
 
 
 def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
-    """Return what was seen of the hang that the run is in, or failed by; None if there is none."""
+    """Return the report of the hang that the run is in or failed by, or None if there is none."""
     failure = status.failure.summary if status.failure is not None and status.failure.cause is Cause.HANG else ""
     if not (failure or (status.message and status.state is State.RUNNING)):
         return None
@@ -193,7 +193,7 @@ def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
 
 
 def command_in(advice: str) -> str:
-    """Return what of `mend train.py:3, then launch resume RUN --code` is a command; empty if nothing is."""
+    """Return the command in an advice such as `mend train.py:3, then launch resume RUN --code`, or ""."""
     return next((part for part in (advice, advice.rpartition(", then ")[2]) if part.startswith("launch ")), "")
 
 
@@ -204,6 +204,7 @@ def _shown(failure: Failure) -> Failure:
 
 
 def _nodes(status: RunStatus) -> list[BoardNode]:
+    """Return the run's nodes with their load."""
     loads = {load.node: msgspec.structs.replace(load, ranks=()) for load in status.loads}
     return [
         BoardNode(one.node, one.host, one.address, one.state, one.ranks, loads.get(one.node)) for one in status.nodes
@@ -211,6 +212,7 @@ def _nodes(status: RunStatus) -> list[BoardNode]:
 
 
 def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
+    """Return the run's ranks, marking those that are behind or hang."""
     steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
     usual = statistics.median_high(steps) if steps else 0
     loads = {load.node: load for load in status.loads}
@@ -226,6 +228,7 @@ def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
 
 
 def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> BoardRank:
+    """Return one rank; it is marked if it is behind the `usual` step or is the last one."""
     behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
     load = next((one for one in node.ranks if one.rank == rank.rank), None) if node is not None else None
     row = BoardRank(rank.rank, rank.node, rank.pid, rank.state, rank.step, behind, last or behind >= _BEHIND_STEPS)
@@ -238,8 +241,9 @@ def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> Boa
 
 
 def _busy(gpus: Iterable[GpuLoad]) -> float | None:
-    told = [gpu.busy for gpu in gpus if gpu.busy is not None]
-    return sum(told) / len(told) if told else None
+    """Return the mean load of the GPUs, or None if none is known."""
+    known = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    return sum(known) / len(known) if known else None
 
 
 def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
@@ -262,20 +266,21 @@ def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
 
 
 def _spec(run: RunDir) -> str:
+    """Return the beginning of the run's spec, or ""."""
     with contextlib.suppress(OSError), open_log(run.spec) as fd:
         return os.read(fd, _MOST_SPEC_BYTES).decode("utf-8", "replace") if fd is not None else ""
     return ""
 
 
 def checkpoint_words(run: api.Run, step: int | None) -> str:
-    """Return what is said of the newest checkpoint of a run, of the one that its script saves itself too."""
+    """Return the description of the run's newest checkpoint, including one that its script saves itself."""
     if step is None:
         return ""
     return by_script(step) if run.saved_by_script(step) else f"step {step}"
 
 
 def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
-    """Return those that can be listed; `reported` is the step of the newest that its ranks told of."""
+    """Return the checkpoints that can be listed; `reported` is the newest step that its ranks reported."""
     found = list[BoardCheckpoint]()
     try:
         for one in run.checkpoints():
@@ -287,8 +292,9 @@ def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
 
 
 def _checkpoint(one: Checkpoint) -> BoardCheckpoint:
-    told = {name: value for name, value in one.info.items() if isinstance(value, float)}
+    """Return one row of the table."""
+    numbers_of_info = {name: value for name, value in one.info.items() if isinstance(value, float)}
     return BoardCheckpoint(
         one.step, one.kind, one.state, one.reason, one.saved_at, one.size_bytes, one.world_size, one.attempt,
-        one.finite, {**one.info, **named_numbers(told)},
+        one.finite, {**one.info, **named_numbers(numbers_of_info)},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The board's HTTP: each route is a question to what is known, shaped elsewhere. `serve` runs it until it is ended."""
+"""The board's HTTP server: its routes, and `serve`, which runs it."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from launcher import api
-from launcher.apps.board.actions import ACTIONS, ActionReport, ActionWish
+from launcher.apps.board.actions import ACTIONS, ActionReport, ActionRequest
 from launcher.apps.board.answers import NoAnswer, encode
 from launcher.apps.board.artifacts import POLICY, TYPES, Artifacts, artifacts, read_artifact
 from launcher.apps.board.bundle import PAGE_FILES, page_file
@@ -31,7 +31,7 @@ from launcher.apps.board.guard import ALWAYS, BoardRules, WithPolicy, in_words
 from launcher.apps.board.life_view import board_life
 from launcher.apps.board.live.feed import Feed
 from launcher.apps.board.live.logged_errors import logged_errors
-from launcher.apps.board.log_view import LogPage, LogWish, log_page
+from launcher.apps.board.log_view import LogPage, LogRequest, log_page
 from launcher.apps.board.measured.curves import MOST_NAMES, By, Curves, CurveWindow, curves
 from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.run_view import (
@@ -80,12 +80,12 @@ def serve(
     listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None,
     tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve until SIGINT or SIGTERM; call `welcomed` when a browser has come by the address that was printed."""
+    """Serve until SIGINT or SIGTERM; call `welcomed` once a browser has used the printed address."""
     BoardServer(listening, host, board, welcomed, tls=tls).run()
 
 
 class BoardServer:
-    """A board on a socket that listens. The feed begins and ends with it."""
+    """A board on a listening socket; its feed starts and ends with it."""
 
     def __init__(
         self, listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None, *,
@@ -105,7 +105,7 @@ class BoardServer:
         )
 
     def run(self) -> None:
-        """Serve until it is stopped, or until a signal where this is the main thread."""
+        """Serve until `stop`, or until a signal if this is the main thread."""
         self._feed.start()
         threading.Thread(target=_read_ahead, args=(self._board,), name="ahead", daemon=True).start()
         try:
@@ -115,7 +115,7 @@ class BoardServer:
             self._board.survey.close()
 
     def stop(self) -> None:
-        """End it from another thread."""
+        """Stop the server from another thread."""
         self._server.should_exit = True
 
 
@@ -130,12 +130,18 @@ class _Question:
 
 
 def _application(board: Board, feed: Feed) -> Starlette:
+    """Return the application with all routes."""
+
     def live(request: Request) -> Response:
+        """Send events to an open page."""
         events = feed.live(request.query_params.get("run", ""))
         return StreamingResponse(events, media_type="text/event-stream")
 
     def route(path: str, answer: Callable[[_Question], Response], method: str = "GET") -> Route:
+        """Return a route whose answer is computed in a thread."""
+
         async def endpoint(request: Request) -> Response:
+            """Compute the answer in a thread."""
             return await run_in_threadpool(answer, _Question(board, feed, request, await request.body()))
 
         return Route(path, endpoint, methods=[method])
@@ -148,6 +154,7 @@ def _application(board: Board, feed: Feed) -> Starlette:
 
 
 def _refused(_: Request, error: Exception) -> Response:
+    """Return the answer to a refused request."""
     refused = cast("HTTPException", error)
     return in_words("no such page" if refused.status_code == 404 else refused.detail, refused.status_code)
 
@@ -166,9 +173,12 @@ def _read_ahead(board: Board) -> None:
 
 
 def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Response]:
-    """Return its answer as JSON, without secrets of the runs that are asked for, or why there is none as an error."""
+    """Return a handler that sends the route's result as JSON, without the runs' secrets, or a LaunchError as its
+    message.
+    """
 
     def answer(question: _Question) -> Response:
+        """Return the response."""
         try:
             found = route(question)
             return found if isinstance(found, Response) else _json(redacted(found, _secrets(question)))
@@ -183,10 +193,12 @@ def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Respo
 
 
 def _json(answer: Any, status: int = 200) -> Response:
+    """Return a response with JSON."""
     return Response(encode(answer), status, media_type="application/json")
 
 
 def _status_of(error: LaunchError) -> int:
+    """Return the HTTP status for an error."""
     match error:
         case NoSuchRun():
             return 404
@@ -201,10 +213,12 @@ def _status_of(error: LaunchError) -> int:
 
 
 def _asked_run(question: _Question) -> api.Run:
+    """Return the run in the request's path. Raise NoSuchRun."""
     return api.run(question.request.path_params["run"])
 
 
 def _secrets(question: _Question) -> tuple[str, ...]:
+    """Return the secrets of all runs that the request names."""
     named = [
         *_words(question, "runs"),
         *_words(question, "with"),
@@ -215,10 +229,12 @@ def _secrets(question: _Question) -> tuple[str, ...]:
 
 
 def _words(question: _Question, name: str) -> list[str]:
+    """Return the words of a query parameter, separated by commas."""
     return [word for word in question.request.query_params.get(name, "").split(",") if word]
 
 
 def _number(question: _Question, name: str, usual: float) -> float:
+    """Return a number in the query, or `usual`. Raise BadInput."""
     text = question.request.query_params.get(name, "")
     try:
         found = float(text) if text else usual
@@ -230,6 +246,7 @@ def _number(question: _Question, name: str, usual: float) -> float:
 
 
 def _count(question: _Question, name: str, usual: int) -> int:
+    """Return a count in the query, within limits."""
     return int(max(0.0, min(_number(question, name, usual), 1e12)))
 
 
@@ -248,15 +265,17 @@ def _ranks(question: _Question) -> frozenset[int] | None:
 
 
 def _index(_: _Question) -> Response:
+    """Return the front page."""
     return _file("index.html")
 
 
 def _page(question: _Question) -> Response:
+    """Return one of the page's files."""
     return _file(question.request.path_params["name"])
 
 
 def _file(name: str) -> Response:
-    """Return what is in the folder of the page and nothing else, whatever the name says."""
+    """Return a file in the page's folder; any other name is answered with 404."""
     if name not in PAGE_FILES:
         return in_words("no such file", 404)
     return Response(page_file(name), media_type=_TYPES[Path(name).suffix])
@@ -266,12 +285,14 @@ def _file(name: str) -> Response:
 
 
 def _about(question: _Question) -> dict[str, object]:
+    """Return the version, and whether actions are allowed."""
     board = question.board
     post = board.keys.post if board.actions else ""
     return {"version": VERSION, "at": time.time(), "actions": board.actions, "post_token": post, "exported": False}
 
 
 def _runs(question: _Question) -> dict[str, object]:
+    """Return the rows of all runs."""
     runs = question.feed.runs
     complete = runs.complete
     rows = sorted(runs.rows.values(), key=lambda row: (-row.submitted_at, row.id))
@@ -279,6 +300,7 @@ def _runs(question: _Question) -> dict[str, object]:
 
 
 def _compare(question: _Question) -> object:
+    """Return the comparison of the runs that are named. Raise BadInput."""
     refs = _words(question, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")
@@ -286,12 +308,14 @@ def _compare(question: _Question) -> object:
 
 
 def _clusters(question: _Question) -> dict[str, object]:
+    """Return all clusters."""
     rows = [*question.feed.runs.rows.values()]
     found = question.board.survey.clusters(rows)
     return {"at": time.time(), "clusters": found.clusters, "error": found.error}
 
 
 def _metrics(question: _Question) -> Response:
+    """Return the metrics of all runs in the OpenMetrics format."""
     text = exposition_now(question.feed.runs.statuses(), time.time())
     return Response(text, media_type="application/openmetrics-text; version=1.0.0; charset=utf-8")
 
@@ -300,6 +324,7 @@ def _metrics(question: _Question) -> Response:
 
 
 def _run(question: _Question) -> RunView:
+    """Return all data about one run."""
     one = _asked_run(question)
     known = question.feed.runs.known(one)
     sheet = run_sheet(one, known.status.attempt, known.about)
@@ -313,17 +338,20 @@ def _run(question: _Question) -> RunView:
 
 
 def _life(question: _Question) -> Life:
+    """Return the run's timeline."""
     one = _asked_run(question)
     with question.board.measured.renewed(one) as measured:
         return board_life(question.feed.runs.known(one).status, measured, time.time())
 
 
 def _checkpoints(question: _Question) -> BoardCheckpoints:
+    """Return the run's checkpoints."""
     one = _asked_run(question)
     return board_checkpoints(one, question.feed.runs.known(one).status.checkpoint)
 
 
 def _curves(question: _Question) -> Curves:
+    """Return curves of the run's metrics. Raise BadInput."""
     by = question.request.query_params.get("by", "step")
     if by not in ("step", "time"):
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
@@ -344,6 +372,7 @@ def _curves(question: _Question) -> Curves:
 
 
 def _artifacts(question: _Question) -> Artifacts:
+    """Return the list of the run's artifacts."""
     return artifacts(RunDir(_asked_run(question).path))
 
 
@@ -360,8 +389,9 @@ def _artifact(question: _Question) -> Response:
 
 
 def _logs(question: _Question) -> LogPage:
+    """Return lines of the run's log."""
     around = _number(question, "around", math.inf)
-    wish = LogWish(
+    wish = LogRequest(
         ranks=_ranks(question),
         search=question.request.query_params.get("search", ""),
         before=_count(question, "before", 0),
@@ -383,11 +413,12 @@ def _code(question: _Question) -> dict[str, object]:
 
 
 def _act(question: _Question) -> ActionReport:
+    """Do an action on a run. Raise NoSuchRun or BadInput."""
     verb = question.request.path_params["verb"]
     if verb not in ACTIONS:
         raise NoSuchRun(f"{verb[:100]!r}: no such action")
     try:
-        wish = decoder_of(ActionWish).decode(question.body or b"{}")
+        wish = decoder_of(ActionRequest).decode(question.body or b"{}")
     except NOT_JSON as error:
         raise BadInput(f"{verb}: {error}") from None
     return ACTIONS[verb](_asked_run(question), wish)

@@ -1,0 +1,1 @@
+"""Measure collectives on a cluster: `launch doctor CLUSTER --collectives`."""

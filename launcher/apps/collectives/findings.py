@@ -1,4 +1,4 @@
-"""Results of `launch collectives`, as `--json` prints them."""
+"""Results of measuring collectives, as `--json` prints them."""
 
 import msgspec
 
@@ -19,14 +19,14 @@ class CollectiveLine(msgspec.Struct, frozen=True):
 
 
 class MemoryCopy(msgspec.Struct, frozen=True):
-    """A copy of so many bytes in the memory of the first rank."""
+    """The speed of a copy in the memory of the first rank."""
 
     size_bytes: int
     bytes_per_s: float
 
 
 class NodePair(msgspec.Struct, frozen=True):
-    """The way between two nodes, by their numbers."""
+    """The measured connection between two nodes, given by their indexes."""
 
     one: int
     other: int
@@ -38,7 +38,7 @@ class NodePair(msgspec.Struct, frozen=True):
 
 
 class Lacking(msgspec.Struct, frozen=True):
-    """An operation that the backend does not have."""
+    """An operation that the backend lacks."""
 
     operation: str
     ranks: int
@@ -46,7 +46,7 @@ class Lacking(msgspec.Struct, frozen=True):
 
 
 class CollectivesReport(msgspec.Struct, frozen=True):
-    """Result of one `launch doctor CLUSTER --collectives`."""
+    """The result of one `launch doctor CLUSTER --collectives`."""
 
     run: str
     cluster: str

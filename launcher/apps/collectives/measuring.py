@@ -1,4 +1,4 @@
-"""Runs `trainer.collectives` on a cluster, as a run like any other, and reads what its first rank says."""
+"""Run `trainer.collectives` on a cluster, like any other run, and read the output of its first rank."""
 
 from collections.abc import Sequence
 

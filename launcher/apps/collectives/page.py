@@ -1,4 +1,4 @@
-"""A report as one HTML file, which needs no network."""
+"""Write a report as one HTML file that needs no network."""
 
 import html
 from collections.abc import Iterator
@@ -22,10 +22,12 @@ def write_page(report: CollectivesReport, file: Path) -> Path:
 
 
 def html_page(report: CollectivesReport) -> str:
+    """Return the report as HTML."""
     return page(f"Collectives of {report.cluster}", _html(report))
 
 
 def _html(report: CollectivesReport) -> Iterator[str]:
+    """Yield the parts of the page."""
     yield f"<h1>Collectives of {html.escape(report.cluster)}</h1>"
     yield f"<p>{html.escape(heading(report))}</p>"
     if said := [*problems(report), *notes(report)]:

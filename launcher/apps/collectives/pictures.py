@@ -1,4 +1,4 @@
-"""Pictures of a report, as SVG: rates and times over the size of messages, and the ways between nodes. Pure."""
+"""Draw a report as SVG: rates and times over the size of messages, and connections between nodes. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,17 +46,17 @@ def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLi
     ]
 
 
-def _over_sizes(title: str, curves: Sequence[Curve], told: Callable[[float], str]) -> str:
+def _over_sizes(title: str, curves: Sequence[Curve], label: Callable[[float], str]) -> str:
     """Return a picture of curves over size with two logarithmic axes."""
     sizes = sorted({count for _, _, points in curves for count, _ in points})
     values = [value for _, _, points in curves for _, value in points]
     low, high = _power(min(values), math.floor), _power(max(values), math.ceil)
     x = logarithmic(sizes[0], sizes[-1], _LEFT + 12, _WIDE - _LEGEND - 12)
     y = logarithmic(low, high, _HIGH - _BELOW, 16)
-    drawn = [*_axes(sizes, x, y, low, high, told)]
+    drawn = [*_axes(sizes, x, y, low, high, label)]
     for number, (name, colour, points) in enumerate(curves):
         drawn.append(line([(x(count), y(value)) for count, value in points], colour, "6 4" if colour == _COPY else ""))
-        drawn += [dot(x(count), y(value), colour, f"{name}, {size(count)}: {told(value)}") for count, value in points]
+        drawn += [dot(x(count), y(value), colour, f"{name}, {size(count)}: {label(value)}") for count, value in points]
         drawn.append(words(_WIDE - _LEGEND + 12, 26 + 18 * number, name, colour))
     return picture(_WIDE, _HIGH, title, drawn)
 
@@ -70,8 +70,9 @@ def _power(value: float, rounded: Callable[[float], int]) -> float:
 
 
 def _axes(
-    sizes: Sequence[int], x: Place, y: Place, low: float, high: float, told: Callable[[float], str]
+    sizes: Sequence[int], x: Place, y: Place, low: float, high: float, label: Callable[[float], str]
 ) -> Iterable[str]:
+    """Yield the axes with their labels."""
     right = _WIDE - _LEGEND
     yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (right, _HIGH - _BELOW)], "currentColor")
     last = -math.inf
@@ -81,7 +82,7 @@ def _axes(
             last = x(count)
     yield words((_LEFT + right) / 2, _HIGH - 8, "size", anchor="middle")
     for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
-        yield words(_LEFT - 8, y(10.0**power) + 4, told(10.0**power), anchor="end")
+        yield words(_LEFT - 8, y(10.0**power) + 4, label(10.0**power), anchor="end")
         yield line([(_LEFT - 4, y(10.0**power)), (_LEFT, y(10.0**power))], "currentColor")
 
 

@@ -29,7 +29,7 @@ class PlaceMessage(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
 
 
 class CopyMessage(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
-    """A copy in memory."""
+    """The message about a copy in memory."""
 
     size_bytes: int
     bytes_per_s: float
@@ -47,7 +47,7 @@ class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
 
 
 class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
-    """Two nodes."""
+    """The message about the connection between two nodes."""
 
     one: int
     other: int
@@ -94,6 +94,7 @@ def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") ->
 
 
 def _decoded(text: str) -> Word:
+    """Return a decoded line. Raise LaunchError if it is none of the messages."""
     try:
         return _DECODER.decode(text)
     except msgspec.MsgspecError as error:
@@ -101,6 +102,7 @@ def _decoded(text: str) -> Word:
 
 
 def _line(one: TimedMessage) -> CollectiveLine:
+    """Return the row for one operation and size."""
     usual = statistics.median(one.times_s)
     rate = algorithm_bandwidth(one.size_bytes, usual)
     return CollectiveLine(

@@ -1,4 +1,4 @@
-"""A report as rows of text, as nccl-tests prints them. Pure."""
+"""Format a report as rows of text, as nccl-tests prints them. Pure."""
 
 from collections.abc import Iterator
 
@@ -15,6 +15,7 @@ def heading(report: CollectivesReport) -> str:
 
 
 def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each operation and size."""
     copies = {one.size_bytes: one.bytes_per_s for one in report.copies}
     for one in report.lines:
         none = not one.size_bytes
@@ -33,6 +34,7 @@ def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
 
 
 def pair_rows(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each pair of nodes."""
     for one in report.pairs:
         plain = rate(one.plain_bytes_per_s) if one.plain_bytes_per_s else "none"
         slow = f"slow: {one.slow}" if one.slow else ""
@@ -50,6 +52,7 @@ def problems(report: CollectivesReport) -> Iterator[str]:
 
 
 def notes(report: CollectivesReport) -> Iterator[str]:
+    """Yield a sentence for each operation that the backend lacks, and for each slow pair of nodes."""
     for one in report.lacking:
         yield f"{report.backend} has no {one.operation} on {one.ranks} ranks: {one.why}"
     for pair in report.pairs:
@@ -58,6 +61,7 @@ def notes(report: CollectivesReport) -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
+    """Return a time such as `12 µs`."""
     for most, unit, factor in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3)):
         if seconds < most:
             return f"{seconds * factor:.3g} {unit}"

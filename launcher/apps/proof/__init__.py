@@ -1,0 +1,1 @@
+"""Prove that a training gives the same numbers when it is killed: `launch prove`."""

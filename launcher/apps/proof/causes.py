@@ -11,7 +11,7 @@ _ROUNDING = 1e-4  # of a number: what another order of a sum makes of it in its 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All facts that are known about a difference between two trainings."""
+    """Everything known about a difference between two trainings."""
 
     first: Departure | None
     state: StateDeparture | None
@@ -22,19 +22,19 @@ class Evidence:
 
     @property
     def step(self) -> int | None:
-        """Return the first step at which the difference shows, or None if it is not known."""
+        """The first step at which the difference shows, or None if it is not known."""
         steps = [one.step for one in (self.first, self.state) if one is not None]
         return min(steps, default=None)
 
     @property
     def resumed_at(self) -> int | None:
-        """Return the step from which the run had last resumed when it began to differ, or None."""
+        """The step from which the run had last resumed before it began to differ, or None."""
         resumed = [one.went_on_from for one in self.kills if one.went_on_from is not None and not one.missed]
         return None if self.step is None else max((at for at in resumed if at < self.step), default=None)
 
     @property
     def alike(self) -> int:
-        """Count the steps between the last restart and the first difference that were compared, and found alike."""
+        """The number of compared steps between the last restart and the first difference, all of them equal."""
         begin, end = self.resumed_at or 0, self.step or 0
         return sum(begin < step < end for step in set(self.compared))
 
@@ -45,6 +45,7 @@ def causes_of(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _causes(evidence: Evidence) -> Iterator[str]:
+    """Yield causes, likeliest first."""
     kept = evidence.state.kept if evidence.state is not None else ()
     if evidence.repeats is False or (evidence.repeats is None and evidence.resumed_at is None):
         yield from _never_the_same(evidence)
@@ -113,5 +114,6 @@ def _never_the_same(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_rounding(first: Departure) -> bool:
+    """Return whether the two values differ only by rounding."""
     size = max(abs(first.undisturbed), abs(first.disturbed))
     return 0 < abs(first.undisturbed - first.disturbed) <= _ROUNDING * size

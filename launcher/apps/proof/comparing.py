@@ -1,5 +1,7 @@
-"""A disturbed run beside the undisturbed one: what its ranks reported, and what its checkpoints hold. Pure but for
-reading the latter."""
+"""Compare a disturbed run with the undisturbed one: what ranks reported, and what checkpoints hold.
+
+Only checkpoints are read from disk.
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -59,6 +61,7 @@ def _pairs(
 
 
 def _alike(one: float, other: float) -> bool:
+    """Return whether the numbers are equal; NaN equals NaN."""
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
@@ -94,6 +97,7 @@ def compared_states(
 
 
 def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path]) -> Differences:
+    """Return the differences of the two checkpoints of a step."""
     return differences(Entry("step", step, undisturbed[step]), Entry("step", step, disturbed[step]))
 
 

@@ -1,4 +1,4 @@
-"""A run that goes on while it is struck: each kill at its step, and resumed where nobody else does that."""
+"""Disturb a run: make each kill at its step, and resume the run if nothing else does."""
 
 import contextlib
 import time
@@ -39,7 +39,7 @@ class DisturbedRun:
         return [self._strike(one) for one in kills]
 
     def finish(self) -> RunStatus:
-        """Wait until it has ended."""
+        """Wait until the run has ended, and return its status."""
         while not (status := self._look()).state.ended:
             time.sleep(_LOOK_S)
         return status
@@ -65,6 +65,7 @@ class DisturbedRun:
         return Kill(kill.step, _OVER)
 
     def _hit(self, kill: PlannedKill, status: RunStatus, step: int, visit: Visit, rank: int, node: int) -> Kill:
+        """Kill the chosen rank or its whole node, and return the kill."""
         whole = self._mode.whole_node
         at = time.time()
         try:
@@ -83,6 +84,7 @@ class DisturbedRun:
         return done
 
     def _trains(self, status: RunStatus) -> bool:
+        """Return whether the newest start has trained a step since the last kill."""
         now = (status.attempt, status.generation)
         if status.state is not State.RUNNING or now <= self._struck:
             return False
@@ -104,5 +106,5 @@ class DisturbedRun:
 
 
 def struck_words(kill: Kill) -> str:
-    """Return what the kill hit, in words."""
+    """Return what the kill hit, as text."""
     return f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"

@@ -17,7 +17,7 @@ class Judgement(StrEnum):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """One that was planned, and what it did."""
+    """A planned kill, and what it did."""
 
     planned_step: int
     missed: str = ""  # why nothing was hit
@@ -34,7 +34,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """The first number that is another one than in the undisturbed run."""
+    """The first reported number that differs from the undisturbed run."""
 
     step: int
     rank: int
@@ -44,7 +44,7 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class StateDeparture(msgspec.Struct, frozen=True):
-    """The first checkpoint that differs, of those that both runs have."""
+    """The first checkpoint that differs, among those that both runs have."""
 
     step: int
     tensors: int  # that it has
@@ -57,7 +57,7 @@ class StateDeparture(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A disturbed run beside the undisturbed one."""
+    """A disturbed run compared with the undisturbed one."""
 
     mode: str
     run: str
@@ -78,7 +78,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """Result of one `launch prove` run, as its `--json` prints it."""
+    """The result of one `launch prove`, as `--json` prints it."""
 
     id: str
     seed: int

@@ -24,7 +24,7 @@ Start = tuple[int, int]  # attempt and generation
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run that has ended, with what it left."""
+    """A run that has ended, with its reports and checkpoints."""
 
     status: RunStatus
     rows: Mapping[int, Rows]  # by rank
@@ -36,18 +36,18 @@ class FinishedRun:
 
     @property
     def took_s(self) -> float:
-        """Return the seconds from its first start to its end."""
+        """The seconds from the first start to the end."""
         begin, end = self.status.started_at, self.status.ended_at
         return end - begin if begin is not None and end is not None else 0.0
 
     @property
     def end(self) -> tuple[int | None, str | None]:
-        """Return its last step and the fingerprint of its final state."""
+        """The last step and the fingerprint of the final state; None for what is not known."""
         return self.status.step, self.status.fingerprint
 
     @property
     def failure(self) -> str:
-        """Return why it did not complete, or "" if it did."""
+        """Why the run did not complete, or "" if it did."""
         if self.status.state is State.SUCCEEDED:
             return ""
         said = self.status.last_word
@@ -73,7 +73,7 @@ def finished(run: Run, status: RunStatus) -> FinishedRun:
 def judged(
     mode: str, kills: Sequence[Kill], run: FinishedRun, undisturbed: FinishedRun, metrics: Collection[str] = ()
 ) -> ComparedRun:
-    """Compare a disturbed run with the undisturbed one; what usually makes a difference is not looked for."""
+    """Compare a disturbed run with the undisturbed one, without looking for causes."""
     status = run.status
     found = ComparedRun(
         mode, status.run, Judgement.UNPROVEN, with_costs(kills, run.history, run.first_steps, run.starts), status.state,
@@ -99,14 +99,15 @@ def judged(
 
 
 def _end(run: FinishedRun) -> str:
+    """Return where a run ended, and with which fingerprint, as text."""
     step, fingerprint = run.end
     return f"at step {step} with {'no fingerprint' if fingerprint is None else f'fingerprint {fingerprint[:16]}'}"
 
 
 def _nothing_proven(found: ComparedRun, compared: Collection[int], undisturbed: FinishedRun) -> str:
-    """Return why it is no proof that nothing differs, or "" if it is one.
+    """Return why equal results prove nothing, or "" if they do.
 
-    What shows that a restart has lost nothing is what is trained after it, so that alone counts.
+    Only what is trained after a restart shows that it has lost nothing.
     """
     if all(one.missed for one in found.kills):
         return f"nothing was hit: {found.kills[0].missed if found.kills else 'no kill was planned'}"
@@ -175,8 +176,8 @@ def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start,
 
 
 def _went_on_from(first: int | None, checkpoint: int | None) -> int:
-    """Return the step that a start resumed from, as far as reports tell: the one before its first report, unless that
-    is the loaded step.
+    """Return the step that a start resumed from, as far as reports show: the one before its first report, or the loaded
+    checkpoint's.
     """
     if first is None or first == checkpoint:
         return checkpoint or 0

@@ -1,4 +1,4 @@
-"""The whole proof: an undisturbed run, one that is struck in each mode, and what differs between them.
+"""Carry out a whole proof: an undisturbed run, a disturbed run of each mode, and their comparison.
 
 spec or run ─ target ─► undisturbed run ─ schedule ─► disturbed run of each mode ─ judging ─► exact; where not:
                                                        └ disturbing ─► kills        └ causes, by one more run
@@ -71,12 +71,14 @@ def prove(
 
 
 def _refuse_unknown(names: Sequence[str]) -> None:
+    """Raise BadInput for a mode that does not exist."""
     unknown = [name for name in names if name not in MODES]
     if unknown:
         raise BadInput(f"--modes: expected some of {', '.join(MODES)}, got {unknown[0][:100]!r}")
 
 
 def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
+    """Return the wanted modes, or those that suit the run's recovery mode."""
     if names:
         return {name: mode for name, mode in MODES.items() if name in names}
     usual = {name: mode for name, mode in MODES.items() if recovery_mode in mode.usual_for}
@@ -100,6 +102,7 @@ class _Proving:
     once_more: list[FinishedRun | None] = field(default_factory=list)  # none before it is asked for
 
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
+        """Make all runs of the proof and return the result."""
         began = time.monotonic()
         alone, run = self._undisturbed("alone")
         steps = alone.status.step or 0
@@ -121,10 +124,12 @@ class _Proving:
         )  # fmt: skip
 
     def _undisturbed(self, name: str) -> tuple[FinishedRun, Run]:
+        """Make an undisturbed run and wait for its end."""
         run = self._start(name, ())
         return finished(run, to_its_end(run, run.wait, self.tell)), run
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
+        """Make a disturbed run and compare it with the undisturbed one."""
         plan = planned(self.seed, name, self.kills, alone.status.step or 0, alone.first_saved)
         holds = held_at(plan, max(1, len(alone.status.ranks)))
         run = self._start(name, (*mode.overrides, f"env.{HOLDS}={holds}"))
@@ -139,12 +144,14 @@ class _Proving:
         return with_causes(found, ended, alone, self._once_more(), self.metrics)
 
     def _once_more(self) -> FinishedRun | None:
+        """Return a second undisturbed run, made at the first call, or None if it failed."""
         if not self.once_more:
             again, _ = self._undisturbed("again")
             self.once_more.append(None if again.failure else again)
         return self.once_more[0]
 
     def _start(self, name: str, more: Sequence[str]) -> Run:
+        """Start a run of the proof."""
         run = self.target.start(parse_run_id(f"{self.id}-{name}"), more)
         self.runs.append(run)
         run.label(add=[TAG, self.id])
@@ -153,6 +160,7 @@ class _Proving:
 
 
 def _too_short(steps: int) -> str:
+    """Return why the training is too short to be killed, or ""."""
     return "" if steps > 1 else f"it reports {steps or 'no'} step{'s'[: steps != 1]}: nothing can be killed in between"
 
 

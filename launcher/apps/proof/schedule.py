@@ -1,4 +1,4 @@
-"""The schedule of kills, drawn from a seed. Pure."""
+"""Draw the schedule of kills from a seed. Pure."""
 
 import itertools
 import random
@@ -18,14 +18,17 @@ class PlannedKill:
     pick: float  # from 0 to 1
 
     def among(self, count: int) -> int:
+        """Return the index of the victim among `count` ranks."""
         return min(count - 1, int(self.pick * count))
 
 
 def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tuple[PlannedKill, ...]:
-    """Return one kill in each of so many stretches of the training, in order. Raise BadInput if these are too short.
+    """Return one kill in each of `kills` equal stretches of the training, in order.
 
-    `saved`: the step of the first checkpoint. A training that is killed before it begins anew, and resumes nothing; so
-    no kill comes as early, if there is room for that.
+    Raise BadInput if it has too few steps.
+
+    `saved` is the step of the first checkpoint. A training killed before it starts from the beginning and resumes
+    nothing, so kills come later where there is room.
     """
     last = int(steps * _UNTIL)
     if last < kills:
@@ -40,7 +43,7 @@ def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tup
 
 
 def held_at(kills: Sequence[PlannedKill], ranks: int) -> str:
-    """Return where ranks wait to be killed, as `trainer.kill_points` reads it: each kill's step and rank."""
+    """Return for the trainer's kill points where ranks wait to be killed: each kill's step and rank."""
     return ",".join(f"{one.step}@{one.among(ranks)}" for one in kills)
 
 

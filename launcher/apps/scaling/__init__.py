@@ -1,0 +1,1 @@
+"""Measure how a training scales with the number of ranks: `launch scale`."""

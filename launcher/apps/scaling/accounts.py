@@ -47,11 +47,13 @@ def accounted(points: Sequence[ScaledRun]) -> list[ScaledRun]:
 
 
 def _base(point: ScaledRun, points: Sequence[ScaledRun]) -> ScaledRun | None:
+    """Return the point with the fewest ranks of this strategy and scaling, or None."""
     group = [one for one in points if (one.strategy, one.scaling) == (point.strategy, point.scaling) and one.rates]
     return min(group, key=lambda one: one.ranks, default=None)
 
 
 def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
+    """Return the point with its speed-up, efficiency and losses against `base`, and a sentence."""
     if not point.rates:
         return msgspec.structs.replace(point, says=f"{_ranks(point)}: {point.why}")
     if base is None or base.ranks == point.ranks:
@@ -77,11 +79,13 @@ def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
 
 
 def _of(parts: StepParts, kind: str) -> float:
+    """Return the seconds of one kind of work."""
     seconds: float = getattr(parts, kind)
     return seconds
 
 
 def _sentence(point: ScaledRun) -> str:
+    """Return the sentence about a point that was compared."""
     speedup = point.speedup
     assert speedup is not None  # noqa: S101 - it has just been set
     beside = "one" if point.base == 1 else f"{point.base}"
@@ -98,10 +102,12 @@ def _sentence(point: ScaledRun) -> str:
 
 
 def _by_size(point: ScaledRun) -> list[str]:
+    """Return the kinds of lost time, largest first."""
     return sorted(point.lost, key=lambda kind: -point.lost[kind])
 
 
 def _share(point: ScaledRun, kind: str) -> str:
+    """Return the share of one kind of lost time, as text."""
     more = ""
     if kind == "communication" and point.parts is not None:
         more = f" ({point.parts.bytes / 1e6:.3g} MB in {point.parts.messages:.3g} messages a step)"
@@ -109,6 +115,7 @@ def _share(point: ScaledRun, kind: str) -> str:
 
 
 def _alone(point: ScaledRun) -> str:
+    """Return the sentence about a point that others are compared with."""
     if point.parts is None or not point.step_s:
         return f"{_ranks(point)}: what all others are compared with"
     shares = {kind: _of(point.parts, kind) / point.step_s for kind in KINDS}
@@ -118,6 +125,7 @@ def _alone(point: ScaledRun) -> str:
 
 
 def _ranks(point: ScaledRun) -> str:
+    """Return `1 rank` or `4 ranks`."""
     return f"{point.ranks} rank{'s'[: point.ranks != 1]}"
 
 
@@ -150,6 +158,7 @@ def advice(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def _advice(point: ScaledRun) -> str:
+    """Return the advice for a point, or ""."""
     kind = _by_size(point)[0]
     share = point.lost[kind]
     if point.speedup is None or share < 2 * _TOLD:

@@ -1,4 +1,4 @@
-"""The trainings that a scaling measurement runs: the spec with a few options set for each. Pure."""
+"""Choose the trainings that a scaling measurement runs: the spec with a few options set for each. Pure."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -36,11 +36,12 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """Return the last step that is measured."""
+        """The last step that is measured."""
         return self.warm + self.measured
 
     @property
     def end(self) -> int:
+        """The last step of the training, traced ones included."""
         return self.last + self.traced
 
 
@@ -52,7 +53,7 @@ def schedule_of(steps: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A training to measure. Several scalings have a row of it where others are compared with it.
+    """One training to measure: strategy, nodes and ranks; it may belong to several scalings.
 
     With dp, `ranks` counts the GPUs of nn.DataParallel; with mp, the devices that share the layers.
     """
@@ -64,11 +65,12 @@ class Configuration:
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return self.nodes * self.per_node
 
     @property
     def name(self) -> str:
-        """Return the name used in its runs' ids."""
+        """The name used in its runs' ids."""
         parts = (self.strategy, str(self.ranks), self.scaling if self.scaling == WEAK else "")
         return "-".join(part for part in parts if part)
 
@@ -147,6 +149,7 @@ def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]
 
 
 def _strategy_overrides(strategy: str) -> Iterator[str]:
+    """Yield the overrides that choose the strategy."""
     if strategy == MASTER:  # as ddp, but for how it adds gradients up
         yield f"{_BASELINE}={MASTER}"
     if strategy:
@@ -154,12 +157,14 @@ def _strategy_overrides(strategy: str) -> Iterator[str]:
 
 
 def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
+    """Yield the overrides of a training whose GPUs are in one process."""
     yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={one.strategy}={one.ranks}")
     if cpus is not None:
         yield f"resources.cpus_per_rank={cpus * one.ranks}"
 
 
 def _places(one: Configuration) -> Iterator[str]:
+    """Yield the overrides of nodes and ranks per node."""
     yield f"resources.nodes={one.nodes}"
     yield f"resources.ranks_per_node={one.per_node}"
 

@@ -15,7 +15,7 @@ DP, MASTER, MP = "dp", "master", "mp"
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A number that was measured several times."""
+    """A number measured several times: its median and range."""
 
     usual: float  # the median
     low: float
@@ -23,7 +23,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class StepParts(msgspec.Struct, frozen=True):
-    """Seconds of a step by what a rank did, on the mean of all ranks; together they are the step."""
+    """The seconds of a step by kind of work, as a mean over all ranks; they add up to the step."""
 
     data: float
     compute: float
@@ -37,7 +37,7 @@ class StepParts(msgspec.Struct, frozen=True):
 
 
 class StepVolume(msgspec.Struct, frozen=True):
-    """Bytes that a step moves by the strategy's own formula, for P bytes of parameters over n ranks."""
+    """The bytes that a step moves according to the strategy's formula, for P bytes of parameters and n ranks."""
 
     who: str  # of all ranks that has the most to send
     formula: str
@@ -46,7 +46,7 @@ class StepVolume(msgspec.Struct, frozen=True):
 
 
 class ScaledRun(msgspec.Struct, frozen=True):
-    """A training on so many ranks."""
+    """The measurement of a training with one number of ranks."""
 
     strategy: str
     scaling: str  # strong: the batch stays; weak: each rank's share of it stays; as it is: the script decides
@@ -95,7 +95,7 @@ class ScalingForecast(msgspec.Struct, frozen=True):
 
 
 class ScalingReport(msgspec.Struct, frozen=True):
-    """Result of one `launch scale` run, as its `--json` prints it."""
+    """The result of one `launch scale`, as `--json` prints it."""
 
     id: str
     spec: str

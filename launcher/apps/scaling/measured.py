@@ -22,7 +22,7 @@ class MeasuredSpeed:
 
     @property
     def step_samples(self) -> float | None:
-        """Return the samples of a step over all ranks, or None if nothing was measured."""
+        """The samples of a step over all ranks, or None if nothing was measured."""
         each = [rate * seconds for rate, seconds in zip(self.rates, self.steps_s, strict=True)]
         return statistics.median(each) if each else None
 
@@ -63,6 +63,7 @@ def _trace(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _mean(traces: Sequence[Mapping[str, float]], name: str) -> float:
+    """Return the mean of a value over the traces, or 0."""
     return statistics.fmean(trace.get(name, 0.0) for trace in traces) if traces else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Runs a training on one number of ranks after the other, for a few steps each, and brings together what they measured.
+"""Run a training on one number of ranks after the other, for a few steps each, and report the measurements.
 
 spec ─ configurations ─► runs, one at a time ─ measured ─► points ─ accounts ─► speed-up, what was lost, advice
                                                              └──── model ─────► forecasts
@@ -111,7 +111,7 @@ def _has_options(run: RunOptions, project: Path) -> bool:
 
 @dataclass(slots=True)
 class _Measuring:
-    """The runs, and what they measured so far."""
+    """The runs of one scaling measurement, and what they have measured so far."""
 
     job: RepeatedJob
     wish: Request
@@ -129,7 +129,10 @@ class _Measuring:
     def carry_out(
         self, wanted: Sequence[Configuration], scalings: Sequence[str], rounds: int, spec: str, *, keep: bool
     ) -> ScalingReport:
-        """Round by round: whatever else the machine does meanwhile is spread over all of them."""
+        """Measure every configuration in each round, and return the report.
+
+        Rounds spread other load evenly over all.
+        """
         began = time.monotonic()
         many = len(wanted) * rounds
         self.tell(f"{self.id}: {many} run{'s' if many > 1 else ''} of {self.schedule.end} steps")
@@ -148,6 +151,7 @@ class _Measuring:
         )  # fmt: skip
 
     def overrides(self, one: Configuration, batch: int | None = None) -> list[str]:
+        """Return the overrides for one configuration."""
         run = self.wish.spec.run
         if self.has_options:
             found = overrides_of(one, run, self.schedule, batch, self.wish.spec.resources.cpus_per_rank)
@@ -156,6 +160,7 @@ class _Measuring:
         return of_roles(found, self.wish.spec, self.role)
 
     def _measure(self, one: Configuration, number: int, wanted: Sequence[Configuration]) -> None:
+        """Run one configuration and read its metrics."""
         try:
             batch = self._batch(one, wanted)
             name = f"{self.id}-{one.name}" + (f"-{number}" if number > 1 else "")
@@ -176,10 +181,12 @@ class _Measuring:
         self.tell(f"{run.id}: {self._rate(one)}")
 
     def _failed(self, one: Configuration, why: str) -> None:
+        """Record and print why a configuration could not be measured."""
         self.why[one] = why
         self.tell(f"{self.id}-{one.name}: {why}")
 
     def _rate(self, one: Configuration) -> str:
+        """Return the measured rate as text."""
         rates = measured(self.rows[one][-1:], self.schedule.warm, self.schedule.last).rates
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 
@@ -220,9 +227,11 @@ class _Measuring:
         return found
 
     def _measured(self, one: Configuration) -> MeasuredSpeed:
+        """Return the speed of a configuration over all its runs."""
         return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
 
     def _point(self, one: Configuration, scaling: str) -> ScaledRun:
+        """Return the point of a configuration in one scaling."""
         strategy = one.strategy or _strategy(self.wish.spec.run)
         runs = tuple(run.id for run in self.runs if _is_of(run, f"{self.id}-{one.name}"))
         point = ScaledRun(strategy, scaling, one.ranks, one.nodes, runs, crowded=self.crowded.get(one, ""))
@@ -254,6 +263,7 @@ def _failure(status: RunStatus, steps: int) -> str:
 
 
 def _strategy(run: RunOptions) -> str:
+    """Return the strategy in the program's arguments, or the default."""
     for word, after in pairwise((*run.args, "")):
         if word == "--strategy":
             return after
@@ -288,9 +298,10 @@ def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolu
 
 
 def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
-    """Return models and forecasts for each strategy and scaling with at least two measured and traced numbers of
-    ranks. Ranks that share cores are left out, because their slowness says nothing about more machines. Baselines are
-    left out, because the model is of an all-reduce.
+    """Return models and forecasts for each strategy and scaling with at least two measured and traced numbers of ranks.
+
+    Ranks that share cores are left out, because their speed says nothing about more machines. Baselines are left out,
+    because the model assumes an all-reduce.
     """
     models, forecasts = list[ScalingModel](), list[ScalingForecast]()
     for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):

@@ -1,14 +1,15 @@
-"""A model of the step time, fitted to a few numbers of ranks, that predicts it for others. Pure.
+"""Model the step time, fitted to a few numbers of ranks, to forecast it for others. Pure.
 
-    step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
+step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
 
-The first two are Amdahl's law, the others an all-reduce: round a ring with 2 (ranks - 1) hops one after the other, or
-by a tree with 2 log2 ranks. The one that follows better what was measured is taken, and where both do, each in half of
-the fits. By the length of steps alone transfer could not be told
-from the first two: 2 (ranks - 1) / ranks is 2 - 2 / ranks. So both halves are fitted apart, to the communication in the
-open that was measured and to all else. In weak scaling nothing is divided: each rank's share stays.
+The first two terms are Amdahl's law, the others an all-reduce: around a ring with 2 (ranks - 1) hops, or along a tree
+with 2 log2 ranks. The shape that fits better is taken; if both fit, each is used in half of the fits.
 
-How sure that is, is found by fitting many times, to steps drawn anew from those that were measured.
+The length of steps alone cannot separate transfer from the first two terms, since 2 (ranks - 1) / ranks is 2 - 2 /
+ranks. So the two halves are fitted separately: to the measured exposed communication, and to the rest. In weak scaling
+nothing is divided, as each rank keeps its share.
+
+The uncertainty is found by fitting many times, to steps drawn again from those measured.
 """
 
 import math
@@ -27,7 +28,7 @@ _LOW, _HIGH = 0.05, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Steps on so many ranks."""
+    """The measured steps on one number of ranks."""
 
     ranks: int
     steps_s: Sequence[float]
@@ -45,19 +46,22 @@ class Fit:
     tree: bool = False
 
     def step(self, ranks: int) -> float:
+        """Return the seconds of a step."""
         return self.serial + self.divided / ranks + self.communication(ranks)
 
     def communication(self, ranks: int) -> float:
+        """Return the seconds of communication in a step."""
         return _hops(ranks, tree=self.tree) * self.latency + 2 * (ranks - 1) / ranks * self.transfer
 
 
 def _hops(ranks: int, *, tree: bool) -> float:
+    """Return the number of hops of an all-reduce."""
     return 2 * math.log2(ranks) if tree else 2.0 * (ranks - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Many fits to what may as well have been measured, and how far off each may be at another number of ranks."""
+    """Many fits to resampled measurements, from which a forecast and its uncertainty follow."""
 
     fits: Sequence[Fit]
     misfit: float  # relative, of what was measured
@@ -66,7 +70,7 @@ class Fitted:
 
     @property
     def usual(self) -> Fit:
-        """Return the typical fit: a tree only if most fits are trees."""
+        """The typical fit: a tree only if most fits are trees."""
         tree = sum(one.tree for one in self.fits) > _MOST * len(self.fits)
         alike = [one for one in self.fits if one.tree == tree]
         serial, divided, latency, transfer = (
@@ -101,6 +105,7 @@ def fitted(observed: Sequence[Observed], *, weak: bool, seed: int = 0) -> Fitted
 
 
 def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random, *, weak: bool) -> Fit:
+    """Return one fit to measurements drawn anew."""
     works, talks = [], []
     for one in observed:
         step = statistics.fmean(draw.choices(one.steps_s, k=len(one.steps_s)))
@@ -132,6 +137,7 @@ def _is_tree(observed: Sequence[Observed]) -> bool | None:
 
 
 def _rows(talks: Sequence[tuple[int, float]], *, tree: bool) -> list[tuple[float, float, float]]:
+    """Return the equations for latency and transfer."""
     return [(_hops(n, tree=tree), 2 * (n - 1) / n, talk) for n, talk in talks]
 
 

@@ -1,4 +1,4 @@
-"""A report as a page of its own, which needs no network, as Markdown, and as JSON."""
+"""Write a report as an HTML page that needs no network, as Markdown, and as JSON."""
 
 import html
 from collections.abc import Iterator, Sequence
@@ -44,10 +44,12 @@ def write_pages(report: ScalingReport, folder: Path) -> list[Path]:
 
 
 def html_page(report: ScalingReport) -> str:
+    """Return the report as HTML."""
     return page(f"One to many: {report.spec}", _html(report))
 
 
 def _html(report: ScalingReport) -> Iterator[str]:
+    """Yield the parts of the page."""
     yield f"<h1>{html.escape(report.spec)} on one rank and on many</h1>"
     yield f"<p>{html.escape(_measured_how(report))}</p>"
     yield bullets([*sentences(report), *report.notes])
@@ -70,6 +72,7 @@ def _html(report: ScalingReport) -> Iterator[str]:
 
 
 def _measured_how(report: ScalingReport) -> str:
+    """Return a sentence on how it was measured."""
     rounds = f", {report.rounds} rounds" if report.rounds > 1 else ""
     return (
         f"{report.steps} steps of each training{rounds}, on {report.on}, in {report.took_s:.0f} s. Ranges of rates are "
@@ -78,10 +81,12 @@ def _measured_how(report: ScalingReport) -> str:
 
 
 def markdown_page(report: ScalingReport) -> str:
+    """Return the report as Markdown."""
     return "\n".join(_markdown(report)) + "\n"
 
 
 def _markdown(report: ScalingReport) -> Iterator[str]:
+    """Yield the lines of the Markdown."""
     yield f"# {_marked(report.spec)} on one rank and on many"
     yield from ("", _marked(_measured_how(report)), "")
     yield from (f"- {_marked(line)}" for line in (*sentences(report), *report.notes))
@@ -103,6 +108,7 @@ def _markdown(report: ScalingReport) -> Iterator[str]:
 
 
 def _marked_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
     for row in rows:

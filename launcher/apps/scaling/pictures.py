@@ -1,4 +1,4 @@
-"""Two pictures as SVG: speed-up over the number of ranks, and what a step is made of. Text and numbers, no script."""
+"""Draw two pictures as SVG without scripts: speed-up over the number of ranks, and the parts of a step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -38,10 +38,12 @@ def speedup_picture(report: ScalingReport) -> str:
 
 
 def _spreads(report: ScalingReport) -> list[Spread]:
+    """Return all speed-ups, measured and forecast."""
     return [one.speedup for one in report.points if one.speedup is not None] + [one.speedup for one in report.forecasts]
 
 
 def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place, y: Place) -> Iterator[str]:
+    """Yield one curve with its whiskers and forecast."""
     mine = sorted(
         (one for one in report.points if (one.strategy, one.scaling) == group and one.rates), key=lambda one: one.ranks
     )
@@ -61,6 +63,7 @@ def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place,
 
 
 def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) -> Iterator[str]:
+    """Yield the axes with their labels."""
     yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (_WIDE - 16, _HIGH - _BELOW)], "currentColor")
     for count in counts:
         yield words(x(count), _HIGH - _BELOW + 18, str(count), anchor="middle")
@@ -86,6 +89,7 @@ def parts_picture(points: Sequence[ScaledRun]) -> str:
 
 
 def _bar(point: ScaledRun, top: float, scale: float) -> Iterator[str]:
+    """Yield one bar, divided by kind of work."""
     label = f"{point.strategy}, {point.scaling}, {point.ranks}"
     yield words(_LABEL - 8, top + 15, label, anchor="end")
     at, step_s = float(_LABEL), point.step_s or 1.0

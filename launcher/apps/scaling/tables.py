@@ -14,10 +14,12 @@ _NONE = "-"
 
 
 def rows_of(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
+    """Return a row for each point."""
     return [_row(one) for one in points]
 
 
 def _row(point: ScaledRun) -> tuple[str, ...]:
+    """Return the row of one point."""
     parts, step_s = point.parts, point.step_s
     shares = [_NONE] * len(KINDS)
     if parts is not None and step_s:
@@ -52,10 +54,12 @@ def volume_note(points: Sequence[ScaledRun]) -> str:
 
 
 def _size(count: float) -> str:
+    """Return a size such as `12 MB`."""
     return f"{count / 1e6:.3g} MB"
 
 
 def forecast_rows(forecasts: Sequence[ScalingForecast]) -> list[tuple[str, ...]]:
+    """Return a row for each forecast."""
     return [
         (
             one.strategy, one.scaling, str(one.ranks), f"{one.speedup.usual:.2f}", _range(one.speedup),
@@ -66,6 +70,7 @@ def forecast_rows(forecasts: Sequence[ScalingForecast]) -> list[tuple[str, ...]]
 
 
 def _range(found: Spread | None) -> str:
+    """Return a range as text."""
     return _NONE if found is None else f"{found.low:.4g}..{found.high:.4g}"
 
 
@@ -92,4 +97,5 @@ def model_lines(models: Sequence[ScalingModel]) -> Iterator[str]:
 
 
 def _time(seconds: float) -> str:
+    """Return a time such as `12 ms`."""
     return f"{seconds * 1000:.3g} ms"

@@ -1,4 +1,4 @@
-"""Answers to inputs that were asked before: the newest so many, each for a while. Pure: time is given."""
+"""Cache answers to earlier inputs: a limited number, each for a limited time. Pure: the time is an argument."""
 
 from collections import OrderedDict
 
@@ -6,7 +6,7 @@ from launcher.apps.serving.batching import Key
 
 
 class AnswerCache:
-    """The newest answers: those older than `keep_s` are dropped, and beyond `size` those not used for longest."""
+    """The cached answers: those older than `keep_s` are dropped, and beyond `size` the least recently used."""
 
     def __init__(self, size: int, keep_s: float) -> None:
         self._size, self._keep_s = size, keep_s
@@ -18,6 +18,7 @@ class AnswerCache:
         return len(self._answers)
 
     def get(self, key: Key, now: float) -> bytes | None:
+        """Return the cached answer, or None if there is none or it is too old."""
         found = self._answers.get(key)
         if found is not None and now - found[0] < self._keep_s:
             self._answers.move_to_end(key)
@@ -29,6 +30,7 @@ class AnswerCache:
         return None
 
     def put(self, key: Key, answer: bytes, now: float) -> None:
+        """Cache an answer, dropping the least recently used ones beyond the limit."""
         if self._size:
             self._answers[key] = (now, answer)
             self._answers.move_to_end(key)

@@ -1,4 +1,4 @@
-"""The HTTP side: FastAPI's application with /predict, /batch-predict, /health, /metrics and the OpenAPI page."""
+"""The HTTP side: a FastAPI application with /predict, /batch-predict, /health, /metrics and the OpenAPI page."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,9 +26,9 @@ _SAID = {
 
 
 def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
-    """Return the paths of a server whose engine has been started.
+    """Return the application of a server whose engine has been started.
 
-    `tells_hits`: answers say whether they were computed before, which tells what others have asked.
+    With `tells_hits`, answers say whether they come from the cache, which reveals what others have asked.
     """
     app = FastAPI(
         title=run, version=VERSION, redoc_url=None, openapi_url="/openapi.json",
@@ -40,33 +40,39 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
 
     @app.post("/predict", response_class=Response, **_described("The answer to one input.", one, answer))
     async def predict(request: Request) -> Response:
+        """Answer one input."""
         return await _answered(engine, request, _one, tells_hits)
 
     many = _described("The answers to a list of inputs, in order.", _list_of(one), _list_of(answer))
 
     @app.post("/batch-predict", response_class=Response, **many)
     async def batch_predict(request: Request) -> Response:
+        """Answer a list of inputs."""
         return await _answered(engine, request, _many, tells_hits)
 
     @app.get("/health", summary="Whether it answers, and with which checkpoint.")
     async def health() -> Response:
+        """Return the server's state; 503 while there is no worker."""
         status = {"status": "ok" if engine.ready else "no worker", "run": run, "step": engine.step,
                   "workers": engine.ready}  # fmt: skip
         return JSONResponse(status, 200 if engine.ready else 503)
 
     @app.get("/metrics", summary="What is counted, for Prometheus.", response_class=PlainTextResponse)
     async def metrics() -> Response:
+        """Return the server's metrics."""
         return Response(engine.exposition(), media_type=_OPENMETRICS)
 
     return app
 
 
 async def _one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
+    """Return the answer to the input in a body."""
     (found,) = await engine.ask([engine.inputs.one(body)])
     return found.json, [found]
 
 
 async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
+    """Return the answers to a list of inputs. Raise WrongInput if there are too many."""
     inputs = engine.inputs.many(body)
     if len(inputs) > engine.options.queue:
         raise WrongInput((), f"expected at most {engine.options.queue} inputs in one request, got {len(inputs)}")
@@ -75,6 +81,7 @@ async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
 
 
 def _cache_headers(found: list[Computed], *, tells_hits: bool) -> dict[str, str]:
+    """Return the headers with the checkpoint's step and, with `tells_hits`, whether answers were cached."""
     steps = sorted({str(one.step) for one in found if one.step is not None})
     cached = sum(one.cached for one in found)
     said = "hit" if found and cached == len(found) else "miss" if not cached else "partly"
@@ -85,7 +92,7 @@ async def _answered(
     engine: Engine, request: Request, route: Callable[[Engine, bytes], Awaitable[tuple[bytes, list[Computed]]]],
     tells_hits: bool,
 ) -> Response:  # fmt: skip
-    """Return what the route gives, or what is wrong; counted and timed."""
+    """Return the route's response, or the error as a response, and count and time it."""
     body = await request.body()
     began = time.monotonic()
     try:
@@ -96,27 +103,29 @@ async def _answered(
     except InputRefused as error:
         response = _unfit((error.field,), error.why)
     except Overloaded as error:
-        response = _said(429, str(error), {"retry-after": str(error.retry_after_s)})
+        response = _error(429, str(error), {"retry-after": str(error.retry_after_s)})
     except PredictFailed as error:
-        response = _said(500, f"predict failed: {error}")
+        response = _error(500, f"predict failed: {error}")
     except (WorkerLost, TookTooLong) as error:
-        response = _said(503, str(error), _AGAIN)
+        response = _error(503, str(error), _AGAIN)
     engine.figures.requests[request.url.path, response.status_code] += 1
     engine.figures.seconds.add(time.monotonic() - began)
     return response
 
 
 def _unfit(where: Location, why: str) -> Response:
-    """Return an error in FastAPI's own shape, which clients know."""
+    """Return a validation error in FastAPI's own form, which clients know."""
     detail = [{"loc": ["body", *where], "msg": why, "type": "value_error"}]
     return Response(msgspec.json.encode({"detail": detail}), 422, media_type=_JSON)
 
 
-def _said(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response with an error text."""
     return JSONResponse({"detail": text}, status, headers)
 
 
 def _list_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a list."""
     return {"type": "array", "items": schema}
 
 

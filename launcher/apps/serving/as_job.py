@@ -1,9 +1,10 @@
-"""A run of a run: a server of its model wherever runs go, by its frozen code and a checkpoint that goes along.
+"""Serve a run's model in a run of its own, on any cluster, with its frozen code and a checkpoint that is sent along.
 
-here    RUN ─ the chosen checkpoint, the code, the arguments ─► a run of one rank ─ start ─► CLUSTER
-there   launch serve RUN --in-job ARGS ─► its own checkpoint, its own code ─► address ─► launch status
+here RUN ─ the chosen checkpoint, the code, the arguments ─► a run of one rank ─ start ─► CLUSTER there launch serve RUN
+--in-job ARGS ─► its own checkpoint, its own code ─► address ─► launch status
 
-With `--watch` it looks into the folder where RUN saves, as its place sees that: on this disk, or where RUN was trained.
+With `--watch` the server loads newer checkpoints from the folder where RUN saves, if it can read that: on the same
+disk, or on the cluster where RUN was trained.
 """
 
 import json
@@ -62,6 +63,7 @@ def open_server(
         secret = [f"secrets+={_TOKEN}"]
 
     def asked(args: Sequence[str]) -> Request:
+        """Return the request of a run whose program has these arguments."""
         own = (*_ONE_RANK, f"name={name}", f"run.args={json.dumps(args)}", *secret)
         return job.request([*own, *overrides])
 
@@ -82,7 +84,7 @@ def open_server(
 
 
 def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
-    """Return the run's checkpoint directory as the server sees it. Raise BadInput if the server cannot see it."""
+    """Return the run's checkpoint directory as the server reads it. Raise BadInput if the server cannot."""
     if not wish.cluster.remote:
         return str(found.checkpoints)
     inside = found.checkpoints.is_relative_to(one.path)
@@ -95,7 +97,7 @@ def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: 
 
 
 class WayToJob:
-    """The way to a job that serves on its node's loopback, wherever it is started again."""
+    """The connection to a job that serves on its node's loopback interface, also after it is restarted elsewhere."""
 
     def __init__(self, job: Run) -> None:
         self._job = job
@@ -103,7 +105,7 @@ class WayToJob:
         self._lock = threading.Lock()
 
     def port(self) -> int | None:
-        """Return the port on its node; None: it does not serve yet. Raise Refused if it has ended."""
+        """Return the port on its node, or None if it does not serve yet. Raise Refused if it has ended."""
         status = self._job.status(WATCH_S)
         if status.state.ended:
             raise Refused(f"{self._job.id} {state_text(status)}", f"hint: launch logs {self._job.id}")
@@ -111,7 +113,7 @@ class WayToJob:
         return int(found[1]) if found is not None else None
 
     def channel(self) -> Channel:
-        """Connect to it. Raise LaunchError."""
+        """Connect to the server. Raise LaunchError."""
         with self._lock:
             if self._port is None:
                 self._port = self.port()
@@ -127,8 +129,8 @@ class WayToJob:
 
 
 def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: Path | None = None) -> Served:
-    """Return what this process, a rank of such a run, serves: the code that it runs in, and the checkpoint beside it
-    or the newest of those that it watches.
+    """Return what this process, a rank of a serving run, serves: its own code, and the checkpoint beside it or the
+    newest watched one.
     """
     try:
         folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])

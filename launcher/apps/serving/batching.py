@@ -1,6 +1,6 @@
-"""The queue of inputs: which are computed together and when, and which are refused when there are too many.
+"""The queue of inputs: it decides which are computed together and when, and refuses inputs when there are too many.
 
-Equal inputs that wait, or are being computed, are one: whoever asks for one of them waits for the same answer.
+Equal inputs that wait, or are being computed, are one entry: all clients that sent them get the same answer.
 """
 
 import math
@@ -36,12 +36,12 @@ class Batcher(Generic[Client]):
 
     @property
     def waiting(self) -> int:
-        """Return the number of clients without an answer, including those whose input is being computed."""
+        """The number of clients without an answer, including those whose input is being computed."""
         return self._clients
 
     @property
     def queued(self) -> int:
-        """Return the number of distinct inputs that no worker has taken."""
+        """The number of distinct inputs that no worker has taken."""
         return len(self._queue)
 
     def takes(self, count: int) -> bool:
@@ -51,6 +51,7 @@ class Batcher(Generic[Client]):
         return self._clients + count <= self._most or self._clients == 0
 
     def ask(self, key: Key, payload: Any, client: Client, now: float) -> None:
+        """Add a client's input to the queue, or the client to an equal input."""
         known = self._queue.get(key) or self._computed.get(key)
         if known is None:
             known = self._queue[key] = WantedAnswer(key, payload, now)
@@ -60,7 +61,7 @@ class Batcher(Generic[Client]):
         self._clients += 1
 
     def withdraw(self, key: Key, client: Client) -> None:
-        """Withdraw the client of a client that has left; an input that no client waits for is not computed."""
+        """Withdraw a client that has left; an input for which no client waits is not computed."""
         wanted = self._queue.get(key) or self._computed.get(key)
         if wanted is None or client not in wanted.clients:
             return
@@ -108,12 +109,11 @@ class BatchPace:
         self._each_s: float | None = None
 
     def took(self, seconds: float, inputs: int) -> None:
+        """Take the seconds that a batch of inputs took into the mean."""
         each = seconds / inputs
         self._each_s = each if self._each_s is None else self._each_s + self._weight * (each - self._each_s)
 
     def retry_after_s(self, waiting: int, workers: int) -> int:
-        """Return the whole seconds after which those who wait now will have been answered, for the Retry-After
-        header.
-        """
+        """Return for the Retry-After header after how many seconds all inputs now waiting will have been answered."""
         seconds = waiting * (self._each_s or 0.0) / max(1, workers)
         return max(1, min(math.ceil(seconds), _LONGEST_RETRY_S))

@@ -44,6 +44,8 @@ _KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
+    """Limits and sizes of a model's server."""
+
     workers: int = 2
     batch: int = 32
     wait_s: float = 0.005
@@ -56,7 +58,7 @@ class ServingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """An answer, as JSON, and of which checkpoint."""
+    """An answer as JSON, the step of the checkpoint that gave it, and whether it was cached."""
 
     json: bytes
     step: int | None
@@ -64,7 +66,7 @@ class Computed:
 
 
 class Overloaded(Exception):
-    """Too many wait already."""
+    """Raised if too many inputs already wait."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(f"too many requests wait; try again in {retry_after_s} s")
@@ -72,7 +74,7 @@ class Overloaded(Exception):
 
 
 class InputRefused(Exception):
-    """The service cannot answer this input, though it fits the schema."""
+    """Raised if the service cannot answer an input that fits the schema."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
@@ -80,11 +82,11 @@ class InputRefused(Exception):
 
 
 class PredictFailed(Exception):
-    """`predict` raised an exception for this input."""
+    """Raised if `predict` raised an exception for an input."""
 
 
 class TookTooLong(Exception):
-    """No worker was free for it in time."""
+    """Raised if an input was not answered in time."""
 
 
 AnswerFuture = asyncio.Future[Computed]
@@ -96,7 +98,7 @@ def pause_s(failures: int) -> float:
 
 
 class Engine:
-    """Answers inputs. Everything happens in one event loop."""
+    """Answers inputs with workers and a cache, in one event loop."""
 
     def __init__(self, served: Served, options: ServingOptions, say: Callable[[str], None]) -> None:
         self._served, self.options = served, options
@@ -114,7 +116,7 @@ class Engine:
     # -- its life
 
     async def start(self) -> None:
-        """Return when all workers are ready. Raise LaunchError if no checkpoint can be loaded."""
+        """Start the workers and wait until all are ready. Raise LaunchError if no checkpoint can be loaded."""
         self._take_over(await self._first_whole(self._served.choices() or [None]))
         if self.loaded.unfit:
             self.say(f"note: each worker loads the model itself, which takes longer: {self.loaded.unfit}")
@@ -133,6 +135,7 @@ class Engine:
         raise AssertionError("there is at least one choice")
 
     async def close(self) -> None:
+        """Stop all tasks and end the workers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,19 +144,22 @@ class Engine:
 
     @property
     def loaded(self) -> Loaded:
+        """What the workers reported about the loaded model."""
         return self._working.loaded
 
     @property
     def step(self) -> int | None:
+        """The step of the checkpoint that answers, or None if it has none."""
         return self._working.step
 
     @property
     def ready(self) -> int:
-        """Return the number of workers."""
+        """The number of workers."""
         return len(self._working.workers)
 
     @property
     def pids(self) -> list[int]:
+        """The process ids of the workers."""
         return sorted(worker.pid for worker in self._working.workers)
 
     def exposition(self) -> str:
@@ -187,6 +193,7 @@ class Engine:
     async def _answers(
         self, keyed: Sequence[tuple[Key, bytes]], found: "Sequence[AnswerFuture | bytes]"
     ) -> list[Computed]:
+        """Return the answers once all are there. Raise the first error, or TookTooLong."""
         futures = [(key, one) for (key, _), one in zip(keyed, found, strict=True) if not isinstance(one, bytes)]
         try:
             await asyncio.wait([one for _, one in futures], timeout=self.options.timeout_s)
@@ -202,15 +209,17 @@ class Engine:
                     future.exception()  # of several that failed one is told; the others are known all the same
 
     def _future(self, key: Key, payload: bytes, now: float) -> AnswerFuture:
+        """Queue an input and return the future of its answer."""
         future: AnswerFuture = asyncio.get_running_loop().create_future()
         self._batcher.ask(key, payload, future, now)
         return future
 
     def _kept(self, answer: Any) -> Computed:
+        """Return a cached answer."""
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
-        """Hand out the batches that are due, and schedule the next call."""
+        """Give the batches that are due to idle workers, and schedule the next call."""
         loop = asyncio.get_running_loop()
         while self._idle and (batch := self._batcher.take(loop.time())):
             self._spawn(self._run(self._idle.popleft(), batch))
@@ -222,6 +231,7 @@ class Engine:
             self._timer = loop.call_at(due, self._pump)
 
     async def _run(self, worker: ServingWorker, batch: Sequence[WantedAnswer[AnswerFuture]]) -> None:
+        """Have a worker compute a batch, and settle its inputs."""
         loop = asyncio.get_running_loop()
         began, step = loop.time(), worker.step
         try:
@@ -245,6 +255,7 @@ class Engine:
         self.free(worker)
 
     def _settle(self, wanted: WantedAnswer[AnswerFuture], answer: Answer, step: int | None, now: float) -> None:
+        """Give an answer or an error to all clients that wait for an input, and cache an answer."""
         if "json" in answer and step == self.step:  # answers of a group that was replaced meanwhile are not cached
             self._cache.put(wanted.key, answer["json"], now)
         for future in _waiting([wanted]):
@@ -266,17 +277,19 @@ class Engine:
             self._pump()
 
     def left(self, worker: ServingWorker) -> None:
+        """Remove a worker that has ended from the idle ones."""
         with suppress(ValueError):
             self._idle.remove(worker)
 
     @property
     def _working(self) -> "WorkerGroup":
+        """The workers that answer now. Raise Refused before there are any."""
         if self._group is None:
             raise Refused("no model is loaded")
         return self._group
 
     def _take_over(self, group: "WorkerGroup") -> None:
-        """Switch to new workers at once; the old ones finish the batches that they have."""
+        """Switch to new workers; the old ones finish the batches that they have."""
         old, self._group = self._group, group
         self.inputs = Inputs(group.loaded.input)
         self._cache.clear()
@@ -288,7 +301,7 @@ class Engine:
             self.free(worker)
 
     async def _watch(self) -> None:
-        """Load the checkpoint that is the first choice now. One that cannot be loaded is tried once."""
+        """Load the checkpoint that is now preferred, again and again; one that cannot be loaded is tried once."""
         refused: set[str] = set()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -306,6 +319,7 @@ class Engine:
             self.say(f"{_name(choice)} answers now")
 
     def _spawn(self, work: Any) -> None:
+        """Run a coroutine in the background."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -348,7 +362,7 @@ class WorkerGroup:
         return group
 
     async def dismiss(self, *, at_once: bool = False) -> None:
-        """Let the workers finish their batches, then end them and their pool."""
+        """Let the workers finish their batches, then end them and their pool; with `at_once`, end them now."""
         self._working = False
         for slot in self._slots:
             slot.cancel()
@@ -390,6 +404,7 @@ class WorkerGroup:
         return worker
 
     def _threads(self) -> int:
+        """Return the number of threads for each worker."""
         return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
 
     async def _keep(self, worker: ServingWorker, number: int) -> None:
@@ -402,6 +417,7 @@ class WorkerGroup:
             self._engine.free(worker)
 
     async def _replaced(self, number: int) -> ServingWorker:
+        """Return a new worker in place of one that ended, retrying after pauses."""
         while True:
             await asyncio.sleep(pause_s(self._failures))
             try:
@@ -411,6 +427,7 @@ class WorkerGroup:
                 self._engine.say(f"warning: no worker could be started: {error}")
 
     def _left(self, worker: ServingWorker) -> None:
+        """Remove a worker that has ended."""
         self.workers.discard(worker)
         self._engine.left(worker)
 
@@ -424,8 +441,10 @@ def _keyed(one: Any) -> tuple[Key, bytes]:
 
 
 def _waiting(batch: Sequence[WantedAnswer[AnswerFuture]]) -> list[AnswerFuture]:
+    """Return the futures of the clients that still wait for a batch."""
     return [future for wanted in batch for future in wanted.clients if not future.done()]
 
 
 def _name(choice: Entry | None) -> str:
+    """Return the name of a checkpoint, or ""."""
     return "" if choice is None else choice.path.name

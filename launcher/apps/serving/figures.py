@@ -1,4 +1,4 @@
-"""Counters of a model's server, as OpenMetrics text."""
+"""Metrics of a model's server, as OpenMetrics text."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -12,7 +12,7 @@ _INPUTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """Counts of values up to each bound."""
+    """A histogram: counts of values up to each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -20,10 +20,12 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, value: float) -> None:
+        """Count a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def lines(self, name: str, help_: str, unit: str = "") -> Iterator[str]:
+        """Yield the histogram as lines of OpenMetrics."""
         yield f"# TYPE {name} histogram\n"
         if unit:
             yield f"# UNIT {name} {unit}\n"
@@ -38,7 +40,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class ServingFigures:
-    """Since the server was started."""
+    """Counters since the server was started."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by path and status
     seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
@@ -49,6 +51,7 @@ class ServingFigures:
     takeovers: int = 0
 
     def batch(self, inputs: int, seconds: float) -> None:
+        """Count a batch that was computed."""
         self.batch_inputs.add(inputs)
         self.batch_seconds.add(seconds)
 
@@ -69,7 +72,10 @@ class ServingState:
 
 
 def exposition(figures: ServingFigures, state: ServingState) -> str:
+    """Return the metrics in the OpenMetrics format."""
+
     def one(name: str, help_: str, value: float | None, type_: str = "gauge") -> Family:
+        """Return a family with one value."""
         return Family(f"launch_serve_{name}", help_, [({"run": state.run}, value)], type=type_)
 
     by_status = [({"path": path, "status": str(status)}, float(n)) for (path, status), n in figures.requests.items()]

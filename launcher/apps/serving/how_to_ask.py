@@ -1,4 +1,4 @@
-"""Tell how to call a server from a shell: a file with its token, and a line to paste."""
+"""Show how to call a server from a shell: a file with the token, and a command to paste."""
 
 import os
 import shlex
@@ -17,12 +17,12 @@ _LONGEST_IN_LINE = 200
 
 
 def write_header(folder: Path, name: str, token: str) -> Path:
-    """Write the token as the header that curl reads (`-H @FILE`): on a command line everybody could see it."""
+    """Write the token as a header for curl (`-H @FILE`), since every user could read it on a command line."""
     return _written(folder, f"{name}.header", f"{_SCHEME}{token}\n".encode())
 
 
 def read_token(path: Path) -> str:
-    """Return the first line of a file, or the token in it where that is such a header. Raise BadInput."""
+    """Return the token in a file, which is its first line or such a header. Raise BadInput."""
     try:
         token = path.read_text().partition("\n")[0].removeprefix(_SCHEME).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -33,9 +33,9 @@ def read_token(path: Path) -> str:
 
 
 def curl_line(server: str, header: Path | None, example: Any, folder: Path, certificate: Path | None = None) -> str:
-    """Return a command that asks for the answer to `example`, or whether it is well where there is none.
+    """Return a curl command that requests an answer to `example`, or the server's health if there is none.
 
-    A long one is written into `folder`, from where curl reads it.
+    A long example is written into `folder`, and curl reads it there.
     """
     words = ["curl", *(["--cacert", str(certificate)] if certificate is not None else [])]
     if example is None:
@@ -50,7 +50,7 @@ def curl_line(server: str, header: Path | None, example: Any, folder: Path, cert
 
 
 def _written(folder: Path, name: str, data: bytes) -> Path:
-    """Write a file that its user alone can read, in the place of what was there."""
+    """Write a file that only its user can read, replacing an earlier one."""
     make_dir(folder)
     fd, draft = tempfile.mkstemp(dir=folder)  # 0600
     with os.fdopen(fd, "wb") as file:

@@ -1,9 +1,9 @@
-"""Inputs are checked here, by the JSON Schema that the service declares, before a worker sees them.
+"""Check inputs by the JSON Schema that the service declares, before a worker gets them.
 
-Of JSON Schema this much is known: `type` (one, or a list with "null"), `properties`, `required`, `default`, `items`,
-`enum` of strings or of whole numbers, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minLength,
-maxLength, pattern, minItems and maxItems. Other words that only describe are passed on to the OpenAPI page; a key that
-would decide, such as `anyOf`, is refused at the start. Objects take no fields but their own.
+Supported are `type` (one, or a list with "null"), `properties`, `required`, `default`, `items`, `enum` of strings or
+whole numbers, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minLength, maxLength, pattern, minItems
+and maxItems. Keys that only describe are passed on to the OpenAPI page; a key that would decide, such as `anyOf`, is
+refused at the start. Objects allow no other fields.
 """
 
 import re
@@ -41,7 +41,7 @@ class WrongInput(Exception):
 
 
 class Inputs:
-    """Decodes bodies: one input, or a list of them."""
+    """Decodes and checks bodies: one input, or a list of them."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         try:
@@ -56,6 +56,7 @@ class Inputs:
         return _decoded(self._one, body)
 
     def many(self, body: bytes) -> list[Any]:
+        """Return the list of inputs in `body`; raise WrongInput."""
         found: list[Any] = _decoded(self._many, body)
         return found
 
@@ -69,6 +70,7 @@ def location_of(path: str) -> Location:
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:
+    """Return the decoded body; raise WrongInput."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -78,7 +80,7 @@ def _decoded(decoder: Any, body: bytes) -> Any:
 
 
 def _location_and_reason(text: str) -> tuple[Location, str]:
-    """Return where an input is wrong, and what is wrong there in the words of this server."""
+    """Return where an input is wrong and what is wrong, read from msgspec's message."""
     found = _AT.fullmatch(text)
     why, path = (found[1], found[2] or "") if found is not None else (text, "")
     where = location_of(path)
@@ -112,6 +114,7 @@ def _type_of(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _object(schema: Mapping[str, Any], where: str) -> Any:
+    """Return the type of an object with these properties."""
     if "properties" not in schema:
         return dict[str, Any]
     required = set(schema.get("required", ()))
@@ -130,16 +133,19 @@ def _object(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _usual(value: Any) -> Any:
+    """Return a field's default value."""
     return msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
 
 
 def _one_of(values: Any, where: str) -> Any:
+    """Return the type of an enum. Raise BadInput."""
     if not isinstance(values, list) or not values or not all(isinstance(one, str | int) for one in values):
         _refuse(where, "expected strings or whole numbers in `enum`")
     return Literal[tuple(values)]
 
 
 def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
+    """Return the type with the schema's bounds. Raise BadInput."""
     bounds = {ours: schema[theirs] for theirs, ours in _BOUNDS.items() if theirs in schema}
     try:
         return Annotated[kind, msgspec.Meta(**bounds)] if bounds else kind
@@ -148,4 +154,5 @@ def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _refuse(where: str, why: str) -> NoReturn:
+    """Raise BadInput about the schema."""
     raise BadInput(f"the schema of the service's input: {where}: {why}")

@@ -1,4 +1,4 @@
-"""The processes that compute, as the server sees them: a worker pool that forks, and workers that answer."""
+"""The server's side of the processes that compute: a worker pool that forks, and workers that answer."""
 
 import asyncio
 import os
@@ -25,19 +25,19 @@ _NO_WORD = (
 
 
 class WorkerLost(Exception):
-    """A worker ended, or was ended, in the middle of a batch."""
+    """Raised if a worker ended in the middle of a batch."""
 
 
 class NotBegun(WorkerLost):
-    """Raised when a worker ended before it had read its batch, so that another worker may take it."""
+    """Raised if a worker ended before it read its batch, so that another worker may take it."""
 
 
 class WorkerPoolLost(Exception):
-    """The process that forks workers has ended."""
+    """Raised if the process that forks workers has ended."""
 
 
 class NotLoaded(LaunchError):
-    """A checkpoint, or the service itself, cannot be loaded. `damaged`: another checkpoint may do."""
+    """Raised if a checkpoint, or the service itself, cannot be loaded; with `damaged`, another checkpoint may work."""
 
     def __init__(self, *lines: str, damaged: bool = False) -> None:
         super().__init__(*lines)
@@ -55,18 +55,19 @@ class Loaded:
 
 
 class Link:
-    """Our end of a socket pair: what is heard goes to `heard`, and its end to `ended`, once.
+    """The server's end of a socket pair: messages are passed to a callback, and the end of the connection to another,
+    once.
 
-    Who has left without reading all that was said resets the connection: that is how one knows what was not begun.
+    A process that exits without reading everything resets the connection, which shows that it had not begun its batch.
     """
 
-    def __init__(self, end: socket.socket, heard: Callable[[Any], None], ended: Callable[[], None]) -> None:
+    def __init__(self, end: socket.socket, received: Callable[[Any], None], ended: Callable[[], None]) -> None:
         self.unread = False
-        self._end, self._heard, self._ended = end, heard, ended
+        self._end, self._received, self._ended = end, received, ended
         end.setblocking(False)
         self._task = asyncio.create_task(self._listen())
 
-    async def say(self, message: Any, hand: socket.socket | None = None) -> None:
+    async def send(self, message: Any, hand: socket.socket | None = None) -> None:
         """Send a message, and the socket `hand` with it if given. Raise OSError if the other side has closed."""
         data = frame(message)
         if hand is not None:
@@ -75,19 +76,22 @@ class Link:
         await asyncio.get_running_loop().sock_sendall(self._end, data)
 
     def close(self) -> None:
+        """Stop receiving; the socket is closed afterwards."""
         self._task.cancel()  # and then the socket is closed: not before nobody waits for it
 
     async def _listen(self) -> None:
+        """Receive until the other side closes, then call `ended`."""
         try:
             with suppress(FrameBroken):
-                await self._hear()
+                await self._receive()
         except ConnectionError:
             self.unread = True
         finally:
             self._end.close()
         self._ended()
 
-    async def _hear(self) -> None:
+    async def _receive(self) -> None:
+        """Pass each message to the callback."""
         loop = asyncio.get_running_loop()
         data = bytearray()
         while more := await loop.sock_recv(self._end, 1 << 18):
@@ -95,7 +99,7 @@ class Link:
             while len(data) >= HEAD_BYTES and len(data) >= (end := HEAD_BYTES + length_of(bytes(data[:HEAD_BYTES]))):
                 message = message_in(bytes(data[HEAD_BYTES:end]))
                 del data[:end]
-                self._heard(message)
+                self._received(message)
 
 
 class ServingWorker:
@@ -111,10 +115,11 @@ class ServingWorker:
         self.step: int | None = None  # of the checkpoint that it computes with
         self.retired = False  # it gets no more batches
         self.gone = asyncio.Event()
-        self._link = Link(end, self._heard, self._ended)
+        self._link = Link(end, self._received, self._ended)
 
     @property
     def busy(self) -> bool:
+        """Whether the worker is computing a batch."""
         return self._answer is not None
 
     async def compute(self, payloads: Sequence[bytes], most_s: float) -> list[Answer]:
@@ -122,7 +127,7 @@ class ServingWorker:
         self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(most_s):
-                await self._say({"inputs": [msgspec.Raw(one) for one in payloads]})
+                await self._send({"inputs": [msgspec.Raw(one) for one in payloads]})
                 found = await self._answer
         except TimeoutError:
             self.kill()
@@ -132,13 +137,15 @@ class ServingWorker:
         self.batches += 1
         return found
 
-    async def _say(self, message: Any) -> None:
+    async def _send(self, message: Any) -> None:
+        """Send a message. Raise NotBegun if the worker has exited."""
         try:
-            await self._link.say(message)
+            await self._link.send(message)
         except OSError as error:
             raise NotBegun(f"it had left: {error}") from error
 
     def kill(self) -> None:
+        """Kill the worker."""
         with suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -148,7 +155,8 @@ class ServingWorker:
         self._link.close()
         self._ended()
 
-    def _heard(self, message: Any) -> None:
+    def _received(self, message: Any) -> None:
+        """Handle a message: answers, or that the worker is ready."""
         if "answers" in message:
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(message["answers"])
@@ -159,6 +167,7 @@ class ServingWorker:
             self.ready.set_result(None)
 
     def _ended(self) -> None:
+        """Note that the worker has ended; a batch that it had fails."""
         if self.gone.is_set():
             return
         self.gone.set()
@@ -173,12 +182,12 @@ class ServingWorker:
 
 
 class WorkerPool:
-    """A process that has the model of one checkpoint, and forks workers."""
+    """A process that has loaded one checkpoint and forks workers."""
 
     def __init__(self, end: socket.socket) -> None:
         self.ended = asyncio.Event()
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
-        self._link = Link(end, self._heard, self._on_end)
+        self._link = Link(end, self._received, self._on_end)
         self._process: asyncio.subprocess.Process | None = None
 
     @classmethod
@@ -205,7 +214,7 @@ class WorkerPool:
         """Fork this pool into one with another checkpoint, so that nothing is imported again. Raise NotLoaded."""
         ours, theirs = socket.socketpair()
         with theirs:
-            await self._link.say({"op": "renew", "checkpoint": checkpoint}, theirs)
+            await self._link.send({"op": "renew", "checkpoint": checkpoint}, theirs)
         found = WorkerPool(ours)
         return found, await found._load(None)
 
@@ -218,7 +227,7 @@ class WorkerPool:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                await self._link.say({"op": op, "threads": threads, "number": number}, theirs)
+                await self._link.send({"op": op, "threads": threads, "number": number}, theirs)
         except OSError as error:
             ours.close()
             raise WorkerPoolLost from error
@@ -245,17 +254,19 @@ class WorkerPool:
             await self._process.wait()
 
     async def _load(self, order: Mapping[str, Any] | None) -> Loaded:
+        """Send an order to load, and return what the pool reports. Raise NotLoaded."""
         try:
             if order is not None:
-                with suppress(OSError):  # that it has left is heard
-                    await self._link.say(order)
+                with suppress(OSError):  # that it has exited is noticed
+                    await self._link.send(order)
             return await self._loaded
         except BaseException:
             self.close()
             await self.has_ended()
             raise
 
-    def _heard(self, message: Any) -> None:
+    def _received(self, message: Any) -> None:
+        """Handle the pool's message that it has loaded the model, or why not."""
         match message["op"]:
             case "loaded":
                 found = Loaded(message["input"], message["output"], message["unfit"], message.get("example"))
@@ -264,6 +275,7 @@ class WorkerPool:
                 self._loaded.set_exception(NotLoaded(*message["message"].splitlines(), damaged=message["damaged"]))
 
     def _on_end(self) -> None:
+        """Note that the pool has ended; loading fails."""
         self.ended.set()
         if not self._loaded.done():
             self._loaded.set_exception(NotLoaded(*_NO_WORD))

@@ -1,4 +1,4 @@
-"""Runs the application on a socket until it is asked to stop."""
+"""Run the application on a socket until it is asked to stop."""
 
 import asyncio
 import socket
@@ -28,9 +28,9 @@ async def serve(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
     ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve until SIGINT or SIGTERM. Call `ready` once the model is loaded; raise LaunchError where it cannot be.
+    """Serve until SIGINT or SIGTERM. Call `ready` once the model is loaded; raise LaunchError if it cannot be.
 
-    Without a `token` anyone may ask.
+    Without a `token` anyone may call the server.
     """
     engine = Engine(served, options, say)
     limits = Limits(body_bytes=most_bytes, bodies_bytes=most_bytes * 3 // 2)
@@ -51,7 +51,7 @@ def run_server(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
     ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve as `serve` does, in an event loop of its own."""
+    """Serve as `serve` does, in a new event loop."""
     asyncio.run(serve(listening, served, options, token=token, most_bytes=most_bytes, ready=ready, say=say, tls=tls))
 
 
@@ -67,24 +67,25 @@ class ServingRules:
 
     @classmethod
     def of(cls, token: str | None, port: int, most_bytes: int) -> "ServingRules":
-        """Return those of a server at this port; without a token anyone may ask."""
+        """Return the rules of a server at this port; without a token anyone may call it."""
         access = None if token is None else Access(Keys(token), f"launch_serve_{port}", _PAGES)
         return cls(access, most_bytes)
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return what is answered instead, or None where the way is free."""
+        """Return the response that refuses the request, or None if it is allowed."""
         if self.access is None and not is_this_machine(request):
-            return _said(421, "not a name of this server")
+            return _error(421, "not a name of this server")
         if self.access is not None and request.url.path != _FREE and not self.access.has_token(request):
-            return _said(401, "expected the header `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
+            return _error(401, "expected the header `Authorization: Bearer TOKEN`", {"www-authenticate": "Bearer"})
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if request.scope["method"] == "POST" and kind != "application/json":
-            return _said(415, "expected the header `Content-Type: application/json`")
+            return _error(415, "expected the header `Content-Type: application/json`")
         length = request.headers.get("content-length", "0")
         if not length.isdigit() or int(length[:20]) > self.most_bytes:
-            return _said(413, f"expected a body of at most {self.most_bytes} bytes", {"connection": "close"})
+            return _error(413, f"expected a body of at most {self.most_bytes} bytes", {"connection": "close"})
         return None
 
 
-def _said(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with an error text."""
     return JSONResponse({"detail": text}, status, headers)

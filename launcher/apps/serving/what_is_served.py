@@ -1,4 +1,4 @@
-"""Reads from a run's folder which model to serve, by which code and in which Python."""
+"""Find in a run's folder which model to serve, with which code and which Python."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from trainer.checkpoint_files.choice import candidates
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Settings of a process that answers requests with the model of a run."""
+    """The model, code and Python of a run that is served."""
 
     run: str
     app: str  # where the service is found: `module`, `module:name` or `/file.py:name`

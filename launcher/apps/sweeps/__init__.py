@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one spec that differ in some options, chosen by Optuna, started and ended by a conductor."""
+"""Sweeps: many runs of one spec that differ in some options, which Optuna chooses; a conductor starts and ends them."""

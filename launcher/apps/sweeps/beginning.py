@@ -1,4 +1,4 @@
-"""Create a sweep's folder from a spec: all checks come first, then one rename."""
+"""Create a sweep's folder from a spec: after all checks it is written as a draft and renamed once."""
 
 import importlib.util
 import os
@@ -60,6 +60,7 @@ def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None 
 
 
 def _need_optuna() -> None:
+    """Raise BadInput if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         from trainer.extras import install_hint  # late: after a failure alone
 
@@ -80,6 +81,7 @@ def _settled(
 
 
 def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[str, ...]) -> dict[str, Dimension]:
+    """Return the options without conditions on values that the spec fixes."""
     found: dict[str, Dimension] = {}
     text = file.read_text()
     for key, dimension in space.items():
@@ -113,6 +115,7 @@ def _tried(
 
 
 def _free_id(name: str, runs: Path) -> RunId:
+    """Return an id that no sweep and no run has."""
     known = {one.id for one in known_sweeps()}
     return new_run_id(name, lambda one: one in known or taken(runs)(one) or (runs / SWEEPS / one).exists())
 

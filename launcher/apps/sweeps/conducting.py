@@ -1,4 +1,4 @@
-"""One round of a conductor: look at trials and runs, decide, do. What it does is safe to do again after a kill."""
+"""One round of a conductor: read trials and runs, decide, act. Every action can be repeated after a kill."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +35,14 @@ _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did
 
 @dataclass(slots=True)
 class _RetryDelay:
-    """The time after which a failed action is tried again."""
+    """The time after which failed actions are tried again, longer after each failure."""
 
     failures: int = 0
     until: float = 0.0
     said: str = ""
 
     def failed(self, now: float, said: str) -> None:
+        """Note a failure and set the time of the next try."""
         self.until = now + _RETRY_S[min(self.failures, len(_RETRY_S) - 1)]
         self.failures += 1
         self.said = said
@@ -49,7 +50,7 @@ class _RetryDelay:
 
 @dataclass(slots=True)
 class Round:
-    """One pass of the conductor; all of its state is on disk, except when it retries."""
+    """One round of the conductor; all of its state is on disk, except when to retry."""
 
     sweep: SweepDir
     record: SweepRecord
@@ -80,7 +81,7 @@ class Round:
         return done, end is not None and self._asked() == asked
 
     def _chosen(self, entries: Sequence[BookedTrial]) -> list[BookedTrial]:
-        """Return the trials, after choosing values for those that a kill left without them."""
+        """Return the trials, after choosing values for those that a kill left without any."""
         half = [one for one in entries if one.state == OPEN and not one.run]
         for one in half:
             self.book.choose(one.number, run_id_of(self.record.id, one.number))
@@ -102,9 +103,11 @@ class Round:
             self.sweep.order.unlink(missing_ok=True)
 
     def _asked(self) -> tuple[Wanted | None, SweepOrder | None]:
+        """Return how many trials are wanted, and the user's last order, or None for each."""
         return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
 
     def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
+        """Return the settings of the sweep as they are now."""
         options = self.record.options
         limit_s, stop = options.budget.time_s, options.stop
         return Aim(
@@ -119,6 +122,7 @@ class Round:
         )
 
     def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
+        """Carry out the actions; return whether any was done."""
         done = False
         for action in actions:
             try:
@@ -143,6 +147,7 @@ class Round:
         return done
 
     def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
+        """Carry out one action."""
         match action:
             case NextTrial():
                 number = self.book.ask()
@@ -168,11 +173,12 @@ class Round:
         return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
 
     def make_ready(self) -> None:
-        """Start what the next trial needs before it may begin."""
+        """Prepare the run of the next trial, so that it starts sooner."""
         if self._next:
             self.runs.expect(self._next)
 
     def _say(self, end: EndSweep | None) -> None:
+        """Write the sweep's state if it has changed."""
         halving = self.record.options.stop.early == "asha"
         notes = tuple(_note(one, halving=halving) for one in self.book.entries())
         message = end.message if end is not None else self.patience.said
@@ -183,6 +189,7 @@ class Round:
 
 
 def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
+    """Return a trial with the state of its run."""
     return TrialView(
         one.number,
         one.state == OPEN,

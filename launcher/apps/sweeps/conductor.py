@@ -1,6 +1,6 @@
-"""The conductor of a sweep: one small process that has runs started, looks at them, and asks Optuna what comes next.
+"""The conductor of a sweep: one small process that starts runs, follows them, and asks Optuna for the next trial.
 
-What it knows is in the sweep's folder and in the runs: killed at any instant, the next one goes on where it was.
+Its state is in the sweep's folder and in the runs: after a kill, the next conductor continues from there.
 """
 
 import os
@@ -28,10 +28,10 @@ _BEGUN_S = 0.5  # after a trial was started it has the machine to itself: then t
 
 
 class Conductor(Strategy):
-    """Conducts one sweep, whose folder it is given, unless another process does."""
+    """Conducts one sweep, given its folder, unless another process does."""
 
     def boot(self) -> bytes:
-        """Take the sweep's lock if it is free; its holder reads what was written before."""
+        """Take the sweep's lock if it is free; the process that holds it reads what was written before."""
         self._alone, self._sweep = ExitStack(), SweepDir(self.run.path)
         self._conducts = self._alone.enter_context(locked(self._sweep.lock)) is not None
         if self._conducts:
@@ -39,7 +39,7 @@ class Conductor(Strategy):
         return super().boot()
 
     def supervise(self, go: BinaryIO) -> int:
-        """Conduct until the sweep is over."""
+        """Conduct until the sweep is over, and return the exit code."""
         go.close()
         with self._alone:
             if not self._conducts:
@@ -68,7 +68,7 @@ def _kept(sweep: SweepDir, record: SweepRecord) -> int:
 
 
 def conduct(rounds: "Round") -> None:
-    """Conduct until the sweep is over, looking less often the longer nothing happens."""
+    """Conduct until the sweep is over, with longer pauses while nothing happens."""
     quiet_since = time.monotonic()
     while True:
         done, over = rounds.go()

@@ -20,7 +20,7 @@ _LATE = "its time is over"
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """The run of a trial, as it is now."""
+    """The present state of a trial's run."""
 
     state: State
     value: float | None = None  # the newest of the metric
@@ -32,7 +32,7 @@ class TrialRun:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step of successive halving at which trials are compared, as one of them stands there."""
+    """A step of successive halving at which trials are compared, and this trial's rank among them."""
 
     number: int
     better: int  # how many of those that have come to it are better
@@ -45,7 +45,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """A trial, as Optuna's journal and its run say."""
+    """A trial with its state in Optuna's journal and that of its run."""
 
     number: int
     open: bool
@@ -59,7 +59,7 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The settings that a person chose for the sweep."""
+    """The user's settings of the sweep."""
 
     trials: int
     parallel: int
@@ -78,16 +78,22 @@ class NextTrial:
 
 @dataclass(frozen=True, slots=True)
 class StartTrial:
+    """Start the run of a trial."""
+
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTrial:
+    """Cancel the run of a trial."""
+
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReviveTrial:
+    """Resume the run of a trial, which was lost or cancelled."""
+
     number: int
 
 
@@ -101,7 +107,7 @@ class PromoteTrial:
 
 @dataclass(frozen=True, slots=True)
 class TellTrial:
-    """Record how a trial ended: with a value, pruned, or failed for the reason `why`."""
+    """Record in Optuna how a trial ended: with a value, pruned, or failed for the reason `why`."""
 
     number: int
     value: float | None = None
@@ -111,6 +117,8 @@ class TellTrial:
 
 @dataclass(frozen=True, slots=True)
 class EndSweep:
+    """End the sweep in this state."""
+
     state: str
     message: str
 
@@ -143,6 +151,7 @@ def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
 
 
 def is_cancelled(trial: TrialView) -> bool:
+    """Return whether an open trial's run was cancelled."""
     return trial.open and trial.run is not None and trial.run.state is State.CANCELLED
 
 
@@ -161,6 +170,7 @@ def promotable(paused: Sequence[TrialView], aim: Aim) -> list[TrialView]:
 
 
 def _promoted(trial: TrialView) -> PromoteTrial:
+    """Return the action that resumes a paused trial."""
     return PromoteTrial(trial.number, trial.run.attempt if trial.run is not None else 0)
 
 
@@ -189,7 +199,7 @@ def _alike(why: str) -> str:
 
 
 def _commonest(trials: Sequence[TrialView]) -> str:
-    """Return why most of the trials failed, in the words of the first of them."""
+    """Return the most frequent reason of failed trials, as the first of them states it."""
     counts = Counter(_alike(one.why) for one in trials)
     reason, count = counts.most_common(1)[0]
     why = next(one.why for one in trials if _alike(one.why) == reason) or "their runs failed"
@@ -205,6 +215,7 @@ def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
 
 
 def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
+    """Yield the actions for one trial."""
     run, number = trial.run, trial.number
     if run is None:
         if not aim.stopping:
@@ -235,6 +246,7 @@ def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _of_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
+    """Yield the actions for a trial whose run was cancelled."""
     if aim.reviving:
         yield ReviveTrial(number)
     elif not aim.stopping:
@@ -242,6 +254,7 @@ def _of_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _of_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
+    """Yield the actions for a trial whose run was lost."""
     if run.revivals >= MOST_REVIVALS:
         yield TellTrial(number, why=f"its run was lost {run.revivals + 1} times")
     elif not aim.stopping:
@@ -249,6 +262,7 @@ def _of_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _valued(number: int, run: TrialRun, metric: str) -> TellTrial:
+    """Return how a trial that completed is recorded: with its value, or failed for lack of one."""
     value = run.value
     if value is None:
         others = f"; it has reported {', '.join(run.reported)}" if run.reported else ", nor anything else"

@@ -1,4 +1,4 @@
-"""Chooses the trials to train further, and checks that they can be."""
+"""Choose the trials to train further, and check that they can be."""
 
 import time
 from collections.abc import Sequence
@@ -14,8 +14,9 @@ from launcher.submission.requests import looked_at_first
 
 
 def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[str]) -> list[str]:
-    """Enqueue further training of the `best` runs as coming trials, and return the runs. Raise BadInput or Refused,
-    and then nothing is enqueued.
+    """Queue further training of the `best` runs as new trials, and return those runs.
+
+    Raise BadInput or Refused; then nothing is queued.
     """
     record = record_of(sweep)
     _check(sweep, record, status, overrides)
@@ -36,6 +37,7 @@ def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
 
 
 def _check(sweep: SweepDir, record: SweepRecord, status: SweepState, overrides: Sequence[str]) -> None:
+    """Raise Refused or BadInput if trials cannot be trained further with these changes."""
     limit_s = record.options.budget.time_s
     if status.state == "failed" or (limit_s is not None and time.time() > record.began_at + limit_s):
         why = status.message if status.state == "failed" else "its time is over"

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its file names, its records, and how it is found by its id."""
+"""The folder of a sweep: its file names, its records, and how to find it by its id."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ Point = dict[str, Word]  # the value of each option that a trial has
 
 @dataclass(frozen=True, slots=True)
 class SweepDir:
-    """<runs>/.sweeps/<id>/, beside the runs that are its trials."""
+    """The paths in a sweep's folder, <runs>/.sweeps/<id>/, beside the runs that are its trials."""
 
     path: Path
 
@@ -41,11 +41,12 @@ class SweepDir:
 
     @property
     def id(self) -> RunId:
+        """The id of the sweep."""
         return parse_run_id(self.path.name)
 
     @property
     def runs(self) -> Path:
-        """Return the folder that holds the runs of its trials."""
+        """The folder that holds the runs of its trials."""
         return self.path.parent.parent
 
 
@@ -65,19 +66,19 @@ class SweepRecord(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The number of trials wanted by now."""
+    """The number of trials wanted so far, as the user may add some."""
 
     trials: int
 
 
 class SweepOrder(msgspec.Struct, frozen=True):
-    """The last order that a person gave to the sweep."""
+    """The user's last order to the sweep: to stop or to resume."""
 
     stop: bool  # else: go on with what was stopped
 
 
 class TrialNote(msgspec.Struct, frozen=True):
-    """One trial, as people are told of it."""
+    """One trial as it is shown to the user."""
 
     number: int
     state: str  # running, paused (it may go on), complete, pruned, failed
@@ -89,7 +90,7 @@ class TrialNote(msgspec.Struct, frozen=True):
 
 
 class SweepState(msgspec.Struct, frozen=True):
-    """The conductor's last word."""
+    """The sweep's state, as the conductor last wrote it."""
 
     state: str  # running, stopped, succeeded, failed
     message: str
@@ -104,6 +105,7 @@ def conductor_lives(sweep: SweepDir) -> bool | None:
 
 
 def record_of(sweep: SweepDir) -> SweepRecord:
+    """Return the sweep's record. Raise NoSuchRun."""
     record = read_record(sweep.record, SweepRecord)
     if record is None:
         raise NoSuchRun(f"{sweep.path}: no sweep is there")
@@ -131,7 +133,7 @@ def known_sweeps() -> list[SweepDir]:
 
 
 def sweep_of_trial(run: str, path: Path) -> str | None:
-    """Return the id of the sweep that a run is a trial of, told by their names and places; None if it is none."""
+    """Return the id of the sweep that a run is a trial of, judging by its id and folder, or None."""
     if (found := _TRIAL.fullmatch(run)) is None or not is_run_id(found[1]):
         return None
     with contextlib.suppress(OSError):
@@ -157,4 +159,5 @@ def find_sweep(ref: str) -> SweepDir:
 
 
 def _links() -> Path:
+    """Return the folder in which sweeps are registered."""
     return state_folder() / "sweeps"

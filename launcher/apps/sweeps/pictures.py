@@ -1,4 +1,4 @@
-"""The pictures of a sweep, drawn by Optuna with matplotlib: history, parallel coordinates, slices, importances."""
+"""Draw the pictures of a sweep with Optuna and matplotlib: history, parallel coordinates, slices, importances."""
 
 import html
 import io
@@ -64,20 +64,24 @@ def draw(sweep: SweepDir, out: Path, kinds: Sequence[str] = KINDS) -> list[str]:
 
 
 def _study(sweep: SweepDir) -> "Study":
+    """Return the sweep's Optuna study."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = JournalStorage(JournalFileBackend(str(sweep.journal)))
     return optuna.load_study(study_name=record_of(sweep).id, storage=storage)
 
 
 def _complete(study: "Study") -> int:
+    """Return the number of completed trials."""
     return len(_values(study))
 
 
 def _values(study: "Study") -> list[float | None]:
+    """Return the values of the completed trials."""
     return [one.value for one in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))]
 
 
 def _importances(study: "Study") -> dict[str, float]:
+    """Return the importance of each option, or an empty dict if it cannot be computed."""
     if len(set(_values(study))) < _FEWEST:
         return {}  # all has come to the same
     with warnings.catch_warnings():
@@ -90,6 +94,7 @@ def _importances(study: "Study") -> dict[str, float]:
 
 
 def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[dict[str, bytes], list[str]]:
+    """Return the pictures by kind, and a line for each that was left out."""
     try:
         import matplotlib as mpl  # late: an optional package, and slow to import
 
@@ -120,6 +125,7 @@ def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[
 
 
 def _bars(plt: Any, told: Mapping[str, float]) -> None:
+    """Draw a bar for each number."""
     names = [*told][::-1]
     _, axes = plt.subplots()
     axes.barh(names, [told[name] for name in names])
@@ -127,6 +133,7 @@ def _bars(plt: Any, told: Mapping[str, float]) -> None:
 
 
 def _saved(plt: Any, form: str, out: Path) -> bytes:
+    """Return the current figure in this format. Raise BadInput."""
     written = io.BytesIO()
     try:
         plt.gcf().savefig(written, format=form, bbox_inches="tight", metadata={"Date": None} if form == "svg" else {})
@@ -138,6 +145,7 @@ def _saved(plt: Any, form: str, out: Path) -> bytes:
 
 
 def _page(sweep: SweepDir, drawn: Mapping[str, bytes]) -> bytes:
+    """Return a page with the pictures."""
     pictures = "\n".join(f"<h2>{_TITLES[kind]}</h2>\n{_svg(one)}" for kind, one in drawn.items())
     return _PAGE.format(title=html.escape(sweep.id), pictures=pictures).encode()
 

@@ -1,4 +1,4 @@
-"""Points that are known beforehand: those of a grid, and those of a file. Pure but for reading the file."""
+"""Points that are known beforehand: those of a grid, and those in a file."""
 
 import csv
 import json
@@ -72,6 +72,7 @@ def points_in(file: Path) -> list[Point]:
 
 
 def _points(file: Path, keys: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Point]:
+    """Yield the points in the lines of a CSV file. Raise BadInput."""
     for number, line in enumerate(lines, 2):
         if not line:
             continue

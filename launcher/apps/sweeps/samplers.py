@@ -1,4 +1,6 @@
-"""Optuna's samplers and pruners by the words of a spec, and the points of those that look at no result."""
+"""Choose Optuna's samplers and pruners by their names in a spec, and compute the points of searches that ignore
+results.
+"""
 
 import warnings
 from collections.abc import Mapping
@@ -54,7 +56,7 @@ def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
 
 
 def suggested(trial: "Trial", space: Mapping[str, Dimension]) -> Point:
-    """Return the point of a trial; values that it has already stay."""
+    """Return the point of a trial; values that it already has stay."""
     point: dict[str, Any] = {}  # what is suggested of values is one of them
     for key, one in space.items():
         if not applies(one, point):

@@ -38,7 +38,7 @@ _CONDUCTOR = "launcher.apps.sweeps.conductor:Conductor"
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Many runs of one spec, for their whole life."""
+    """A sweep: many runs of one spec, from start to end."""
 
     id: RunId
     path: Path
@@ -82,6 +82,7 @@ class Sweep:
         return draw(self._folder, Path(out), kinds or KINDS)
 
     def trials_wanted(self) -> int:
+        """Return the number of trials wanted so far."""
         wanted = readable(self._folder.wanted, Wanted)
         return wanted.trials if wanted is not None else 0
 
@@ -116,9 +117,9 @@ class Sweep:
         return wanted
 
     def extend(self, best: int, overrides: Sequence[str]) -> list[str]:
-        """Train the best so many trials further, from their checkpoints, with these changes; return their runs.
+        """Train the `best` trials further, from their checkpoints, with these changes; return their runs.
 
-        Each becomes one trial more, with the same point and the same run; those that have not begun yet wait for them.
+        Each becomes one more trial with the same point and the same run; trials that have not begun yet wait for them.
         """
         from launcher.apps.sweeps.extending import chosen  # late: Optuna takes a second, and reading specs a tenth
 
@@ -130,7 +131,7 @@ class Sweep:
         return runs
 
     def wait(self, timeout_s: float | None = None) -> SweepState:
-        """Return when nothing of it goes on any more, or raise TimeoutError."""
+        """Wait until no trial is active any more, and return the state. Raise TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (status := self.status()).state == "running":
             if deadline is not None and time.monotonic() >= deadline:
@@ -139,7 +140,7 @@ class Sweep:
         return status
 
     def _conduct(self) -> None:
-        """See to it that there is a conductor, and that it has heard what was written before."""
+        """Make sure that a conductor runs and has read what was written before."""
         sweep = self._folder
         if conductor_lives(sweep) and self.status().state == "running":
             return
@@ -153,11 +154,12 @@ class Sweep:
 
     @property
     def _folder(self) -> SweepDir:
+        """The sweep's folder."""
         return SweepDir(self.path)
 
 
 def sweep(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Sweep:
-    """Begin a sweep and return as soon as it is conducted. The spec is a file, or what would stand in one."""
+    """Begin a sweep and return as soon as a conductor runs. The spec is a file, or the content of one."""
     with as_files([spec]) as ([file], roots):
         folder = begin(file, on=on, overrides=tuple(overrides), root=roots.get(file))
     found = Sweep(folder.id, folder.path)

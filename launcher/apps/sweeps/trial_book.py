@@ -1,7 +1,7 @@
-"""Optuna's journal as a conductor uses it: which trials there are, the next point, reports, how each ended.
+"""Optuna's journal as a conductor uses it: trials, their points, reports, and how each ended.
 
-Whatever is written can be found again after a kill at any instant: a trial is asked for, then its values are chosen,
-then the id of its run is written down, and only then is that run started. A trial without that id has no run.
+Everything is written so that a kill at any instant loses nothing: a trial is created, then its values are chosen, then
+the id of its run is written, and only then is the run started. A trial without that id has no run.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _RUNG = "completed_rung_"  # what Optuna's successive halving notes of a trial, 
 
 @dataclass(frozen=True, slots=True)
 class BookedTrial:
-    """A trial as it stands in the journal."""
+    """A trial as it is in the journal."""
 
     number: int
     state: str  # running, complete, pruned, failed
@@ -55,11 +55,12 @@ class BookedTrial:
 
     @property
     def overrides(self) -> tuple[str, ...]:
+        """The overrides that give the run the trial's values."""
         return tuple(override_of(key, value) for key, value in self.params.items())
 
 
 class TrialBook:
-    """One conductor writes at a time; others read, or add trials of their own, by Optuna."""
+    """Reads and writes the trials; one conductor writes at a time, others may read or add trials by Optuna."""
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
         logging.set_verbosity(logging.WARNING)
@@ -93,7 +94,7 @@ class TrialBook:
         return self._study.ask().number
 
     def choose(self, number: int, run_id: str) -> None:
-        """Choose its values, and write down which run is to have them."""
+        """Choose the trial's values, and write down the id of its run."""
         self._study.sampler = sampler_of(self._options, self._record.seed + number)
         trial = self._trial(number)
         suggested(trial, self._space_of(trial))
@@ -109,11 +110,12 @@ class TrialBook:
                 return
 
     def promote(self, number: int, after: int) -> None:
-        """Note that it goes on from where it was stopped early, with the attempt of its run that follows this one."""
+        """Write down that a trial stopped early is resumed, by the attempt of its run after attempt `after`."""
         trial = self._trial(number)
         trial.set_user_attr(_GOES_ON, {"after": after, "step": trial.user_attrs.get(_PRUNED_AT)})
 
     def tell(self, number: int, value: float | None, *, pruned: bool, why: str) -> None:
+        """Record how a trial ended: with a value, pruned, or failed."""
         if why:
             self._trial(number).set_user_attr(_WHY, why)
         if value is not None:
@@ -122,11 +124,12 @@ class TrialBook:
             self._study.tell(number, state=TrialState.PRUNED if pruned else TrialState.FAIL)
 
     def _trial(self, number: int) -> Trial:
+        """Return Optuna's trial of this number."""
         study = self._storage.get_study_id_from_name(self._record.id)
         return Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study, number))
 
     def _space_of(self, trial: Trial) -> Mapping[str, Dimension]:
-        """Return the options of a trial: of a point of a grid or a file, only those that the point has."""
+        """Return the options of a trial; with a grid or a file, only those that its point has."""
         index = trial.user_attrs.get(_POINT)
         if self._record.points is None or index is None:
             return self._options.space
@@ -140,6 +143,7 @@ class TrialBook:
 
 
 def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
+    """Return Optuna's trial as a BookedTrial."""
     attrs, goes_on = one.user_attrs, one.user_attrs.get(_GOES_ON, {})
     pruned_at = attrs.get(_PRUNED_AT)
     return BookedTrial(
@@ -171,7 +175,7 @@ def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | 
 
 
 def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
-    """Enqueue trials that train these runs further, each after its attempt. A conductor may be running meanwhile."""
+    """Queue trials that train these runs further, each after the given attempt; a conductor may be running."""
     study = load_study(study_name=sweep.id, storage=_storage(sweep))
     for note, attempt in trials:
         extends = {_RUN: note.run, "set": [*overrides]}
@@ -179,6 +183,7 @@ def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]],
 
 
 def _storage(sweep: SweepDir) -> JournalStorage:
+    """Return the sweep's Optuna storage."""
     lock = JournalFileSymlinkLock(str(sweep.journal), grace_period=_STALE_S)
     return JournalStorage(JournalFileBackend(str(sweep.journal), lock))
 

@@ -1,4 +1,4 @@
-"""The runs of a sweep's trials: started under ids that follow from the trials' numbers, asked, resumed, cancelled."""
+"""Start, query, resume and cancel the runs of a sweep's trials; a run's id follows from its trial's number."""
 
 import contextlib
 import math
@@ -36,7 +36,7 @@ Reports = Sequence[tuple[int, float]]  # steps and values
 
 
 class NotYet(Exception):
-    """Raised while the modules that runs need are being imported, once for all runs."""
+    """Raised while the modules that the runs need are being imported, once for all of them."""
 
 
 class Trials(Protocol):
@@ -72,7 +72,7 @@ def run_id_of(sweep: RunId, number: int) -> RunId:
 
 
 class RunsOfTrials:
-    """The real ones, through the Python API."""
+    """The operations on real runs, through the Python API."""
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
         self._sweep, self._record = sweep, record
@@ -95,6 +95,7 @@ class RunsOfTrials:
             self._is_warm(self._wish(()), run_id_of(parse_run_id(self._record.id), 0))
 
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
+        """Start a run, unless it was started before."""
         if self._run(run_id) is not None:
             return  # by a conductor that was killed before it could see it
         named, wish = parse_run_id(run_id), self._wish(overrides)
@@ -108,10 +109,12 @@ class RunsOfTrials:
             say(str(error))  # the run is there: whoever looks at it hands it over
 
     def expect(self, run_id: str) -> None:
+        """Prepare for the run that will be started next."""
         if self._readier is not None:
             self._readier.expect(self._root / run_id)
 
     def look(self, run_ids: Sequence[str]) -> dict[str, TrialRun]:
+        """Return the state of each of these runs that was started."""
         there = [run for run in map(self._run, run_ids) if run is not None]
         attempts = (newest(RunDir(run.path)) for run in there)
         self._ends = [one.end for one in attempts if one is not None and not one.end.exists()]
@@ -124,12 +127,14 @@ class RunsOfTrials:
         return views
 
     def rest(self, seconds: float) -> None:
+        """Wait for `seconds`, or until an active run has ended."""
         until = time.monotonic() + seconds
         pause = _GLANCE_S * (1 + len(self._ends) / _MANY)
         while (left := until - time.monotonic()) > 0 and not any(end.exists() for end in self._ends):
             time.sleep(min(left, pause))
 
     def reports(self, run_id: str) -> Reports:
+        """Return the reported values of the metric by step, empty if there are none."""
         run = self._run(run_id)
         if run is None:
             return ()
@@ -143,32 +148,38 @@ class RunsOfTrials:
         return found
 
     def cancel(self, run_id: str) -> None:
+        """Cancel a run in a process of its own, without waiting."""
         before = self._cancels.get(run_id)
         if before is None or before.poll() is not None:
             words = [sys.executable, "-P", "-m", "launcher.cli.main", "cancel", run_id]
             self._cancels[run_id] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def revive(self, run_id: str, overrides: Sequence[str]) -> None:
+        """Resume an ended run with these changes."""
         run = self._run(run_id)
         if run is not None:
             self._revivals[run_id] += run.status().state is State.LOST
             run.resume(overrides=overrides)
 
     def _wish(self, overrides: Sequence[str]) -> Request:
+        """Return the request for a trial's run."""
         record = self._record
         words = (*record.overrides, NO_SWEEP, *overrides)
         root = Path(record.project)
         return able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
 
     def _is_warm(self, wish: Request, named: RunId) -> bool:
+        """Return whether the imports of a run's environment are warm, and start warming them if not."""
         self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
 
     def _run(self, run_id: str) -> Run | None:
+        """Return the run with this id, or None if it was not started."""
         path = self._root / run_id
         return Run(parse_run_id(run_id), path) if path.is_dir() else None
 
     def _value(self, run: Run) -> float | None:
+        """Return the run's last value of the metric, or None."""
         return last_value(self.reports(run.id))
 
 

@@ -1,0 +1,1 @@
+"""Parts that the board and the model server share: access checks, limits, sockets."""

@@ -40,12 +40,13 @@ class Access:
         return request.scope["method"] != "POST" and request.url.path in self.pages and equal(given, self.keys.token)
 
     def cookie(self, request: HTTPConnection) -> tuple[bytes, bytes]:
-        """Return the header that gives the cookie to who comes in."""
+        """Return the header that sets the cookie in the browser of an allowed client."""
         secure = "; Secure" if request.scope["scheme"] == "https" else ""
         value = f"{self.cookie_name}={self.keys.cookie}; HttpOnly; Path=/; SameSite=strict{secure}"
         return b"set-cookie", value.encode()
 
     def _cookie_of(self, request: HTTPConnection) -> str:
+        """Return the cookie in the request, or ""."""
         parts = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
         return {name: value for name, _, value in parts}.get(self.cookie_name, "")
 
@@ -54,10 +55,10 @@ def is_this_machine(request: HTTPConnection, *names: str) -> bool:
     """Return whether the single Host header is an address, `localhost` or one of `names`, at any port because of
     tunnels. An attacker's host name can resolve to this machine, but then the header has that name.
     """
-    told = request.headers.getlist("host")
-    if len(told) != 1:
+    hosts = request.headers.getlist("host")
+    if len(hosts) != 1:
         return False
-    host = told[0]
+    host = hosts[0]
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.removeprefix("[").removesuffix("]").lower()
     if name in ("localhost", *names):
@@ -74,15 +75,18 @@ class Rules(Protocol):
 
     @property
     def access(self) -> Access | None:
-        """Return how the token is checked, or None if anyone may call."""
+        """How the token is checked, or None if anyone may call."""
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return what is answered instead, or None where the way is free."""
+        """Return the response that refuses the request, or None if it is allowed."""
 
 
 @dataclass
 class RequestGuard:
-    """An ASGI application in front of another one. It ends quietly where a client is at fault."""
+    """An ASGI application that checks requests before it passes them to another application.
+
+    A client's mistakes are not logged.
+    """
 
     app: ASGIApp
     rules: Rules
@@ -92,7 +96,7 @@ class RequestGuard:
 
     @property
     def proves(self) -> Callable[[Scope], bool] | None:
-        """Return a test for whether a request carries the token, or None if anyone may call."""
+        """A test for whether a request carries the token, or None if anyone may call."""
         access = self.rules.access
         return None if access is None else lambda scope: access.has_token(HTTPConnection(scope))
 
@@ -107,11 +111,13 @@ class RequestGuard:
             return
 
         async def bounded() -> Message:
+            """Receive a message and count its bytes."""
             message = await receive()
             self._read(connection, message)
             return message
 
         async def with_cookie(message: Message) -> None:
+            """Send a message, with the cookie in the first one."""
             if access is not None and message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], access.cookie(request)]
             await send(message)
@@ -126,7 +132,7 @@ class RequestGuard:
             self._reading.pop(connection, None)
 
     def _read(self, connection: LimitedProtocol | None, message: Message) -> None:
-        """Count a piece of a body that came. Raise HTTPException if it is more than there is room for."""
+        """Count a piece of a body. Raise HTTPException if the body exceeds its limit."""
         more = len(message.get("body", b""))
         had = self._reading.get(connection, 0) + more
         if had > self.limits.body_bytes:

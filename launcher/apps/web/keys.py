@@ -1,6 +1,6 @@
-"""The token of a server, what is made of it, and the address that has it.
+"""The token of a server, the values derived from it, and the address that contains it.
 
-It imports nothing of what serves, so that a browser starts while that is imported.
+It imports nothing that serves, so that a browser can start while that is imported.
 """
 
 import hashlib
@@ -14,21 +14,22 @@ from launcher.apps.web.listening import in_address
 
 @dataclass(frozen=True)
 class Keys:
-    """One secret and what is made of it: the cookie's value and the header of actions open nothing else."""
+    """A token and the values derived from it: a cookie, and a header for actions, neither of which reveals the token."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
     @property
     def cookie(self) -> str:
-        """Return the value of the cookie that stands for the token."""
+        """The value of the cookie that stands for the token."""
         return self._made("cookie")
 
     @property
     def post(self) -> str:
-        """Return what a page sends along with an action."""
+        """The value that a page sends along with an action."""
         return self._made("post")
 
     def _made(self, use: str) -> str:
+        """Return the value derived from the token for this use."""
         return hmac.new(self.token.encode(), use.encode(), hashlib.sha256).hexdigest()
 
 
@@ -38,10 +39,10 @@ def origin(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def page_address(server: str, keys: Keys, path: str = "/", view: str = "") -> str:
-    """Return the address that opens a page in a browser; `view` stands where nobody but the browser reads it."""
+    """Return the address that opens a page in a browser; `view` is in its fragment, which only the browser reads."""
     return f"{server}{path}?token={keys.token}{f'#/{quote(view)}' if view else ''}"
 
 
 def equal(given: str, known: str) -> bool:
-    """Compare in a time that does not tell how much of it is right."""
+    """Compare two texts in a time that does not depend on how much of them is equal."""
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), known.encode())

@@ -1,4 +1,4 @@
-"""Limits on what the clients of a server may hold, and the choice of the connection to drop beyond them."""
+"""Limits on what the clients of a server may occupy, and the choice of the connection to drop beyond them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Held = TypeVar("Held")
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of one server. A connection that has carried the token counts for neither of the first two."""
+    """The limits of one server; a connection that has carried the token counts for neither of the first two."""
 
     connections: int = 256
     per_address: int = 64
@@ -44,7 +44,7 @@ class UnprovedConnections(Generic[Held]):
         self._counts[address] += 1
 
     def are_too_many(self, address: str) -> bool:
-        """Return whether a connection must be dropped after one of this address was added."""
+        """Return whether a connection must be dropped now that one of this address was added."""
         return self._counts[address] > self._per_address or len(self) > self._most
 
     def discard(self, connection: Held) -> None:
@@ -56,9 +56,9 @@ class UnprovedConnections(Generic[Held]):
                 del self._counts[address]
 
     def oldest(self, address: str, may_go: Callable[[Held], bool] = lambda _: True) -> Held | None:
-        """Return the oldest that may go of those to be dropped from; None where there is none.
+        """Return the oldest connection that may be dropped, or None.
 
-        These are the ones of `address` where it has too many, else those of the address that has the most.
+        It is one of `address` if that has too many, else one of the address that has the most.
         """
         if not self._address_of:
             return None

@@ -1,4 +1,4 @@
-"""The socket of a server of ours, and how its host stands in an address."""
+"""The listening socket of a server, and how its host is written in an address."""
 
 import ipaddress
 import socket
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0") -> socket.socket:
-    """Listen on one address; `waiting` connections may wait to be accepted. Raise BadInput if that cannot be.
+    """Return a socket that listens on one address; `waiting` connections may wait to be accepted. Raise BadInput.
 
-    An address that stands for all of this machine's is refused: it is reached from networks that nobody had in mind.
+    An address that means all interfaces of this machine is refused, since networks could reach it that nobody thought
+    of.
     """
     try:
         family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -44,11 +45,12 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def in_address(host: str) -> str:
+    """Return the host as it is written in an address: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def tls_context(certificate: Path, key: Path) -> "ssl.SSLContext":
-    """Read what a server shows and proves. Raise BadInput."""
+    """Return the TLS context for a certificate and its key. Raise BadInput."""
     import ssl  # late: few servers need it, and it costs 20 ms
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,7 +1,7 @@
-"""Serve an ASGI application by uvicorn, within what its clients may hold.
+"""Serve an ASGI application by uvicorn, with limits on what its clients may occupy.
 
-uvicorn bounds neither how many connections there are nor how long a request takes to come. Here each is accepted and
-counted by us: when there are too many, the oldest that has not carried the token is dropped.
+uvicorn limits neither the number of connections nor the time that a request takes to arrive. Here each connection is
+accepted and counted first: if there are too many, the oldest that has not carried the token is dropped.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ _PAUSE_S = 0.1
 
 
 class WebServer(uvicorn.Server):
-    """Serve on a socket that listens.
+    """A uvicorn server on a listening socket, with limits.
 
-    `proves`: whether a request carries the token; None: anyone may ask, and a connection that is being answered is not
-    dropped. `dismiss` is called when the server begins to end, to end answers that go on.
+    `proves` tells whether a request carries the token; if it is None, anyone may call, and a connection that is being
+    answered is not dropped. `dismiss` is called when the server begins to stop, to end answers that stream.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WebServer(uvicorn.Server):
         self._proves = proves
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn passes none
-        """Begin to accept."""
+        """Start accepting connections."""
         door = Door(self.config, self.server_state, self._listening, self._limits, self._tls, self._proves)
         door.open()
         self.servers = [cast("Any", door)]
@@ -65,7 +65,10 @@ class WebServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End on SIGINT and SIGTERM. uvicorn's own would raise them again afterwards."""
+        """Stop on SIGINT and SIGTERM.
+
+        Unlike uvicorn's own handlers, these do not raise the signals again afterwards.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -78,7 +81,7 @@ class WebServer(uvicorn.Server):
 
 
 class Door:
-    """Accept the connections of a server, and drop those beyond its limits."""
+    """Accepts the connections of a server, and drops those beyond its limits."""
 
     def __init__(
         self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None,
@@ -92,12 +95,12 @@ class Door:
         self._reopening: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Begin to accept, in the event loop that runs."""
+        """Start accepting, in the running event loop."""
         self._listening.setblocking(False)
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Stop accepting."""
         if self._reopening is not None:
             self._reopening.cancel()
         if self._listening.fileno() >= 0:
@@ -108,9 +111,9 @@ class Door:
         """Return at once: uvicorn waits for this on each of its servers."""
 
     def count(self, connection: "LimitedProtocol") -> bool:
-        """Count it as the newest of the unproved, and drop the oldest while there are too many.
+        """Count a connection as the newest without the token, and drop the oldest while there are too many.
 
-        False: there are, and what has come on them has to be read first.
+        Return False if there are still too many, because what has arrived on them has to be read first.
         """
         self.unproved.add(connection, connection.address)
         while self.unproved.are_too_many(connection.address):
@@ -121,6 +124,7 @@ class Door:
         return True
 
     def _accept(self) -> None:
+        """Accept waiting connections, a few in each turn of the loop."""
         # So few in one turn of the loop that a handshake, which takes several, has ended before they are the oldest.
         for _ in range(max(1, self.limits.per_address // 16)):
             try:
@@ -141,6 +145,7 @@ class Door:
                 return
 
     async def _connect(self, connection: "LimitedProtocol", peer: socket.socket) -> None:
+        """Give an accepted connection to the event loop."""
         handshake_s = None if self._tls is None else self.limits.head_s
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -150,7 +155,7 @@ class Door:
             self.unproved.discard(connection)
 
     def _make_room(self) -> None:
-        """Drop the oldest where no more files can be opened, and come back when it is closed."""
+        """Drop the oldest connection if no more files can be opened, and accept again once it is closed."""
         oldest = self.unproved.oldest("")
         if oldest is not None:
             oldest.drop()
@@ -160,7 +165,7 @@ class Door:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's reader of requests, with a time for each part of one."""
+    """uvicorn's HTTP protocol with a time limit for each part of a request."""
 
     def __init__(
         self, config: uvicorn.Config, server_state: Any, app_state: dict[str, Any], _loop: Any = None, *,
@@ -180,7 +185,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def is_asking(self) -> bool:
-        """Return whether a request is expected or has not arrived completely."""
+        """Whether a request is expected or has not arrived completely."""
         return self._asking is not None
 
     def may_go(self) -> bool:
@@ -193,12 +198,12 @@ class LimitedProtocol(HttpToolsProtocol):
             return True
 
     def close_unused(self, _: object) -> None:
-        """Close its socket where the event loop never had it."""
+        """Close the socket if the event loop never took it."""
         if not self.is_open:
             self._peer.close()
 
     def drop(self) -> None:
-        """Close it now, whatever was on its way."""
+        """Close the connection now, whatever was being sent."""
         self._door.unproved.discard(self)
         if self.is_open:
             self.transport.abort()
@@ -208,11 +213,13 @@ class LimitedProtocol(HttpToolsProtocol):
     # -- what the event loop calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Expect a request."""
         super().connection_made(transport)
         self.is_open = True
         self._expect(self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop counting the connection."""
         self._door.unproved.discard(self)
         for timer in (self._asking, self._taking):
             if timer is not None:
@@ -220,6 +227,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Count the bytes of a request's head, and refuse one that is too long."""
         self._has_begun = True
         super().data_received(data)
         if self._in_head:
@@ -228,10 +236,12 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.send_400_response(f"expected a head of at most {self._limits.head_bytes} bytes")
 
     def pause_writing(self) -> None:
+        """Start the time within which the client must read."""
         super().pause_writing()
         self._taking = self.loop.call_later(self._limits.take_s, self.drop)
 
     def resume_writing(self) -> None:
+        """Stop that time."""
         super().resume_writing()
         if self._taking is not None:
             self._taking.cancel()
@@ -280,12 +290,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._door.count(self)
 
     def _expect(self, in_s: float | None) -> None:
-        """Drop it where the next part of its request takes longer; None: it has come."""
+        """Drop the connection if the next part of its request takes longer than this.
+
+        None means that it has arrived.
+        """
         if self._asking is not None:
             self._asking.cancel()
         self._asking = None if in_s is None else self.loop.call_later(in_s, self._late, in_s)
 
     def _late(self, in_s: float) -> None:
+        """Drop the connection, unless reading was paused by this server."""
         if self.flow.read_paused:  # by us: it may have sent all of it
             self._expect(in_s)
         else:

@@ -35,7 +35,7 @@ _ASKED_AT_ONCE = 8
 
 
 class RowChanges(msgspec.Struct, frozen=True):
-    """Lines that are new or other, and the runs that are gone."""
+    """The rows of the table that are new or changed, and the runs that are gone."""
 
     runs: list[BoardRow]
     gone: list[str]
@@ -59,6 +59,7 @@ class SeenRun:
 
     @classmethod
     def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
+        """Return the run with its status and labels, read now."""
         about, secrets = _about(one, status)
         return cls(
             one, status, _files_of(one), seen, about, secrets, group_of(one.id, one.path, about.tags), changed=seen
@@ -70,6 +71,7 @@ class SeenRun:
         return self.changed != self.seen
 
     def row(self) -> BoardRow:
+        """Return the run's row of the table, without secrets."""
         return redacted_record(board_row(self.status, self.about, self.figures, self.group), self.secrets)
 
 
@@ -82,7 +84,7 @@ class _Looked(NamedTuple):
 
 
 class AllRuns:
-    """`look` is called by one thread; others read `rows`, which is replaced as a whole."""
+    """The current state of all runs; one thread calls `look`, others read `rows`, which is replaced as a whole."""
 
     def __init__(self, measured: MeasuredRuns, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows: dict[str, BoardRow] = {}
@@ -101,17 +103,21 @@ class AllRuns:
         self._threads = ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="clusters")
 
     def close(self) -> None:
+        """Stop the threads that query clusters."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def status(self, run_id: str) -> RunStatus | None:
+        """Return the run's status as last read, or None if it is unknown."""
         known = self._known.get(run_id)
         return known.status if known is not None else None
 
     def secrets(self, run_id: str) -> tuple[str, ...]:
+        """Return the secrets to remove from what is shown of the run."""
         known = self._known.get(run_id)
         return known.secrets if known is not None else ()
 
     def statuses(self) -> list[RunStatus]:
+        """Return the last read status of every run."""
         return [known.status for known in list(self._known.values())]
 
     def known(self, one: api.Run) -> SeenRun:
@@ -121,10 +127,10 @@ class AllRuns:
             return known
         seen = _changed(_files_of(one))
         status, kind = api.as_far_as_here(one)
-        return SeenRun.of(one, _being_asked(status) if kind else status, seen)
+        return SeenRun.of(one, _being_queried(status) if kind else status, seen)
 
     def bring(self, run_id: str) -> None:
-        """Fetch what the run's ranks wrote on other machines, in a thread, because a page shows it."""
+        """Fetch, in a thread, the files that the run's ranks wrote on other machines, because a page shows the run."""
         known = self._known.get(run_id)
         key = f"files of {run_id}"
         is_late = self._clock() - self._asked_at.get(key, float("-inf")) >= api.WATCH_S
@@ -133,7 +139,10 @@ class AllRuns:
             self._ask_for_files(key, known.run)
 
     def _ask_for_files(self, key: str, one: api.Run) -> None:
+        """Start fetching a run's files, unless that is under way."""
+
         def renewed() -> list[RunStatus]:
+            """Fetch the run's files and return its status."""
             return [one.renew()]
 
         if key not in self._asked:
@@ -150,12 +159,12 @@ class AllRuns:
             self._measured.forget(run_id)
         self._going -= {*gone}
         self._outdated -= {*gone}
-        self._take([*self._heard(), *self._seen(self._due(runs))])
+        self._take([*self._answered(), *self._seen(self._due(runs))])
         self.complete = True
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
-        """Read on in the metrics, of those that go on first, until it is that late."""
+        """Read more of the runs' metrics until the time `until`, active runs first; return the changed rows."""
         outdated = [self._known[run_id] for run_id in self._outdated]
         for known in sorted(outdated, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
             if self._clock() >= until:
@@ -194,7 +203,7 @@ class AllRuns:
                 else:
                     self._elsewhere.pop(one.id, None)
                 if not kind or known is None:
-                    found.append(_Looked(one, _being_asked(status) if kind else status, changed))
+                    found.append(_Looked(one, _being_queried(status) if kind else status, changed))
         asked = dict[str, list[api.Run]]()
         for kind, one in self._elsewhere.values():
             asked.setdefault(kind, []).append(one)
@@ -203,27 +212,31 @@ class AllRuns:
         return found
 
     def _ask(self, kind: str, runs: list[api.Run]) -> None:
+        """Query the clusters of one kind for these runs in a thread, unless that is under way or was just done."""
         is_late = self._clock() - self._asked_at.get(kind, float("-inf")) >= api.WATCH_S
         if kind not in self._asked and is_late:
             self._asked_at[kind] = self._clock()
             self._waiting[kind] = runs
             self._asked[kind] = self._threads.submit(api.statuses, runs, api.WATCH_S)
 
-    def _heard(self) -> list[_Looked]:
-        """Return the runs for which clusters have answered by now."""
+    def _answered(self) -> list[_Looked]:
+        """Return the runs for which clusters have answered since the last call."""
         found: list[tuple[api.Run, RunStatus]] = []
         for kind in [kind for kind, asked in self._asked.items() if asked.done()]:
             asked, runs = self._asked.pop(kind), self._waiting.pop(kind)
             error = asked.exception()
             if error is not None:
                 found += [
-                    (one, _silent(self._known[one.id].status, str(error))) for one in runs if one.id in self._known
+                    (one, _with_message(self._known[one.id].status, str(error)))
+                    for one in runs
+                    if one.id in self._known
                 ]
             else:
                 found += zip(runs, asked.result(), strict=True)
         return [_Looked(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
 
     def _take(self, found: Sequence[_Looked]) -> None:
+        """Store what was read of each run; an error in one run does not affect others."""
         for looked in found:
             one, status, _ = looked
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
@@ -232,6 +245,7 @@ class AllRuns:
                 self._take_one(*looked)
 
     def _take_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
+        """Store what was read of one run."""
         known = self._known.get(one.id)
         if known is None:
             self._known[one.id] = known = SeenRun.of(one, status, changed)
@@ -250,6 +264,7 @@ class AllRuns:
         self._outdated.add(one.id)
 
     def _draw(self, known: SeenRun) -> None:
+        """Read the run's metrics if they have grown enough to change its small curve."""
         ended = known.status.state.ended
         bytes_now = size(RunDir(known.run.path))
         grown = bytes_now > _GROWN * known.drawn or bytes_now < known.drawn or (ended and bytes_now != known.drawn)
@@ -278,6 +293,7 @@ class AllRuns:
 
 
 def _files_of(one: api.Run) -> tuple[str, ...]:
+    """Return the files of a run whose change means that its row may change."""
     run = RunDir(one.path)
     return os.fspath(run.state), os.fspath(run.labels)
 
@@ -299,11 +315,13 @@ def _changed(files: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _being_asked(status: RunStatus) -> RunStatus:
-    return _silent(status, f"{status.cluster} is being asked")
+def _being_queried(status: RunStatus) -> RunStatus:
+    """Return the status with a message that its cluster is being queried."""
+    return _with_message(status, f"{status.cluster} is being asked")
 
 
-def _silent(status: RunStatus, why: str) -> RunStatus:
+def _with_message(status: RunStatus, why: str) -> RunStatus:
+    """Return the status with another message."""
     return msgspec.structs.replace(status, message=why)
 
 

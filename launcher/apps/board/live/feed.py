@@ -1,4 +1,4 @@
-"""One look for all open pages: what changed on disk, sent to each page that it is about."""
+"""Read the state of runs once for all open pages, and send each page the changes of what it shows."""
 
 import asyncio
 import contextlib
@@ -26,21 +26,21 @@ MOST_HELD_BYTES = 16 << 20  # for a page that takes nothing
 
 @dataclass(eq=False)
 class OpenPage:
-    """An open page: what it looks at, and what it has not been sent yet. None among that: it is to begin anew."""
+    """An open page: the run that it shows, and the messages still to be sent to it, or None if it must reload."""
 
     run_id: str
-    wake: Callable[[], object] = lambda: None  # whoever takes: there is something
-    met: bool = False  # it has been told how its run is
-    told: list[bytes] = field(default_factory=list)  # of this look, which goes to it as one
+    wake: Callable[[], object] = lambda: None  # called when there is something to take
+    met: bool = False  # whether it has received the state of its run
+    changes: list[bytes] = field(default_factory=list)  # found in the present look, sent as one message
     waiting: "deque[bytes | None]" = field(default_factory=deque)
     held: int = 0  # bytes that wait
-    is_behind: bool = False  # too many did: it is to begin anew, and gets nothing before
+    is_behind: bool = False  # too many wait: it must reload, and gets nothing before
     lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts, another takes
 
     def send(self) -> None:
         """Send all messages that wait in this page's queue."""
-        if self.told:
-            data, self.told = b"".join(self.told), []
+        if self.changes:
+            data, self.changes = b"".join(self.changes), []
             self.put(data)
 
     def put(self, data: bytes) -> None:
@@ -62,7 +62,7 @@ class OpenPage:
         self.wake()
 
     def take(self) -> bytes | None:
-        """Return what waits, empty where nothing does; None where the page is to begin anew."""
+        """Return the waiting messages, empty if there are none; None if the page must reload."""
         with self.lock:
             if not self.waiting:
                 return b""
@@ -72,9 +72,7 @@ class OpenPage:
 
 
 class Feed:
-    """A thread that reads the state of runs and sends changes to open pages; `live` is the state that a page
-    receives.
-    """
+    """A thread that reads the state of runs and sends changes to open pages; `live` yields what one page receives."""
 
     def __init__(self, measured: MeasuredRuns) -> None:
         self.runs = AllRuns(measured)
@@ -86,21 +84,23 @@ class Feed:
         self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
+        """Stop the thread and wait for it."""
         self._ends = True
         self._wake.set()
         self._thread.join()
         self.runs.close()
 
     def dismiss(self) -> None:
-        """End what open pages listen to."""
+        """Make all open pages reload, which ends their connections."""
         for page in list(self._pages):
             page.dismiss()
 
     async def live(self, run_id: str) -> AsyncIterator[bytes]:
-        """Yield events as a page takes them, until it has to begin anew."""
+        """Yield events for a page until it must reload; `run_id` is the run that it shows, or ""."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         page = OpenPage(run_id, lambda: loop.call_soon_threadsafe(news.set))
         self._pages.add(page)
@@ -122,6 +122,7 @@ class Feed:
             self._pages.discard(page)
 
     def _work(self) -> None:
+        """Look again and again until closed, less often while no page is open."""
         while not self._ends:
             self._wake.clear()
             try:
@@ -131,36 +132,39 @@ class Feed:
             self._wake.wait(_LOOK_S if self._pages else _IDLE_S)
 
     def _look(self) -> None:
+        """Read all runs once, and send the changes to the pages."""
         seen, drawn = self.runs.look(), self.runs.draw(time.monotonic() + _DRAW_S)
         pages = list(self._pages)  # now: who came meanwhile has asked for the rows of before
         try:
-            self._tell_all(pages, seen, drawn)
-            self._tell_watching(pages)
+            self._send_rows(pages, seen, drawn)
+            self._send_runs(pages)
         finally:
             for page in pages:
                 page.send()
 
-    def _tell_watching(self, pages: list[OpenPage]) -> None:
+    def _send_runs(self, pages: list[OpenPage]) -> None:
+        """Queue what is new of the run that each page shows."""
         wanted = {page.run_id for page in pages if page.run_id}
         self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
         for run_id in wanted:
             with logged_errors(run_id):
-                self._tell(run_id, [page for page in pages if page.run_id == run_id])
+                self._send_run(run_id, [page for page in pages if page.run_id == run_id])
 
-    def _tell(self, run_id: str, pages: list[OpenPage]) -> None:
+    def _send_run(self, run_id: str, pages: list[OpenPage]) -> None:
+        """Queue what is new of one run for the pages that show it, without secrets."""
         secrets = self.runs.secrets(run_id)
-        for name, what in self._news_of(run_id):
+        for name, what in self._new_of(run_id):
             data = _event(name, redacted(what, secrets))
             for page in pages:
                 page.met = page.met or name == "head"
-                page.told.append(data)
+                page.changes.append(data)
         watched = self._watched.get(run_id)
         for page in pages:
             if not page.met and watched is not None and watched.head is not None:
                 page.met = True
-                page.told.append(_event("head", redacted(watched.head, secrets)))
+                page.changes.append(_event("head", redacted(watched.head, secrets)))
 
-    def _tell_all(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
+    def _send_rows(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
         """Queue the changed rows for each page; if a run is in both sets of changes, the later one
         (`drawn`) is sent.
         """
@@ -168,9 +172,10 @@ class Feed:
         if (rows or seen.gone) and pages:
             data = _event("runs", RowChanges([*rows.values()], seen.gone))
             for page in pages:
-                page.told.append(data)
+                page.changes.append(data)
 
-    def _news_of(self, run_id: str) -> Iterator[Message]:
+    def _new_of(self, run_id: str) -> Iterator[Message]:
+        """Yield what is new of one run."""
         status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
         if status is None or row is None:
             return
@@ -182,4 +187,5 @@ class Feed:
 
 
 def _event(name: str, what: object) -> bytes:
+    """Return a server-sent event."""
     return b"event: " + name.encode() + b"\ndata: " + encode(what) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Runs are looked at one by one, and each has its own troubles."""
+"""Read runs one by one, so that an error in one does not affect the others."""
 
 import logging
 from collections.abc import Iterator

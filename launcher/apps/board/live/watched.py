@@ -1,4 +1,4 @@
-"""One run that a page looks at: what is new in its numbers, its log and its events since the last look."""
+"""One run that a page shows: what is new in its metrics, log and events since the last look."""
 
 import time
 from collections import deque
@@ -33,24 +33,28 @@ Message = tuple[str, Any]  # the name of what happened, and what is sent of it
 
 
 class NewPoints(msgspec.Struct, frozen=True):
+    """New points of one metric: steps, times and values."""
+
     x: list[int]
     at: list[float]
     y: list[Number]
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """A start does steps again: what a page has from this step on is void."""
+    """A start repeats steps: the page drops its points from this step on."""
 
     step: int
 
 
 class NewLines(msgspec.Struct, frozen=True):
+    """New lines of the run's log."""
+
     lines: list[BoardLine]
     skipped: int = 0  # older ones that came in the same moment and are to be asked for
 
 
 class WatchedRun:
-    """Begins with what comes after it was made; a page asks for what was before."""
+    """Finds what is new of one run since the object was made; a page requests earlier data itself."""
 
     def __init__(self, one: api.Run, measured: MeasuredRuns) -> None:
         self.run = one
@@ -78,23 +82,25 @@ class WatchedRun:
         if before is not None:
             yield from (("mark", mark) for mark in _new_checkpoints(before, head))
         yield from (("mark", mark) for mark in self._marks())
-        told = newest_lines(self._log.read(final=False))
-        if told.lines:
-            yield "log", told
+        new = newest_lines(self._log.read(final=False))
+        if new.lines:
+            yield "log", new
 
     def _head(self, status: RunStatus, row: BoardRow) -> RunHead:
-        told = status.message, status.last_word
-        if told != self._hang[0]:  # a report is large: it is read once for each verdict
-            self._hang = told, hang_of(self.run, status)
+        """Return the changing part of the run's data."""
+        verdict = status.message, status.last_word
+        if verdict != self._hang[0]:  # a report is large: it is read once for each verdict
+            self._hang = verdict, hang_of(self.run, status)
         return run_head(status, row, self._checkpoint(status.checkpoint), self._last, self._hang[1])
 
     def _checkpoint(self, step: int | None) -> str:
-        """Return the words about a checkpoint; they are looked up once for each step."""
+        """Return the description of a checkpoint, looked up once for each step."""
         if step != self._saved[0]:
             self._saved = step, checkpoint_words(self.run, step)
         return self._saved[1]
 
     def _points(self) -> Iterator[Message]:
+        """Yield the new points of each metric, after a rewind if steps are being repeated."""
         with self._measured.renewed(self.run) as measured:
             void = min(measured.rewinds[self._rewinds :], default=self._step + 1)
             self._rewinds = len(measured.rewinds)
@@ -109,6 +115,7 @@ class WatchedRun:
             yield from (("mark", mark) for mark in validations(new))
 
     def _marks(self) -> Iterator[LifeMark]:
+        """Yield marks for new events."""
         while data := self._events.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from marks_of(event for line in lines if (event := record_in(line, Event)) is not None)
@@ -135,4 +142,5 @@ def newest_lines(lines: Iterable[LogLine]) -> NewLines:
 
 
 def _as_points(points: list[tuple[int, float, float]]) -> NewPoints:
+    """Return the points as three lists."""
     return NewPoints([step for step, _, _ in points], [at for _, at, _ in points], numbers(y for _, _, y in points))

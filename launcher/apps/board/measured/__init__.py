@@ -1,0 +1,1 @@
+"""The metrics of runs as the board draws them."""

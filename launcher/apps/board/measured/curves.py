@@ -1,4 +1,4 @@
-"""Curves as a page draws them: each point where there are few, else the least and the most of each pixel."""
+"""Curves as a page draws them: every point if there are few, else the smallest and largest value for each pixel."""
 
 import math
 from array import array
@@ -21,7 +21,7 @@ MOST_NAMES, _MOST_PIXELS = 100, 4000
 
 
 class CurveWindow(msgspec.Struct, frozen=True):
-    """The part of the curves that is wanted, in steps or in Unix seconds."""
+    """The requested part of the curves, in steps or in Unix seconds."""
 
     by: By = "step"
     start: float = -math.inf
@@ -30,14 +30,14 @@ class CurveWindow(msgspec.Struct, frozen=True):
 
 
 class ExactCurve(msgspec.Struct, frozen=True):
-    """Every point."""
+    """A curve with every point."""
 
     x: list[Number]
     y: list[Number]
 
 
 class PixelCurve(msgspec.Struct, frozen=True):
-    """One entry for each pixel that has points: where the first one is, and between which values they lie."""
+    """A curve with one entry for each pixel that has points: its first position, smallest and largest value."""
 
     x: list[Number]
     min: list[float | None]
@@ -47,6 +47,8 @@ class PixelCurve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
+    """Curves of several metrics, and the range that they cover."""
+
     by: By
     start: float | None
     end: float | None
@@ -91,6 +93,7 @@ def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[floa
 
 
 def _arrays(points: "Iterator[tuple[float, float]] | list[tuple[float, float]]") -> "tuple[array[float], array[float]]":
+    """Return the points as two arrays."""
     xs, ys = array("d"), array("d")
     for x, y in points:
         xs.append(x)
@@ -99,11 +102,13 @@ def _arrays(points: "Iterator[tuple[float, float]] | list[tuple[float, float]]")
 
 
 def _within(line: "tuple[array[int] | array[float], array[float]]", window: CurveWindow) -> _Line:
+    """Return the arrays with the first and last index inside the window."""
     xs, ys = line
     return xs, ys, bisect_left(xs, window.start), bisect_right(xs, window.end)
 
 
 def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelCurve:
+    """Return the curve: every point, or one entry for each pixel."""
     xs, ys, start, end = line
     if end - start <= _POINTS_A_PIXEL * px:
         return ExactCurve(list(xs[start:end]), numbers(ys[start:end]))

@@ -1,4 +1,4 @@
-"""The metrics of those runs that are looked at or go on: kept in memory so that only what is new is read."""
+"""Keep the metrics of runs that are shown or active in memory, so that only new lines are read."""
 
 import threading
 from collections import OrderedDict
@@ -18,6 +18,8 @@ _SYSTEM = " system"  # behind the id: no id has a blank
 
 @dataclass(slots=True)
 class _Kept:
+    """One run's metrics, with the lock under which they are read."""
+
     run: MeasuredRun
     numbers: int = 0  # of which it is counted that they are in memory
     lock: threading.Lock = field(default_factory=threading.Lock)  # a page asks while the feed reads on
@@ -60,6 +62,7 @@ class MeasuredRuns:
                 pass
 
     def _count_glimpses(self, more: int) -> None:
+        """Count the threads that read samples; others pause while there are any."""
         with self._lock:
             self._glimpses += more
             if self._glimpses:
@@ -83,12 +86,14 @@ class MeasuredRuns:
         self._make_room(key, kept)
 
     def forget(self, run_id: str) -> None:
+        """Drop a run's metrics from memory."""
         with self._lock:
             for key in (run_id, f"{run_id}{_SYSTEM}"):
                 if (kept := self._kept.pop(key, None)) is not None:
                     self._numbers -= kept.numbers
 
     def _make_room(self, key: str, renewed: _Kept) -> None:
+        """Count the run's numbers again, and drop the least recently used runs if there are too many."""
         with self._lock:
             if self._kept.get(key) is renewed:
                 self._numbers += (now := renewed.run.numbers) - renewed.numbers

@@ -62,11 +62,11 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Late(Exception):
-    """A line of a start before the newest one: all has to be read again in its order."""
+    """Raised for a line of an earlier start than the newest: everything has to be read again in order."""
 
 
 class GrowingLines:
-    """Whole lines of a file, chunk by chunk, from where the last look ended."""
+    """Yields the new whole lines of a file, in chunks, from where the last call ended."""
 
     def __init__(self, path: Path, attempt: int, pause: Callable[[], object] = lambda: None) -> None:
         self.path, self.key = path, (attempt, _NO_START)
@@ -75,6 +75,7 @@ class GrowingLines:
         self._size = -1  # when it was looked at last; -1: not yet
 
     def chunks(self) -> Iterator[bytes]:
+        """Yield chunks of whole lines that were written since the last call."""
         if self._size == self._offset:
             return
         try:
@@ -92,6 +93,7 @@ class GrowingLines:
                     yield whole
 
     def shrank(self) -> bool:
+        """Return whether the file is shorter than what was read of it."""
         try:
             self._size = os.stat(self.path).st_size
         except OSError:
@@ -100,13 +102,14 @@ class GrowingLines:
 
 
 class GlimpsedLines(GrowingLines):
-    """Lines from places all over a long file, evenly spread, and its last ones: enough to see what it is like."""
+    """Yields evenly spread lines of a long file, and its last ones, as a sample."""
 
     def __init__(self, path: Path, attempt: int, places: int, place_bytes: int) -> None:
         super().__init__(path, attempt)
         self._places, self._place_bytes = places, place_bytes
 
     def chunks(self) -> Iterator[bytes]:
+        """Yield the sample in chunks of whole lines."""
         try:
             file = open_file(self.path)
         except OSError:
@@ -138,7 +141,7 @@ def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
 
 
 class MeasuredRun:
-    """The metrics of one run, as far as they were read. `renew` reads on."""
+    """The metrics of one run as read so far; `renew` reads what is new."""
 
     def __init__(
         self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines, *, system: bool = False
@@ -151,6 +154,7 @@ class MeasuredRun:
         self._begin()
 
     def _begin(self) -> None:
+        """Forget everything that was read."""
         self._files: dict[str, GrowingLines] = {}
         self._reported, self._written = StepTable(), StepTable()
         self._newest: dict[int, _Key] = {}
@@ -170,6 +174,7 @@ class MeasuredRun:
 
     @property
     def names(self) -> list[str]:
+        """The names of the metrics."""
         return [name for name in dict.fromkeys((*self._reported.columns, *self._written.columns)) if name != AT]
 
     @property
@@ -215,11 +220,13 @@ class MeasuredRun:
         return max(reversed(found), key=lambda one: one[0], default=None)
 
     def last(self) -> int:
+        """Return the last step that has a value, or -1."""
         return max(self._reported.last, self._written.last)
 
     # -- the agents' files and the trainer's
 
     def _read(self, *, again: bool) -> None:
+        """Read the new lines of all files in the order of the starts; with `again`, from the beginning."""
         streams = [self._reports_of(self._file(path)) for path in self._reports()]
         for key, lines in heapq.merge(*streams, key=lambda part: part[0]):
             if self._is_new(0, key, again=again):
@@ -232,6 +239,7 @@ class MeasuredRun:
                 self._write(line)
 
     def _reports(self) -> list[Path]:
+        """Return the files with reports of the agents."""
         folder = self._run.metrics
         try:
             return [folder / name for name in sorted(filter(self._pattern.fullmatch, os.listdir(folder)))]
@@ -239,15 +247,18 @@ class MeasuredRun:
             return []
 
     def _own(self) -> list[Path]:
+        """Return the files that the trainer wrote itself."""
         return [] if self._system else files_in(self._run.metrics)
 
     def _file(self, path: Path) -> GrowingLines:
+        """Return the reader of a file, the same one each time."""
         if path.name not in self._files:
             found = self._pattern.fullmatch(path.name)
             self._files[path.name] = self._reader(path, int(found[1]) if found else 0)
         return self._files[path.name]
 
     def _is_new(self, which: int, key: _Key, *, again: bool) -> bool:
+        """Return whether this start is a new one. Raise _Late if a newer one was read before."""
         newest = self._newest.get(which, (-1, 0))
         if key < newest and not again:
             raise _Late
@@ -255,6 +266,7 @@ class MeasuredRun:
         return key != newest
 
     def _reports_of(self, file: GrowingLines) -> Iterator[tuple[_Key, list[ReportLine]]]:
+        """Yield the reports in a file, start by start."""
         for whole in map(_decoded, file.chunks()):
             if whole and [*map(_starts, whole)].count(None) == len(whole):  # nearly always
                 if file.key[1] != _NO_START:
@@ -273,6 +285,7 @@ class MeasuredRun:
                 yield file.key, lines
 
     def _report(self, lines: list[ReportLine]) -> None:
+        """Add the reports of one start; steps that it repeats lose their earlier values."""
         least = min(map(_step, lines))
         if self._first is None or least < self._first:
             if self._reported.cut(least, self._first):
@@ -299,12 +312,14 @@ class MeasuredRun:
         return True
 
     def _report_one(self, line: ReportLine) -> None:
+        """Add one report."""
         place = self._reported.row(line.step, line.at)
         for name, value in line.values.items():
             known = value if not isinstance(value, str) else _NOT_FINITE.get(value, math.nan)
             self._reported.put(place, name, known, min(line.rank, _MOST_RANKS))
 
     def _written_in(self, file: GrowingLines) -> Iterator[tuple[_Key, list[dict[str, Any]]]]:
+        """Yield the trainer's lines in a file, start by start."""
         for chunk in file.chunks():
             lines: list[dict[str, Any]] = []
             for line in map(_parsed, chunk.split(b"\n")):
@@ -318,6 +333,7 @@ class MeasuredRun:
                 yield file.key, lines
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        """Add a line that the trainer wrote; a start removes the values of the steps that it repeats."""
         start, step = line.get(START), line.get(STEP)
         if isinstance(start, int):
             first = max(start + 1, -MOST_STEP)
@@ -353,6 +369,7 @@ def _decoded(chunk: bytes) -> list[ReportLine]:
 
 
 def _report_in(text: bytes) -> ReportLine | None:
+    """Return the report in a line, or None if it is damaged."""
     try:
         return _reports.decode(text)
     except NOT_JSON:

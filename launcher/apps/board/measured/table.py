@@ -1,4 +1,4 @@
-"""Measured numbers in memory: shared steps and times, and a column of eight bytes a step for each metric."""
+"""A table of numbers in memory: steps and times, and for each metric a column of eight bytes a step."""
 
 import sys
 from array import array
@@ -21,10 +21,11 @@ class StepTable:
 
     @property
     def last(self) -> int:
+        """The last step, or -1."""
         return self.steps[-1] if self.steps else -1
 
     def cut(self, first: int, before: int | None = None) -> bool:
-        """Remove the rows from this step on, or up to another one, and return whether there were any."""
+        """Remove the rows from step `first` on, or up to `before`; return whether there were any."""
         start = bisect_left(self.steps, first)
         end = len(self.steps) if before is None else bisect_left(self.steps, before)
         if start >= end:
@@ -65,6 +66,7 @@ class StepTable:
             self.columns[name][place], self.ranks[name][place] = value, rank
 
     def _make(self, name: str) -> None:
+        """Add an empty column for a metric."""
         if name not in self.columns:
             self.columns[name] = array("d", (MISSING,)) * len(self.steps)
             self.ranks[name] = array("H", (0,)) * len(self.steps)
@@ -75,11 +77,12 @@ class StepTable:
         return (row for row in rows if row[2] != MISSING)
 
     def newest(self, name: str) -> tuple[int, float] | None:
-        """Return the last step at which it was measured and its value, or None if it never was."""
+        """Return the last step at which the metric has a value, and the value, or None."""
         column = self.columns.get(name, ())
         place = next((place for place in range(len(column) - 1, -1, -1) if column[place] != MISSING), None)
         return (self.steps[place], column[place]) if place is not None else None
 
     def time_of(self, step: int) -> float:
+        """Return the time of a step, or NO_TIME."""
         place = bisect_left(self.steps, step)
         return self.at[place] if place < len(self.steps) and self.steps[place] == step else NO_TIME
