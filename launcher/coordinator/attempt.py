@@ -1,4 +1,4 @@
-"""One attempt as the coordinator knows it: what the parts that decide read and change in common."""
+"""The state of one attempt, shared by the parts of the coordinator that decide."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from launcher.run.records import ANEW, KEPT, Event, RunState
 
 
 class AttemptPhase(Enum):
+    """The phases of an attempt: waiting for nodes, starting ranks, running, copying last files, closing, over."""
+
     WAITING = auto()
     STARTING = auto()
     RUNNING = auto()
@@ -34,6 +36,8 @@ _OPEN = (AttemptPhase.STARTING, AttemptPhase.RUNNING, AttemptPhase.COPYING)
 
 @dataclass(slots=True)
 class Closing:
+    """The closing of a generation: why, which nodes still have to answer `Stopped`, and when they are given up."""
+
     verdict: Verdict | None  # None: to be found among the exits
     graceful: bool  # the attempt ends with it
     grace_s: float
@@ -62,6 +66,8 @@ class Awaited:
 
 
 class Attempt:
+    """One attempt of a run: its nodes, its newest generation, its phase, and what was requested of it."""
+
     def __init__(
         self,
         plan: Plan,
@@ -93,22 +99,21 @@ class Attempt:
         self.warm_because = ""  # recovery.mode hot: why all ranks have to be started anew this time
         self.fenced = ""  # which rank found a newer start of the run
         self.gathering = Gathering(plan, self.nodes, now.mono, now.mono, first=True)
-        self.standing.message = self.gathering.words(now.mono)
+        self.standing.message = self.gathering.waiting_text(now.mono)
         self.awaited: Awaited | None = None  # until ranks run again
         kept = [event.kind for event in history if event.kind in (KEPT, ANEW)][-1:]
         self.kept = kept == [KEPT]  # checkpoints of the trainer's: the run does not begin without any
-        self.may_begin_anew = kept == [ANEW]  # a person has said so
+        self.may_begin_anew = kept == [ANEW]  # at a user's request
         resumed = [event.attempt for event in history if event.kind == "resumed"]
         self.by_person = number == max(resumed, default=1)  # all hosts that the run was on have been asked
         self.start_by = inf
-        self.blame_at = (
-            inf  # a failure waits so long for its reason: the peer that was lost, or that the run is to stop
-        )
-        limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster tells when it is near
+        self.blame_at = inf  # a failure waits so long for its reason: the lost peer, or that the run is to stop
+        limit_s = None if plan.limit_per_job else plan.spec.resources.time_s  # the cluster signals when it is near
         self.limit_at = inf if limit_s is None else now.mono + limit_s - used_s
 
     @property
     def mono(self) -> float:
+        """Return the monotonic time of the event that is being handled."""
         return self.ledger.mono
 
     @property
@@ -118,17 +123,18 @@ class Attempt:
 
     @property
     def current(self) -> Generation:
+        """Return the open or newest generation; there must be one."""
         if self.generation is None:
             raise AssertionError("no generation has been opened")
         return self.generation
 
     def outvoted(self) -> tuple[int, int] | None:
-        """Return how many voters can be heard and how many there are if the others could elect another leader; else
-        None.
+        """Return how many voters still follow this coordinator and how many there are, if the others could elect
+        another leader; else None.
 
         All nodes count, members of the generation or not, as any of them may have been cut off.
         """
-        return self.nodes.short_of(self.nodes.heard(self.mono))
+        return self.nodes.quorum_shortfall(self.nodes.followers(self.mono))
 
     def next_number(self) -> int:
         """Return the number of a new generation."""
@@ -136,6 +142,7 @@ class Attempt:
         return self._numbered
 
     def is_current(self, number: int) -> bool:
+        """Return whether the open or newest generation has this number."""
         return self.generation is not None and number == self.generation.number
 
     def state(self, now: Now, *, ended: bool = True) -> RunState:

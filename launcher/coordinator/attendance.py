@@ -1,4 +1,4 @@
-"""Track agents that join, fall silent, return or are lost, and what follows for the ranks that they ran."""
+"""Track which agents have joined, fallen silent, returned or been lost, and what that means for their ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ RETURN_S = 10.0  # an agent that died, on a machine that did not: its supervisor
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss of an agent, which is gone for good with all its ranks."""
+    """The loss of an agent for good, with all its ranks; `held` is the generation of these ranks, 0 for none."""
 
     node: int
     held: int  # the generation of its ranks; 0: none
@@ -23,19 +23,28 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
+    """An agent that has joined: its node, whether its ranks may continue, and the loss of the agent before it,
+    if any.
+    """
+
     node: KnownNode
     carries_on: bool  # the very agent that was here before, and has not been given up in between
     loss: Loss | None = None  # of the agent that was here before
 
 
 class Attendance:
+    """Keeps the leases of all agents and decides when one counts as lost."""
+
     def __init__(self, nodes: NodeTable, lease_s: float, ledger: Ledger) -> None:
         self._nodes = nodes
         self._lease_s = lease_s
         self._ledger = ledger
 
     def arrive(self, join: Join) -> Arrival | None:
-        """Welcome an agent, for the first time or again. What it may still run is not looked at here."""
+        """Register an agent that joins, for the first time or again; return None if the plan has no such node.
+
+        Ranks that it may still run are handled by the caller.
+        """
         node = self._nodes.get(join.node)
         if node is None:
             return None
@@ -49,24 +58,24 @@ class Attendance:
         node.process, node.address, node.port = join.process, join.address, join.port
         node.replica_port, node.link_port = join.replica_port, join.link_port
         node.link, node.ready = Presence.UP, node.ready and known
-        self._nodes.hear(node, self._ledger.mono)
+        self._nodes.renew_lease(node, self._ledger.mono)
         node.follows_from, node.answers = self._ledger.mono, {}
         self._nodes.settle(node)
         text = f"node {node.index} joined {'again ' if known else ''}from {join.address}"
         self._ledger.record("agent_joined", text, node=node.index)
         return Arrival(node, carries_on, loss)
 
-    def hear(self, node: KnownNode) -> bool:
-        """Renew the lease of a connected agent; return True if it had been given up, so that its old ranks must be
+    def renew_lease(self, node: KnownNode) -> bool:
+        """Renew the lease of a connected agent; return True if it had counted as lost, so that its old ranks must be
         stopped.
         """
         thawed = node.link is Presence.LOST
         if thawed:
             node.link = Presence.UP
-            self._ledger.record("agent_joined", f"node {node.index} is heard again", node=node.index)
+            self._ledger.record("agent_joined", f"node {node.index} is connected again", node=node.index)
             self._nodes.settle(node)
         if node.link is Presence.UP:
-            self._nodes.hear(node, self._ledger.mono)
+            self._nodes.renew_lease(node, self._ledger.mono)
         return thawed
 
     def disconnect(self, index: int) -> None:
@@ -80,7 +89,7 @@ class Attendance:
         text = f"node {index} cannot be reached; its lease has {left_s:.0f} s left"
         self._ledger.record("agent_unknown", text, node=index)
 
-    def bury(self, death: ProvenDead) -> Iterator[Loss]:
+    def mark_dead(self, death: ProvenDead) -> Iterator[Loss]:
         """Mark the agent that was last connected from this node as dead, and yield each loss that follows from it."""
         node = self._nodes.get(death.node)
         if node is None or (node.link is Presence.UP and node.stale_agent is None):
@@ -94,17 +103,17 @@ class Attendance:
             node.returns_by = self._ledger.mono + RETURN_S
         self._nodes.settle(node)
 
-    def run_out_leases(self) -> Iterator[Loss]:
-        """Yield each loss by a lease that has run out. A node may be due twice: for its stale agent, too."""
-        evidence = f"not heard for {self._lease_s:g} s"
+    def expire_leases(self) -> Iterator[Loss]:
+        """Yield a loss for each lease that has expired; a node may have two, as its stale agent has one of its own."""
+        evidence = f"no heartbeat for {self._lease_s:g} s"
         while overdue := self._nodes.overdue(self._ledger.mono):
             for node in overdue:
                 yield self._lose(node, evidence) if node.stale_agent is None else self._lose_stale_agent(node, evidence)
                 self._nodes.settle(node)
 
     def _replace(self, node: KnownNode, join: Join) -> Loss | None:
-        """Decide what becomes of the node's previous agent when a new one joins; return its loss if it is
-        proven dead.
+        """Handle a new agent on a node that had another one; return the loss of the previous agent if its death is
+        proven.
         """
         before, process, loss = node.process, join.process, None
         if node.holds and node.link is not Presence.LOST and before is not None:
@@ -115,7 +124,7 @@ class Attendance:
                 loss = self._lose(node, f"its agent, process {before.pid}, died")
                 node.holds = 0
             else:
-                self._nodes.doubt(node)
+                self._nodes.track_stale_agent(node)
         elif node.stale_agent is None:
             node.holds = 0
         node.fault, node.unfit, node.slow, node.leaves = "", False, "", ""
@@ -124,15 +133,18 @@ class Attendance:
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:
+        """Mark the node as lost, record that, and return its loss."""
         node.link, node.ready, node.lost_at, node.returns_by = Presence.LOST, False, self._ledger.mono, 0.0
         node.given_up = max(node.given_up, node.holds)
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 
     def _lose_stale_agent(self, node: KnownNode, evidence: str) -> Loss:
+        """Mark the ranks of the node's previous agent as given up, record that, and return its loss."""
         self._nodes.forget_stale_agent(node)
         held, node.given_up, node.holds = node.holds, max(node.given_up, node.holds), 0
         return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)
 
     def _loss(self, node: KnownNode, text: str, evidence: str, held: int) -> Loss:
+        """Record the event `agent_lost` and return the loss."""
         self._ledger.record("agent_lost", text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
         return Loss(node.index, held, text, evidence)

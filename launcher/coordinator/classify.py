@@ -14,7 +14,7 @@ from launcher.states import Cause, ErrorKind
 _MEMORY = re.compile(
     r"\bMemoryError\b|\bOutOfMemoryError\b|CUDA out of memory|HIP out of memory|DefaultCPUAllocator: can't allocate",
 )
-# What torch.distributed raises of its own, and how C++ tells of it before an abort.
+# What torch.distributed raises of its own, and how C++ reports it before an abort.
 _OF_TORCH_DISTRIBUTED = re.compile(
     r"(?:torch\.\S*|c10::|c10d::)Dist(?:Backend|Network|Store|Queue\w*)?Error|gloo::(?:Io|Timeout)Exception",
 )
@@ -23,7 +23,7 @@ _OF_A_BACKEND = re.compile(
     r"\bGloo connectFullMesh\b|\bNCCL (?:[Ee]rror|watchdog|communicator)\b|\bnccl[A-Z]\w+Error\b"
     r"|Application timeout caused pair closure",
 )
-# A place in the sources of gloo, of a process group or of the store says nothing by itself: tensors that do not fit
+# A place in the sources of gloo, of a process group or of the store proves nothing by itself: tensors that do not fit
 # each other, or no memory, have one too. With these words after it, it is about a connection.
 _IN_A_BACKEND = re.compile(
     r"\b(?:gloo/[\w/.-]+\.(?:cc|h)|(?:ProcessGroup\w+|TCPStore\w*)\.[ch]pp)\b.*"
@@ -192,10 +192,11 @@ def evidence(end: RankExit) -> str:
     parts = [f"exit code {end.code}"] if end.code is not None else []
     parts += [signal_name(end.signal)] if end.signal is not None else []
     parts += ["the kernel or CUDA reported that memory ran out"] if end.oom else []
-    return ", ".join(parts or ["nobody saw its end"])
+    return ", ".join(parts or ["its end was not observed"])
 
 
 def signal_name(number: int) -> str:
+    """Return the name of a signal, such as `SIGKILL`, or `signal 99` for an unknown number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -203,16 +204,19 @@ def signal_name(number: int) -> str:
 
 
 def _how(end: RankExit) -> str:
+    """Return how a rank ended, as the predicate of a sentence: `was killed by SIGKILL`, `ended with exit code 1`."""
     if end.signal is not None:
         return f"was killed by {signal_name(end.signal)}"
-    return "is gone and nobody saw its end" if end.code is None else f"ended with exit code {end.code}"
+    return "is gone, and its end was not observed" if end.code is None else f"ended with exit code {end.code}"
 
 
 def _why(end: RankExit, cause: Cause) -> str:
+    """Return the reason for a rank's end with a colon before it, or "" if none is known."""
     if cause is Cause.OUT_OF_MEMORY:
         return ": out of memory"
     return f": {end.error}" if end.error else ""
 
 
 def _one_line(text: str) -> str:
+    """Return the text with all whitespace collapsed, at most 500 characters of it."""
     return " ".join(text.split())[:500]

@@ -27,11 +27,13 @@ class Aftermath:
         self._attempt = attempt
 
     def note_failure(self, found: Verdict) -> Event:
+        """Record a failure as an event, show it as the run's newest one, and return the event."""
         event = self._draft_failure(found)
         self._note(event, found)
         return event
 
     def _draft_failure(self, found: Verdict, *, in_place: bool = False) -> Event:
+        """Return the event for a failure without recording it."""
         return self._attempt.ledger.draft(
             "failure",
             found.text,
@@ -51,23 +53,24 @@ class Aftermath:
         )
 
     def _note(self, event: Event, found: Verdict) -> None:
+        """Record this failure event and show it, with its rank's log, as the run's newest failure."""
         attempt = self._attempt
         attempt.ledger.note(event)
         log, tail = found.log, tuple[str, ...]()
         if attempt.generation is not None and found.rank is not None:
-            log, tail = attempt.generation.last_words(found.rank)
+            log, tail = attempt.generation.end_of_log(found.rank)
         attempt.standing.failure = verdict.failure_of(event, log, tail)
 
-    def goes_on_in_place(self, found: Verdict, who: str) -> bool:
-        """Return whether the policy lets the surviving ranks go on in place, and record the failure if so; `who` stays
-        and who is new.
+    def may_continue_in_place(self, found: Verdict, who: str) -> bool:
+        """Return whether the policy lets the surviving ranks continue in place, and record the failure if so; `who` is
+        a text that names survivors and replacements.
 
-        The policy's delay is skipped, because the survivors would stand idle meanwhile. A few kills in a row while
-        ranks are still meeting do not end this; more than `_MOST_IN_A_ROW` without a step do.
+        The policy's delay is skipped, because the survivors would be idle meanwhile. A few kills in a row while ranks
+        are still meeting do not end this; more than `_MOST_IN_A_ROW` without a step do.
         """
         attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
         if found.planned:
-            self._say_what_follows(f"{found.text}; {follows}", brief=found.text)
+            self._record_restart(f"{found.text}; {follows}", brief=found.text)
             return True
         if attempt.plan.restarts_all:
             return False
@@ -80,11 +83,11 @@ class Aftermath:
         self._note(event, found)
         attempt.history.append(event)
         self._count(found.cause)
-        self._say_what_follows(f"{follows}: {decision.reason}", event, _briefly(decision, event))
+        self._record_restart(f"{follows}: {decision.reason}", event, _briefly(decision, event))
         return True
 
     def _in_place_in_a_row(self, failure: Event) -> int:
-        """Count this failure and those before it that were gone through in place since the last step."""
+        """Count this failure and those before it after which the run continued in place, since the last step."""
         count, event = 1, failure
         for before in reversed(self._attempt.history):
             if event.steps or not before.in_place:
@@ -92,7 +95,7 @@ class Aftermath:
             count, event = count + 1, before
         return count
 
-    def _say_what_follows(self, text: str, failure: Event | None = None, brief: str = "") -> None:
+    def _record_restart(self, text: str, failure: Event | None = None, brief: str = "") -> None:
         """Record that a new generation follows: after `failure`, or without one on a user's request, which counts as no
         restart.
         """
@@ -101,13 +104,17 @@ class Aftermath:
         self._attempt.standing.state, self._attempt.standing.message = State.REGROUPING, f"{before}{text}"
 
     def _count(self, cause: Cause) -> None:
+        """Count one restart for this cause in what the run's status shows."""
         restarts = self._attempt.standing.restarts
         restarts[cause.value] = restarts.get(cause.value, 0) + 1
 
     def fail(self, found: Verdict, *, can_regroup: bool) -> None:
+        """Record the failure and do what the policy chooses: gather nodes for a new generation, requeue the run, or end
+        it.
+        """
         attempt, warm = self._attempt, self._warm_because()
         if found.planned and can_regroup:
-            self._say_what_follows(f"{found.text}; a new generation follows{warm}", brief=found.text)
+            self._record_restart(f"{found.text}; a new generation follows{warm}", brief=found.text)
             self._gather_anew()
             return
         event = self.note_failure(found)
@@ -116,7 +123,7 @@ class Aftermath:
         can_regroup = can_regroup and not attempt.plan.restarts_all
         decision = decide(event, attempt.history, attempt.rules, can_regroup=can_regroup)
         attempt.history.append(event)
-        # Where the run has had all the time that its spec gives it, no attempt of any budget could go on.
+        # A run that has used up the time limit of its spec ends, whatever its budgets.
         out_of_time = found.cause is Cause.TIME_LIMIT and attempt.mono >= attempt.limit_at
         if decision.action is Action.END or out_of_time:
             text = decision.reason if decision.action is Action.END else found.text
@@ -130,17 +137,18 @@ class Aftermath:
             self.finish(State.QUEUED, decision.cause, code, text, decision.delay_s, _briefly(decision, event))
         else:
             text = f"a new generation follows{wait}{warm}: {decision.reason}"
-            self._say_what_follows(text, event, _briefly(decision, event))
+            self._record_restart(text, event, _briefly(decision, event))
             self._gather_anew(decision.delay_s)
 
     def _warm_because(self) -> str:
-        """Return why ranks that could have stayed are replaced, once, and only if `recovery.mode` is not `auto`; else
-        "".
+        """Return why ranks that could have stayed are replaced, and clear that reason; return "" if `recovery.mode` is
+        `auto`.
         """
         why, self._attempt.warm_because = self._attempt.warm_because, ""
         return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""
 
     def _gather_anew(self, delay_s: float = 0.0) -> None:
+        """Begin to wait for enough nodes for a new generation, which opens after the delay at the earliest."""
         attempt = self._attempt
         attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono + delay_s, first=False)
 
@@ -148,7 +156,7 @@ class Aftermath:
         """Wait for absent nodes that may have a complete checkpoint, as no node that is present has one."""
         attempt = self._attempt
         until = attempt.awaited.until if attempt.awaited else attempt.mono + attempt.rules.gone_after_s
-        attempt.awaited = Awaited(found, attempt.nodes.here, until)
+        attempt.awaited = Awaited(found, attempt.nodes.connected, until)
         away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
         if not away or attempt.mono >= until:
             self.end_without_checkpoint(attempt.awaited)
@@ -182,11 +190,13 @@ class Aftermath:
         self.finish(State.QUEUED, None, Exit.OK, f"a new attempt follows: {verdict.STOPS[verdict.RESTART]}")
 
     def end_cancelled(self) -> None:
+        """End the attempt as cancelled by the user."""
         self.finish(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, "cancelled")
 
     def finish(
         self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0, brief: str = ""
     ) -> None:
+        """End the attempt in this state: send `End` to every connected agent, and record the end."""
         attempt, ledger = self._attempt, self._attempt.ledger
         attempt.phase = AttemptPhase.OVER
         attempt.standing.end = AttemptEnd(state, cause, int(code), ledger.now.wall, text, delay_s)
@@ -202,7 +212,7 @@ def _briefly(decision: Decision, failure: Event) -> str:
 
 
 class Closer:
-    """Closes generations, and passes on what was found to `Aftermath`."""
+    """Ends the ranks of a generation, and hands the reason to `Aftermath` once all have ended."""
 
     def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
         self._attempt = attempt
@@ -216,7 +226,9 @@ class Closer:
         saves: bool = False,
         hung: Collection[Rank] = (),
     ) -> None:
-        """Have every process of the generation ended, and wait until it is. `saves`: ranks may do so before."""
+        """Stop every rank of the generation and begin to wait until all have ended; with `saves`, ranks may
+        save first.
+        """
         attempt = self._attempt
         generation = attempt.current
         grace_s = attempt.rules.grace_s if graceful or saves else 0.0
@@ -228,7 +240,7 @@ class Closer:
         attempt.start_by = attempt.blame_at = inf
         attempt.leaving.clear()
         for node in holders:
-            if node.hears_us:
+            if node.is_reachable:
                 dump = tuple(sorted(rank.number for rank in hung if rank.node == node.index))
                 attempt.ledger.send(node.index, Stop(generation.number, grace_s, dump))
         if not graceful:
@@ -246,7 +258,7 @@ class Closer:
     def free(self, nodes: Collection[KnownNode], found: Verdict) -> None:
         """End the ranks of these members only, so that no rank runs twice when others take their places.
 
-        Once they are `Stopped`, the coordinator chooses how the others go on.
+        Once they are `Stopped`, the coordinator chooses how the other members continue.
         """
         attempt = self._attempt
         attempt.leaving |= {node.index for node in nodes}
@@ -256,19 +268,21 @@ class Closer:
             attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
 
     def exclude(self, node: KnownNode, why: str) -> None:
+        """Mark a node as faulty, so that it gets no ranks any more, and record why."""
         node.fault = why
         text = f"node {node.index} is not used any more: {why}"
         self._attempt.ledger.record("agent_fault", text, node=node.index, cause=Cause.LAUNCHER_FAULT)
         self._attempt.nodes.settle(node)
 
     def await_closed(self) -> None:
+        """Complete the closing if no node is awaited any more; exclude connected nodes that did not stop in time."""
         attempt, closing = self._attempt, self._attempt.closing
         if closing is None:
             return
         if closing.waits and attempt.mono >= closing.gives_up_at:
             closing.gives_up_at = attempt.mono + CLOSE_S
             for node in [attempt.nodes[index] for index in sorted(closing.waits)]:
-                if node.hears_us:
+                if node.is_reachable:
                     self.exclude(node, "it did not end its ranks in time")
                     closing.waits.discard(node.index)
             if closing.graceful:
@@ -277,6 +291,7 @@ class Closer:
             self._closed(closing)
 
     def _closed(self, closing: Closing) -> None:
+        """Choose what follows the closed generation: success, the requested stop, or what the recovery policy says."""
         attempt, aftermath = self._attempt, self._aftermath
         attempt.phase, attempt.closing = AttemptPhase.WAITING, None
         asked_to_leave = attempt.stop in ("cancel", verdict.RESTART)
@@ -299,5 +314,6 @@ class Closer:
             aftermath.fail(found, can_regroup=goes_on and self._can_regroup())
 
     def _can_regroup(self) -> bool:
+        """Return whether enough nodes are usable, or can become so, for another generation."""
         attempt, mono = self._attempt, self._attempt.mono
         return Gathering(attempt.plan, attempt.nodes, mono, mono, first=False).may_succeed(mono)

@@ -63,10 +63,10 @@ class Coordinator:
     # -- the face to the shell
 
     def handle(self, event: In, now: Now) -> list[Out]:
-        """Take in one event; gives what is to be done, in order."""
+        """Handle one event and return the effects to carry out, in order."""
         if self._attempt.phase is AttemptPhase.OVER:
             return []
-        self._ledger.turn(now)
+        self._ledger.begin_event(now)
         match event:
             case Tick():
                 pass  # whatever is due is done below
@@ -80,18 +80,18 @@ class Coordinator:
             case Disconnected():
                 self._attendance.disconnect(event.node)
             case ProvenDead():
-                for loss in self._attendance.bury(event):
+                for loss in self._attendance.mark_dead(event):
                     self._lost(loss)
             case messages.Join():
                 self._joined(event)
             case _:
-                self._heard(event)
+                self._received(event)
         self._advance()
         return self._ledger.out
 
     def next_deadline(self) -> float | None:
         """Return the `mono` time at which the next Tick is needed, or None if none is."""
-        moments = [self._nodes.look_at, self._attempt.limit_at, self._joiner.moments(), *self._phase_moments()]
+        moments = [self._nodes.look_at, self._attempt.limit_at, self._joiner.deadline(), *self._phase_moments()]
         soonest = min((moment for moment in moments if moment > self._ledger.mono), default=inf)
         return None if soonest == inf or self._attempt.phase is AttemptPhase.OVER else soonest
 
@@ -100,18 +100,19 @@ class Coordinator:
         return self._attempt.state(now, ended=ended)
 
     def _phase_moments(self) -> list[float]:
+        """Return the times at which something is due in the current phase."""
         attempt = self._attempt
         match attempt.phase:
             case AttemptPhase.WAITING:
                 return [
-                    *attempt.gathering.moments(),
-                    self._links.moments(),
+                    *attempt.gathering.deadlines(),
+                    self._links.deadline(),
                     attempt.awaited.until if attempt.awaited else inf,
                 ]
             case AttemptPhase.STARTING:
                 return [attempt.start_by, attempt.blame_at]
             case AttemptPhase.RUNNING:
-                return [attempt.blame_at, self._watch.next_look()]
+                return [attempt.blame_at, self._watch.next_check()]
             case AttemptPhase.COPYING:
                 return []
             case AttemptPhase.CLOSING:
@@ -124,6 +125,7 @@ class Coordinator:
     # -- nodes come and go
 
     def _joined(self, join: messages.Join) -> None:
+        """Handle an agent that joins, and the loss of the agent that it replaces."""
         arrival = self._attendance.arrive(join)
         if arrival is None:
             return
@@ -133,7 +135,9 @@ class Coordinator:
         self._nodes.settle(arrival.node)
 
     def _sort_out_ranks(self, node: KnownNode, claimed: int, carries_on: bool) -> None:
-        """Let an agent that returns with its ranks go on in the open generation, or stop whatever it may still run."""
+        """Let an agent that returns with its ranks continue in the open generation, or stop whatever it may
+        still run.
+        """
         generation = self._attempt.generation
         member = generation is not None and self._attempt.is_open and node.holds == generation.number
         if generation is not None and member and carries_on and claimed == generation.number:
@@ -171,16 +175,17 @@ class Coordinator:
 
     # -- messages of nodes that have joined
 
-    def _heard(self, message: messages.ToCoordinator) -> None:
+    def _received(self, message: messages.ToCoordinator) -> None:
+        """Handle a message from an agent; ignore it if the node is unknown or has not joined."""
         node = self._nodes.get(message.node)
         if isinstance(message, messages.Heartbeat) and node is not None:
-            if not node.is_replaced:  # its ranks may be held still until they have leave to go on: until Stopped
+            if not node.is_replaced:  # its ranks may be stopped until they are allowed to continue: until Stopped
                 self._ledger.send(node.index, messages.HeartbeatAck(message.seq))
                 self._nodes.answer(node, message.seq, message.answered, message.took_s, self._ledger.mono)
             node.prepares(message.preparing, self._ledger.mono)
         if node is None or node.process is None:
             return
-        if self._attendance.hear(node) and node.holds:
+        if self._attendance.renew_lease(node) and node.holds:
             self._ledger.send(node.index, messages.Stop(node.holds, 0.0))
         match message:
             case messages.Ready():
@@ -194,9 +199,9 @@ class Coordinator:
                 | messages.Looked()
                 | messages.Entered()
             ):
-                self._watch.hear_of_ranks(node, message)
-                self._joiner.hear(message)
-                self._drainer.hear(message)
+                self._watch.handle_ranks(node, message)
+                self._joiner.receive(message)
+                self._drainer.receive(message)
             case messages.Fault():
                 self._fault(node, message)
             case messages.StopAsked():
@@ -208,11 +213,11 @@ class Coordinator:
                 | messages.Settled()
                 | messages.Noted()
             ):
-                self._watch.hear_of_checkpoints(message)
+                self._watch.handle_checkpoints(message)
             case messages.DeviceFails() | messages.HostLeaves():
                 self._will_fail(node, message)
             case messages.LinkSeen():
-                self._links.hear(message)
+                self._links.receive(message)
             case messages.Join():
                 raise AssertionError("a Join has a way of its own")
             case _:
@@ -232,6 +237,9 @@ class Coordinator:
             self._stop_asked(messages.StopAsked(node.index, "notice"))
 
     def _fault(self, node: KnownNode, fault: messages.Fault) -> None:
+        """Handle a node's report that it cannot run ranks: exclude the node, or end the run if the fault is the
+        user's.
+        """
         attempt = self._attempt
         if fault.disk:
             self._disk_failed(node, fault.text)
@@ -261,10 +269,11 @@ class Coordinator:
             self._closer.close(Verdict(Cause.DISK, text, node=node.index))
 
     def _stop_asked(self, message: messages.StopAsked) -> None:
+        """Begin the requested stop; a later request only counts if it cancels the run."""
         attempt = self._attempt
         kind = message.kind if message.kind in verdict.STOPS else "preempt"
         if attempt.stop is not None and (kind != "cancel" or attempt.stop == "cancel"):
-            return  # the first reason holds, unless a person does not want the run to go on
+            return  # the first reason holds, unless a user cancels the run
         attempt.stop = kind
         self._ledger.record("stop_asked", verdict.STOPS[kind], node=message.node)
         if attempt.is_open:
@@ -273,18 +282,18 @@ class Coordinator:
     # -- time passes
 
     def _advance(self) -> None:
-        """Do what is due, until nothing is."""
-        for loss in [*self._attendance.run_out_leases()]:  # first all: who takes their places is decided once
+        """Do everything that is due by now."""
+        for loss in [*self._attendance.expire_leases()]:  # first all: who takes their places is decided once
             self._lost(loss)
         while True:
             before = self._attempt.phase
-            self._joiner.look()
+            self._joiner.check()
             match before:
                 case AttemptPhase.WAITING:
                     self._opener.wait()
                 case AttemptPhase.STARTING | AttemptPhase.RUNNING | AttemptPhase.COPYING:
-                    self._watch.look()
-                    self._drainer.look()
+                    self._watch.check()
+                    self._drainer.check()
                 case AttemptPhase.CLOSING:
                     self._closer.await_closed()
                 case AttemptPhase.OVER:

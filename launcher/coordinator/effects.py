@@ -15,8 +15,8 @@ from launcher.wire.messages import ToAgent, ToCoordinator
 class Now(NamedTuple):
     """One moment on three clocks: `mono` for decisions, `wall` only for records that people read, `boot` for ages.
 
-    `mono` stands still while the coordinator is suspended, so that nobody is blamed for messages which it could not
-    receive.
+    `mono` does not advance while the coordinator is suspended, so that no node is blamed for messages which the
+    coordinator could not receive.
     """
 
     mono: float
@@ -57,7 +57,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """The coordinator did, for so long."""
+    """The coordinator was suspended for this many seconds."""
 
     seconds: float
 
@@ -77,11 +77,15 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """Append an event to `events.jsonl`."""
+
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
 class RecordExit:
+    """Write the exit record of a rank."""
+
     exit: RankExit
 
 
@@ -109,7 +113,7 @@ _ENDS_TRAINING = ("failure", "regroup")
 
 
 class Known(TypedDict, total=False):
-    """The fields that an event may have beside its text."""
+    """The optional fields of an event, beside its text."""
 
     node: int | None
     rank: int | None
@@ -132,7 +136,7 @@ class OfFailure(TypedDict, total=False):
 
 
 class Ledger:
-    """The effects that the coordinator returns for one event, and the time at which they apply."""
+    """The effects that the coordinator returns for one event, in order, and the time at which they apply."""
 
     def __init__(self, attempt: int, pace: Pace, now: Now) -> None:
         self.attempt = attempt
@@ -144,22 +148,25 @@ class Ledger:
 
     @property
     def mono(self) -> float:
+        """Return the monotonic time of the event that is being handled."""
         return self.now.mono
 
-    def turn(self, now: Now) -> None:
-        """Begin a new event with no effects yet."""
+    def begin_event(self, now: Now) -> None:
+        """Begin to handle a new event: set the time and drop the effects of the previous event."""
         self.now, self.out = now, []
 
     def send(self, node: int, message: ToAgent) -> None:
+        """Add an effect that sends a message to this node."""
         self.out.append(Send(node, message))
 
     def record(self, kind: str, text: str, **known: Unpack[Known]) -> Event:
-        """Add one line to `events.jsonl`, with how far the run had come, and return it."""
+        """Add an effect that appends an event with the run's progress to `events.jsonl`, and return the event."""
         event = self.draft(kind, text, **known)
         self.note(event)
         return event
 
     def note(self, event: Event) -> None:
+        """Add an effect that appends this event to `events.jsonl`."""
         self.out.append(Record(event))
 
     def draft(
@@ -174,23 +181,27 @@ class Ledger:
         brief: str = "",
         **more: Unpack[OfFailure],
     ) -> Event:
-        """Return what would be recorded, to be decided by first."""
+        """Return an event with the run's progress, without recording it."""
         plain = self._event(kind, text, cause)
         known = {"node": node, "rank": rank, "evidence": evidence, "brief": brief}
         return msgspec.structs.replace(plain, **known, **more)
 
     def record_exit(self, end: RankExit) -> None:
+        """Add an effect that writes a rank's exit record."""
         self.out.append(RecordExit(end))
 
     def keep_hang(self, number: int, report: HangReport) -> None:
+        """Add an effect that writes the report of a hang."""
         self.out.append(KeepHang(number, report))
 
     def finish(self, end: AttemptEnd, brief: str = "") -> None:
+        """Add the last effect of the attempt: its end record, and the event about it."""
         kind = "requeue" if end.state is State.QUEUED else "ended"
         event = msgspec.structs.replace(self._event(kind, end.message, end.cause), brief=brief)
         self.out.append(Finish(end, event))
 
     def _event(self, kind: str, text: str, cause: Cause | None) -> Event:
+        """Return an event with the run's progress at this moment."""
         return Event(
             at=self.now.wall,
             attempt=self.attempt,

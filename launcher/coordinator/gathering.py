@@ -13,7 +13,7 @@ GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never cam
 
 
 class Gathering:
-    """One wait for nodes: the first of an attempt, or the one after a failure."""
+    """One wait for enough nodes: the first of an attempt, or the one after a failure."""
 
     def __init__(self, plan: Plan, nodes: NodeTable, mono: float, open_at: float, *, first: bool) -> None:
         self._plan = plan
@@ -25,8 +25,8 @@ class Gathering:
         self._first = first
         self._full_at: float | None = None  # since when there are as many as can be used, but not the preferred ones
 
-    def moments(self) -> list[float]:
-        """Return the moments at which the answers may change although no node reports anything."""
+    def deadlines(self) -> list[float]:
+        """Return the times at which the answers may change although no node reports anything."""
         spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
         returns = self._nodes.returning(-inf).values()
         return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]
@@ -39,7 +39,8 @@ class Gathering:
         return self._plan.nodes[0].index in left and self._suffice(left)
 
     def _suffice(self, nodes: set[int]) -> bool:
-        return len(nodes) >= self._least and self._nodes.short_of(nodes) is None
+        """Return whether these nodes are enough for the plan and include enough voters."""
+        return len(nodes) >= self._least and self._nodes.quorum_shortfall(nodes) is None
 
     @property
     def _awaited(self) -> set[int]:
@@ -58,7 +59,7 @@ class Gathering:
         if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
             return False
         if not self._first or not self._awaited:
-            return True  # after a failure the remaining nodes go on at once
+            return True  # after a failure the remaining nodes continue at once
         if len(nodes.usable) < plan.nodes_max:
             self._full_at = None
             return mono >= self._wait_until
@@ -67,11 +68,11 @@ class Gathering:
         return mono >= self._full_at + SPARE_S or not self._awaited & (nodes.hopeful | nodes.absent)
 
     def shortage(self) -> Verdict:
-        """Return why too few nodes can be used."""
+        """Return the verdict that too few nodes can be used, with the reasons."""
         least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
         text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
-        if len(nodes) >= least and (short := self._nodes.short_of(nodes)) is not None:
-            text = f"{short[0]} of the {short[1]} voters can be used: the others may go on without them"
+        if len(nodes) >= least and (short := self._nodes.quorum_shortfall(nodes)) is not None:
+            text = f"{short[0]} of the {short[1]} voters can be used: the others may elect another leader"
         if self._nodes.unfit:
             first = self._nodes[min(self._nodes.unfit)]
             words = "; ".join([text, *self._unfit_words()])
@@ -81,8 +82,8 @@ class Gathering:
             return Verdict(Cause.NODE_LOST, text)
         return Verdict(Cause.LAUNCHER_FAULT, f"{text}; node {faulty.index}: {faulty.fault}", node=faulty.index)
 
-    def words(self, mono: float) -> str:
-        """Return the text that shows what the run waits for, and for how long it has."""
+    def waiting_text(self, mono: float) -> str:
+        """Return the text that shows what the run waits for, and for how long it has waited."""
         waits = [node for node in self._nodes if node.preparing and node.hopeful]
         doing = [f"{node.preparing}, {mono - node.preparing_since:.0f} s" for node in waits[:1]]
         if doing and self._plan.nodes_max == 1 and not self._nodes.unfit:
@@ -93,6 +94,7 @@ class Gathering:
         return "; ".join([text, *doing, *leaving[:_MOST_TOLD], *self._unfit_words()])
 
     def _unfit_words(self) -> list[str]:
+        """Return a short text for each unfit node, the first few by name and the rest as a count."""
         found = [self._nodes[index] for index in sorted(self._nodes.unfit)]
         more = [f"and {len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
         return [*(f"{node} is unfit: {node.fault}" for node in found[:_MOST_TOLD]), *more]

@@ -11,6 +11,8 @@ from launcher.wire.messages import Heartbeat, RankHeartbeat
 
 @dataclass(slots=True)
 class Rank:
+    """One rank of a generation as the coordinator sees it: where it runs, what it last reported, and how it ended."""
+
     number: int
     local: int
     node: int
@@ -33,21 +35,27 @@ class Rank:
 
     @property
     def live(self) -> bool:
+        """Return whether the rank has neither ended nor been lost with its node."""
         return self.exit is None and not self.lost
 
 
 class Silence:
-    """The time that a rank may neither report nor print before it counts as hung; longer before its first report."""
+    """The time for which a rank may neither report nor print before it counts as hung; longer before its first
+    report.
+    """
 
     def __init__(self, hang_after_s: float | None, hang_at_start_s: float) -> None:
         self.after_s = inf if hang_after_s is None else hang_after_s
         self._at_start_s = max(self.after_s, hang_at_start_s)
 
     def limit_s(self, *, reported: bool) -> float:
+        """Return the limit in seconds for a rank that has already `reported`, or for one that has not."""
         return self.after_s if reported else self._at_start_s
 
 
 class Generation:
+    """The ranks of one generation: those that run, those that ended, and those that are silent."""
+
     def __init__(self, number: int, members: Sequence[int], ranks_per_node: int, silence: Silence, mono: float) -> None:
         self.number = number
         self.members = tuple(members)
@@ -92,12 +100,15 @@ class Generation:
 
     @property
     def live(self) -> int:
+        """Return the number of ranks that have neither ended nor been lost."""
         return self._live
 
     def has_settled(self, node: int) -> bool:
+        """Return whether the node's ranks have ended and none of their files waits for a second copy."""
         return node in self._settled
 
     def of_node(self, node: int) -> Sequence[Rank]:
+        """Return the ranks of this node, or an empty sequence if it has none."""
         return self._of_node.get(node, ())
 
     def rank_of(self, node: int, number: int) -> Rank | None:
@@ -107,13 +118,15 @@ class Generation:
         return ranks[place] if 0 <= place < len(ranks) else None
 
     def start(self, node: int, pids: Sequence[int]) -> None:
-        """Note that the node's ranks have started."""
+        """Record that the node's ranks have started, with their pids."""
         self.starting.discard(node)
         for rank, pid in zip(self.of_node(node), pids, strict=False):
             rank.pid = pid
 
-    def hear(self, heartbeat: Heartbeat, mono: float) -> list[RankHeartbeat]:
-        """Take in a node's heartbeat and return the part of it that is about its ranks in this generation."""
+    def receive(self, heartbeat: Heartbeat, mono: float) -> list[RankHeartbeat]:
+        """Update the ranks from a node's heartbeat, and return the part of it that is about ranks of this
+        generation.
+        """
         known = []
         for news in heartbeat.ranks:
             rank = self.rank_of(heartbeat.node, news.rank)
@@ -139,14 +152,14 @@ class Generation:
         return known
 
     def unaccounted(self, heartbeat: Heartbeat) -> list[Rank]:
-        """Return the ranks that a node which had been cut off should run but does not report any more."""
+        """Return the ranks that a node which had been cut off should be running but does not report."""
         if heartbeat.node not in self.returned:
             return []
         named = {news.rank for news in heartbeat.ranks}
         return [rank for rank in self.of_node(heartbeat.node) if rank.live and rank.number not in named]
 
     def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
-        """Note how a rank ended; return False if that was known, or the rank is not on this node."""
+        """Record how a rank ended; return False if that was already known or the rank is not on this node."""
         rank = self.rank_of(exit.node, exit.rank)
         if rank is None or rank.exit is not None:
             return False
@@ -160,14 +173,14 @@ class Generation:
         return True
 
     def fetch(self, node: int, fetched: int) -> bool:
-        """Note how much a starting member has fetched; return True if that is more than before."""
+        """Record how many bytes a starting member has fetched; return True if that is more than before."""
         if node not in self.starting or fetched <= self.fetched.get(node, -1):
             return False
         self.fetched[node] = fetched
         return True
 
     def copy(self, node: int, step: int) -> None:
-        """Note that a member's files of this step have a copy on another node."""
+        """Record that a member's files of this step have a copy on another node."""
         if node not in self._of_node or (self.copied is not None and step <= self.copied):
             return
         nodes = self._copied_of.setdefault(step, set())
@@ -177,12 +190,13 @@ class Generation:
             self._copied_of = {newer: by for newer, by in self._copied_of.items() if newer > step}
 
     def settle(self, node: int, problem: str = "") -> None:
+        """Record that none of the node's files waits for a copy; `problem` is why some have none, or ""."""
         if node in self._of_node and node not in self._settled:
             self._settled.add(node)
             self.uncopied += [problem] if problem else []
 
-    def last_words(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
-        """Return the path of an ended rank's log, or None, and the last lines of it."""
+    def end_of_log(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
+        """Return the log's path, or None, and the log's last lines for a rank that has ended."""
         end = self.ranks[rank].exit
         return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
@@ -222,15 +236,19 @@ class Generation:
         return sorted(found, key=_blame)
 
     def _count_out(self, rank: Rank) -> None:
+        """Stop counting the rank as live."""
         if rank.live:
             self._set_idle(rank, False)
             self._live -= 1
 
     def _set_idle(self, rank: Rank, idle: bool) -> None:
+        """Set whether the rank is idle, and keep the count of idle ranks."""
         self._idle += idle - rank.idle
         rank.idle = idle
 
 
 def _blame(rank: Rank) -> tuple[bool, int, float, int]:
-    """Return a sort key: frozen ranks first, then those furthest behind, then those that fell silent first."""
+    """Return a sort key by likelihood of being the culprit: frozen ranks, then those furthest behind, then those silent
+    longest.
+    """
     return not rank.frozen, -1 if rank.step is None else rank.step, rank.active_at, rank.number

@@ -1,8 +1,8 @@
-"""Find the rank that keeps the others waiting, by what every rank was doing in a hang. Pure.
+"""Find the rank that keeps the others waiting in a hang, from what every rank was doing. Pure functions.
 
-A group's collectives have numbers, which are the same on all its ranks. A rank waits in one that it has entered and not
-left. Of the ranks that have not entered it, those that wait nowhere else are at fault; where all of them wait
-elsewhere, ranks are in different collectives. What cannot be told is called unknown.
+The collectives of a group are numbered alike on all its ranks. A rank waits in one that it has entered and not left. Of
+the ranks that have not entered it, those that wait for nothing else are at fault; if all of them wait elsewhere, ranks
+are in different collectives. What the observations do not show is reported as unknown.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ _LEAVING = frozenset({"_shutdown", "_exit_function", "destroy_process_group"})
 
 @dataclass(frozen=True)
 class _Wait:
-    """A collective of one group in which ranks wait, and who has not come."""
+    """A collective in which ranks of a group wait, with the ranks that wait, are absent or gave no answer."""
 
     group: str
     members: tuple[int, ...]
@@ -54,27 +54,29 @@ class _Wait:
 
 
 def judge(looks: Sequence[RankLook]) -> HangVerdict:
-    """Return which ranks keep the others waiting, as far as these looks at all ranks tell."""
+    """Return which ranks keep the others waiting, as far as these observations of all ranks show."""
     ranks = sorted(looks, key=lambda one: one.rank)
     waits = _waits(ranks)
     for found in (
         _frozen(ranks, waits),
         _dead_peer(ranks, waits),
-        _left(ranks, waits),
+        _left_early(ranks, waits),
         _in_storage(ranks, waits),
         _mismatch(ranks),
         _never_entered(ranks, waits),
         _all_entered(ranks, waits),
         _by_stacks(ranks, waits),
-        _nobody(ranks, waits),
+        _none_in_collective(ranks, waits),
     ):
         if found is not None:
             return found
-    return HangVerdict(HangKind.UNKNOWN, "what the ranks wait for cannot be told", evidence=_evidence(ranks))
+    return HangVerdict(HangKind.UNKNOWN, "what the ranks wait for is unknown", evidence=_evidence(ranks))
 
 
 def where_is(look: RankLook) -> str:
-    """`data.py:88 in load (data loading)`: the user's own code that a rank is in, and what it does there; or ""."""
+    """Return the line of user code that a rank is in and what it does there, or "": `data.py:88 in load (data
+    loading)`.
+    """
     frame = own_frame(look.stack)
     if frame is None:
         return ""
@@ -83,7 +85,9 @@ def where_is(look: RankLook) -> str:
 
 
 def doing(look: RankLook) -> str:
-    """`waits in all_reduce #7 for 41 s, at train.py:57 in step`: what a rank was seen to do, or why not."""
+    """Return one line on what a rank was doing, or why that is unknown: `waits in all_reduce #7 for 41 s, at
+    train.py:57 in step`.
+    """
     if look.ended:
         return "has ended"
     pending = next((one for group in look.groups if (one := _first_pending(group)) is not None), None)
@@ -94,11 +98,12 @@ def doing(look: RankLook) -> str:
 
 
 def own_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame that is in no library, else the innermost."""
+    """Return the innermost frame that is in no library, else the innermost frame; None if there are no frames."""
     return next((one for one in frames if _is_own(one)), frames[0] if frames else None)
 
 
 def place(frame: Frame) -> str:
+    """Return a frame's place as `file.py:12`."""
     return f"{PurePath(frame.file).name}:{frame.line}"
 
 
@@ -106,6 +111,7 @@ def place(frame: Frame) -> str:
 
 
 def _frozen(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    """Blame ranks that are stopped by a signal or stuck in the kernel; None if there are none."""
     stopped = [one for one in ranks if one.state in _STOPPED]
     deep = [one for one in ranks if one.state == "D" and not one.answered and not one.stack]
     found = stopped or (deep if len(deep) < len(_living(ranks)) else [])
@@ -113,23 +119,25 @@ def _frozen(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | 
         return None
     how = "stopped (SIGSTOP, or a debugger)" if stopped else "in the kernel and cannot be interrupted (state D)"
     hint = (
-        "whoever stopped it may let it go on with SIGCONT"
+        "`kill -CONT` lets it continue, if it is not under a debugger"
         if stopped
         else "a disk, a mount or a driver of that node does not answer: look at its kernel log"
     )
-    text = f"{_names(found)} {_is(found)} {how}{_for_them(waits, found)}"
+    text = f"{_names(found)} {_be_verb(found)} {how}{_for_them(waits, found)}"
     return replace(_verdict(HangKind.FROZEN, text, found, ranks, hint), distrusts_node=True)
 
 
 def _dead_peer(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    """Blame ranks that died while others wait for them; None if there are none."""
     dead = [one for one in ranks if (one.ended and (one.exit_code or one.exit_signal)) or one.state == "Z"]
-    if not dead or not _somebody_waits(ranks, waits):
+    if not dead or not _any_waits(ranks, waits):
         return None
-    text = f"{_names(dead)} {_is(dead)} dead, and the others have not noticed{_for_them(waits, dead)}"
+    text = f"{_names(dead)} {_be_verb(dead)} dead, and the others have not noticed{_for_them(waits, dead)}"
     return _verdict(HangKind.DEAD_PEER, text, dead, ranks, "the transport keeps its connection: see the network")
 
 
-def _left(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+def _left_early(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    """Blame ranks that finished, or are exiting, before collectives in which others wait; None if there are none."""
     gone = [one for one in ranks if one.ended and not one.exit_code and not one.exit_signal]
     leaving = [one for one in ranks if not one.ended and _leaves(one) and not _is_waiting(one, waits)]
     found = gone or leaving
@@ -143,19 +151,19 @@ def _left(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | No
 
 
 def _in_storage(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Every rank that waits in no collective waits for a disk."""
+    """Blame slow storage if every rank that waits in no collective waits for a disk; None if not."""
     busy = [one for one in _living(ranks) if not _is_waiting(one, waits)]
     found = [one for one in busy if one.state == "D"]
     if not found or len(found) < len(busy):
         return None
     where = where_is(found[0])
-    text = f"{_names(found)} {_waits_word(found)} for storage" + (f" at {where}" if where else "")
+    text = f"{_names(found)} {_wait_verb(found)} for storage" + (f" at {where}" if where else "")
     hint = "the file system does not answer: see its mount, and the kernel log of the node"
     return _verdict(HangKind.STORAGE, text + _for_them(waits, found), found, ranks, hint)
 
 
 def _mismatch(ranks: Sequence[RankLook]) -> HangVerdict | None:
-    """The first collective of a group that its ranks entered in different ways."""
+    """Blame ranks that entered a group's same collective with different operations or shapes; None if all agree."""
     for members in _groups(ranks).values():
         if not any(not one.done for _, group in members for one in group.last):
             continue
@@ -169,6 +177,9 @@ def _mismatch(ranks: Sequence[RankLook]) -> HangVerdict | None:
 
 
 def _differing(seq: int, ops: Sequence[tuple[RankLook, Collective]], ranks: Sequence[RankLook]) -> HangVerdict | None:
+    """Return the verdict if ranks entered collective `seq` with different operations or shapes, naming the minority;
+    else None.
+    """
     names = Counter(one.op for _, one in ops)
     if len(names) > 1:
         kind, what, manner = HangKind.DIFFERENT_COLLECTIVES, "different collectives", _op_name
@@ -193,6 +204,7 @@ def _differing(seq: int, ops: Sequence[tuple[RankLook, Collective]], ranks: Sequ
 
 
 def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    """Blame ranks that have not entered a collective in which others wait; None if there are none."""
     busy = _in_no_collective([one for one in ranks if not _is_waiting(one, waits)])
     receives = False
     for wait in waits:
@@ -227,7 +239,9 @@ def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVer
 
 
 def _out_of_order(wait: _Wait, elsewhere: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
-    """They wait in an operation that the Flight Recorder does not know, as a receive is."""
+    """Return the verdict for absent ranks that wait in an operation which the Flight Recorder does not list, such as a
+    receive.
+    """
     first = elsewhere[0]
     theirs, ours = _called_at(wait.op), where_is(first)
     name = next((one.name for one in first.stack if one.file.endswith(_BETWEEN_RANKS)), "torch")
@@ -241,7 +255,7 @@ def _out_of_order(wait: _Wait, elsewhere: Sequence[RankLook], ranks: Sequence[Ra
 
 
 def _crossed(waits: Sequence[_Wait], ranks: Sequence[RankLook]) -> HangVerdict:
-    """Ranks wait for each other in different groups."""
+    """Return the verdict for ranks that wait for each other in different groups."""
     first = waits[0]
     absent = first.absent[0]
     other = next((wait for wait in waits[1:] if absent in wait.waiting), None)
@@ -257,6 +271,7 @@ def _crossed(waits: Sequence[_Wait], ranks: Sequence[RankLook]) -> HangVerdict:
 
 
 def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    """Blame a slow link, or nothing known, if all ranks have entered the same collective; None if no rank waits."""
     if not waits:
         return None
     wait = waits[0]
@@ -267,12 +282,12 @@ def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdi
         return HangVerdict(
             HangKind.SLOW_LINK, text, (), _called_at(wait.op), _evidence(ranks), "`launch doctor` measures"
         )
-    text = f"all ranks are in {what}, and nothing moves: why cannot be told"
+    text = f"all ranks are in {what}, and nothing moves: the reason is unknown"
     return HangVerdict(HangKind.UNKNOWN, text, (), _called_at(wait.op), _evidence(ranks))
 
 
 def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Judge by stacks alone, where no rank has a Flight Recorder or ranks wait in what it does not record."""
+    """Judge by stacks alone, if no rank has a Flight Recorder or ranks wait in what it does not record; None if not."""
     living = _living(ranks)
     outside = _in_no_collective(living)
     if waits or not outside or len(outside) == len(living) or not all(one.stack for one in living):
@@ -281,17 +296,19 @@ def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict
 
 
 def _in_no_collective(ranks: Sequence[RankLook]) -> list[RankLook]:
-    """Return those that are seen to do something else than to wait for other ranks."""
+    """Return the ranks whose stacks show something else than waiting for other ranks."""
     return [one for one in _living(ranks) if one.stack and not _in_torch_distributed(one)]
 
 
 def _outside(found: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
+    """Return the verdict that names ranks which are in no collective while the others wait in one."""
     count = len(_living(ranks)) - len(found)
-    text = f"{_names(found)} {_is(found)} in no collective{_instead(found[0])}; {_waiters(count)} in one"
+    text = f"{_names(found)} {_be_verb(found)} in no collective{_instead(found[0])}; {_waiters(count)} in one"
     return _verdict(HangKind.NEVER_ENTERED, text, found, ranks, _hint_of(found[0]))
 
 
-def _nobody(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+def _none_in_collective(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
+    """Return the verdict that no rank is in a collective, with the place where most ranks are; None if some may be."""
     living = _living(ranks)
     if waits or not living or not all(one.stack for one in living) or any(map(_in_torch_distributed, living)):
         return None
@@ -307,6 +324,7 @@ def _nobody(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | 
 
 
 def _groups(ranks: Iterable[RankLook]) -> Mapping[tuple[str, tuple[int, ...]], list[tuple[RankLook, GroupLook]]]:
+    """Return all looks by group; a group is known by its name and its members."""
     found = dict[tuple[str, tuple[int, ...]], list[tuple[RankLook, GroupLook]]]()
     for rank in ranks:
         for group in rank.groups:
@@ -335,28 +353,35 @@ def _waits(ranks: Sequence[RankLook]) -> list[_Wait]:
 
 
 def _first_pending(group: GroupLook) -> Collective | None:
+    """Return the oldest collective in this record that the rank has not completed, or None."""
     return next((one for one in group.last if not one.done and not one.p2p), None)
 
 
 def _is_waiting(look: RankLook, waits: Sequence[_Wait]) -> bool:
+    """Return whether the rank waits in one of these collectives."""
     return any(look in wait.waiting for wait in waits)
 
 
-def _somebody_waits(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> bool:
+def _any_waits(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> bool:
+    """Return whether any rank waits in a collective or another operation of torch.distributed."""
     return bool(waits) or any(map(_in_torch_distributed, ranks))
 
 
 def _in_torch_distributed(look: RankLook) -> bool:
-    """Its main thread is in an operation between ranks, and not in a hook of the user's that one called."""
+    """Return whether the main thread is in an operation between ranks, and not in a user's hook that was called from
+    one.
+    """
     inner = look.stack[: next((n for n, one in enumerate(look.stack) if _is_own(one)), len(look.stack))]
     return any(one.file.endswith(_BETWEEN_RANKS) for one in inner)
 
 
 def _leaves(look: RankLook) -> bool:
+    """Return whether the rank's stack shows that its interpreter is exiting."""
     return any(one.name in _LEAVING for one in look.stack)
 
 
 def _living(ranks: Iterable[RankLook]) -> list[RankLook]:
+    """Return the ranks that have not ended."""
     return [one for one in ranks if not one.ended]
 
 
@@ -373,17 +398,19 @@ def _verdict(
     where: str = "",
     same: str = "",
 ) -> HangVerdict:
+    """Build a verdict that names the `found` ranks, with the place of the first one unless `where` gives another."""
     frame = own_frame(found[0].stack)
     known = where or (f"{place(frame)} in {frame.name}" if frame is not None else "")
     return HangVerdict(kind, text, tuple(one.rank for one in found), known, _evidence(ranks), hint, same=same)
 
 
 def _evidence(ranks: Sequence[RankLook]) -> tuple[str, ...]:
-    """One line for each of the first ranks: what it is in, where, and its state."""
+    """Return one line for each of the first ranks: its state, its collective and its place."""
     return tuple(map(_line_of, ranks[:16])) + ((f"and {len(ranks) - 16} more ranks",) if len(ranks) > 16 else ())
 
 
 def _line_of(look: RankLook) -> str:
+    """Return one line about a rank: its process state, the collective it waits in, its GPUs and its place."""
     if look.ended:
         how = f"signal {look.exit_signal}" if look.exit_signal else f"exit code {look.exit_code or 0}"
         return f"rank {look.rank}: ended with {how}"
@@ -398,7 +425,7 @@ def _line_of(look: RankLook) -> str:
 
 
 def _names(ranks: Sequence[RankLook]) -> str:
-    """`rank 3 on node 2`, `ranks 3, 5 and 6`."""
+    """Return the ranks as text: `rank 3 on node 2`, `ranks 3, 5 and 6`."""
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} on node {ranks[0].node}"
     numbers = [str(one.rank) for one in ranks]
@@ -407,24 +434,30 @@ def _names(ranks: Sequence[RankLook]) -> str:
     return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
-def _is(ranks: Sequence[RankLook]) -> str:
+def _be_verb(ranks: Sequence[RankLook]) -> str:
+    """Return `is` for one rank, `are` for several."""
     return "is" if len(ranks) == 1 else "are"
 
 
-def _waits_word(ranks: Sequence[RankLook]) -> str:
+def _wait_verb(ranks: Sequence[RankLook]) -> str:
+    """Return `waits` for one rank, `wait` for several."""
     return "waits" if len(ranks) == 1 else "wait"
 
 
 def _waiters(count: int) -> str:
+    """Return `1 rank waits` or `7 ranks wait`."""
     return f"{count} rank{'s wait' if count != 1 else ' waits'}"
 
 
 def _waiting_in(wait: _Wait) -> str:
+    """Return how many ranks wait in the collective and from which line it was called."""
     return f"{_waiters(len(wait.waiting))} in it{_in(_called_at(wait.op))}"
 
 
 def _for_them(waits: Sequence[_Wait], found: Sequence[RankLook]) -> str:
-    """`; 7 ranks wait in all_reduce #4812`."""
+    """Return how many ranks wait for the `found` ones, as the end of a sentence: `; 7 ranks wait in all_reduce
+    #4812`.
+    """
     wait = next((one for one in waits if any(look not in found for look in one.waiting)), None)
     if wait is None:
         return ""
@@ -432,10 +465,12 @@ def _for_them(waits: Sequence[_Wait], found: Sequence[RankLook]) -> str:
 
 
 def _op_place(waits: Sequence[_Wait]) -> str:
+    """Return the line that called the first collective in which ranks wait, or ""."""
     return _called_at(waits[0].op) if waits else ""
 
 
 def _instead(look: RankLook, wait: _Wait | None = None) -> str:
+    """Return where the rank is instead of in the collective, as the end of a sentence, or ""."""
     where = where_is(look)
     age_s = max(wait.op.age_s, 0.0) if wait is not None else look.idle_s
     since = f" for {age_s:.0f} s" if age_s >= 1 else ""
@@ -443,16 +478,18 @@ def _instead(look: RankLook, wait: _Wait | None = None) -> str:
 
 
 def _op_name(one: Collective) -> str:
+    """Return the name of the operation."""
     return one.op
 
 
 def _shape_of(one: Collective) -> str:
+    """Return the operation with its first tensor shapes and data type."""
     sizes = " ".join(str(list(each)) for each in one.sizes[:2]) or "no tensor"
     return f"{one.op} of {sizes} {one.dtypes[0] if one.dtypes else ''}".rstrip()
 
 
 def _size(one: Collective) -> str:
-    """` (4 MB)`."""
+    """Return the size of the operation's tensors as ` (4 MB)`, or "" if it is unknown."""
     total = sum(prod(size) * _ITEM_BYTES.get(kind, 4) for size, kind in zip(one.sizes, one.dtypes, strict=False))
     if not total:
         return ""
@@ -463,16 +500,18 @@ def _size(one: Collective) -> str:
 
 
 def _called_at(one: Collective) -> str:
+    """Return the user's line that called the collective as `file.py:12`, or ""."""
     frame = own_frame(one.frames)
     return place(frame) if frame is not None else ""
 
 
 def _in(where: str) -> str:
+    """Return ` at PLACE`, or "" without a place."""
     return f" at {where}" if where else ""
 
 
 def _is_own(frame: Frame) -> bool:
-    """No library's, and not ours."""
+    """Return whether the frame is in the user's code, neither in a library nor in this package."""
     parts = PurePath(frame.file).parts
     if "site-packages" in parts or "dist-packages" in parts or frame.file.startswith("<"):
         return False
@@ -483,6 +522,7 @@ def _is_own(frame: Frame) -> bool:
 
 
 def _activity(look: RankLook) -> str:
+    """Return what the stack shows the rank doing, such as `data loading`, or ""."""
     return next((name for name, fits in _ACTIVITIES if any(map(fits, look.stack))), "")
 
 

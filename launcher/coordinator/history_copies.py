@@ -1,13 +1,15 @@
-"""Tell a coordinator, in memory shared with its supervisor, how much of its history half of a pool's voters have."""
+"""Share between a coordinator and its supervisor how much of the run's history half of a pool's voters have copied."""
 
 from math import inf
 
 
 class HistoryCopies:
-    """Two numbers: the supervisor, which copies the history to other hosts, sets one, and the coordinator the other."""
+    """Two numbers in shared memory: the supervisor, which copies the history to other hosts, sets `copied`, the
+    coordinator `awaited`.
+    """
 
     def __init__(self, shared: "memoryview[float] | None" = None) -> None:
-        """Use these two doubles, or memory of this process alone, in which all is copied."""
+        """Use these two shared doubles, or private memory in which the whole history counts as copied."""
         self._shared = memoryview(bytearray(16)).cast("d") if shared is None else shared
         if shared is None:
             self.copied = inf
@@ -23,7 +25,7 @@ class HistoryCopies:
 
     @property
     def awaited(self) -> bool:
-        """Return whether a restart waits for the rest."""
+        """Return whether a restart is held back until more of the history is copied."""
         return self._shared[1] != 0.0
 
     @awaited.setter

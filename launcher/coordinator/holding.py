@@ -9,10 +9,10 @@ from launcher.wire import messages
 
 
 class RestartHold:
-    """The messages by which a restart begins, and all later ones, until `release`.
+    """Holds back the message that begins a restart, and all later ones, until `release`.
 
-    Whoever takes over then knows of the failure, and counts it against its budget. For the coordinator it is as if the
-    network took longer.
+    A leader that takes over then knows of the failure, and counts it against its budget. The coordinator sees no more
+    than a slower network.
     """
 
     def __init__(self, copies: HistoryCopies) -> None:
@@ -23,10 +23,11 @@ class RestartHold:
 
     @property
     def holds(self) -> bool:
+        """Return whether messages are being held back."""
         return self._held is not None
 
     def pass_on(self, effects: Iterable[Out]) -> list[Out]:
-        """Return which effects to carry out now; answers to heartbeats are never held back."""
+        """Return the effects to carry out now, and keep the others; answers to heartbeats are never held back."""
         now: list[Out] = []
         for effect in effects:
             match effect:
@@ -48,7 +49,7 @@ class RestartHold:
         return failures == self._failures and self._copies.copied >= history_bytes
 
     def release(self) -> list[Out]:
-        """Return what was held back."""
+        """Stop holding messages back, and return those that were."""
         held, self._held, self._is_new = self._held or [], None, False
         self._copies.awaited = False
         return held

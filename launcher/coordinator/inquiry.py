@@ -1,4 +1,4 @@
-"""A look at all ranks once they are silent for longer than their own steps explain, and what follows from it. Pure.
+"""Ask what all ranks are doing once they are silent for longer than their own steps explain, and act on it. Pure.
 
 silent ─► Look to every node ─► Looked by each rank, or time is up ─► judged ─► shown in the run's status
                                                                      └─► ends the generation, where that is certain,
@@ -28,8 +28,8 @@ _FRESH_S = 10.0  # a verdict that is not older needs no other look before the en
 _CERTAIN = frozenset({
     HangKind.DIFFERENT_COLLECTIVES, HangKind.DIFFERENT_SHAPES, HangKind.LEFT_EARLY, HangKind.DEAD_PEER,
 })  # fmt: skip
-_FROZEN_S = 60.0  # in which whoever stopped all ranks may let them go on
-_STOPPED_S = 1.0  # of a rank whose peers run: nobody stops one for that long and has the others wait
+_FROZEN_S = 60.0  # after which stopped ranks are not expected to be continued
+_STOPPED_S = 1.0  # of a rank whose peers run: a debugger stops all ranks, not one for that long
 
 
 class StepTimes:
@@ -42,7 +42,7 @@ class StepTimes:
         self._moved_at: float | None = None
 
     def note(self, step: int | None, mono: float) -> bool:
-        """Take in how far the generation has come; True where that is further than before."""
+        """Record the generation's newest step; return True if it is further than before."""
         if step is None or (self._step is not None and step <= self._step):
             return False
         if self._moved_at is not None and self._step is not None:
@@ -53,7 +53,7 @@ class StepTimes:
         return True
 
     def still_s(self, mono: float) -> float:
-        """Return for how long no step was made; for ever, where none was."""
+        """Return the seconds since the last new step, or infinity if there was none."""
         return inf if self._moved_at is None else mono - self._moved_at
 
     def suspicious_s(self) -> float:
@@ -67,7 +67,7 @@ class StepTimes:
 
 
 class Inquiry:
-    """Looks at the ranks of the open generation where they are silent, and ends it where that is called for."""
+    """Inspects the ranks of the open generation once they are silent, and closes it if they hang."""
 
     def __init__(self, attempt: Attempt, closer: Closer) -> None:
         self._attempt, self._closer = attempt, closer
@@ -84,8 +84,8 @@ class Inquiry:
         self._pause_s = AGAIN_S
         self._ends = False  # some are silent for as long as they may be
 
-    def hear(self, message: messages.Looked) -> None:
-        """Take in what one rank was doing."""
+    def receive(self, message: messages.Looked) -> None:
+        """Record what one rank was doing."""
         if self._asked_at is not None and message.number == self._number:
             rank = self._attempt.current.rank_of(message.node, message.look.rank)
             if rank is not None and message.look.node == message.node:
@@ -95,8 +95,8 @@ class Inquiry:
         """Close the generation for a hang of its suspects, once it is known what all ranks do."""
         self._ends = True
 
-    def look(self) -> None:
-        """Time has passed while all ranks of a generation run."""
+    def check(self) -> None:
+        """Inspect all ranks, or conclude, if that is due; call it on every event while all ranks run."""
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:
             return
@@ -113,16 +113,16 @@ class Inquiry:
         ):
             self._ask(mono)
 
-    def next_look(self) -> float:
+    def next_check(self) -> float:
         """Return the moment at which a rank will have been stopped for long enough to be looked at, or inf."""
         return self._attempt.current.stopped_at() + _STOPPED_S
 
     def _is_stopped(self, mono: float) -> bool:
         """Return whether a signal has held a rank still for a while, in which no step was made and others ran."""
-        return self.next_look() <= mono and self._times.still_s(mono) >= _STOPPED_S
+        return self.next_check() <= mono and self._times.still_s(mono) >= _STOPPED_S
 
     def _renew(self) -> None:
-        """Forget the silence where a step was made since, unless a rank is silent all the same; of others all."""
+        """Drop what was found once a new step is made, unless a rank is silent all the same."""
         attempt = self._attempt
         if attempt.current.number != self._generation:
             self._generation, self._times = attempt.current.number, StepTimes()
@@ -131,6 +131,7 @@ class Inquiry:
             self._forget()
 
     def _forget(self) -> None:
+        """Drop what was found, and clear the message about it."""
         if self._told and self._attempt.standing.message == self._told:
             self._attempt.standing.message = ""
         self._told = ""
@@ -138,23 +139,25 @@ class Inquiry:
         self._pause_s, self._ends = AGAIN_S, False
 
     def _silent_s(self, mono: float) -> float:
-        """Return for how long no step was made and some rank, of those that report, was silent."""
+        """Return for how many seconds no step was made while some reporting rank was silent."""
         silent_s = max(
             (mono - rank.active_at for rank in self._attempt.current.ranks if rank.live and rank.reported), default=0
         )
         return min(silent_s, self._times.still_s(mono))
 
     def _ask(self, mono: float) -> None:
+        """Send `Look` to every reachable node."""
         attempt = self._attempt
         self._number += 1
         self._asked_at, self._looks = mono, {}
         if self._found is None:
             self._began_at = mono
         for index in attempt.current.members:
-            if attempt.nodes[index].hears_us:
+            if attempt.nodes[index].is_reachable:
                 attempt.ledger.send(index, messages.Look(attempt.current.number, self._number))
 
     def _conclude(self, mono: float) -> None:
+        """Judge the answers, show the verdict in the run's status, and close the generation if that is certain."""
         attempt, generation = self._attempt, self._attempt.current
         self._asked_at = None
         looks = [
@@ -179,7 +182,7 @@ class Inquiry:
             self._close(silent or [generation.ranks[number] for number in found.ranks])
 
     def _with_gpus(self, look: RankLook) -> RankLook:
-        """Add how busy its GPUs are, by the node's newest sample."""
+        """Return the look with the load of the rank's GPUs, from the node's newest sample."""
         load = self._attempt.nodes[look.node].load
         if load is None:
             return look
@@ -188,7 +191,9 @@ class Inquiry:
         return msgspec.structs.replace(look, gpus_busy=busy)
 
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
-        """No time would mend it: it was found twice. A debugger, a disk or native code may let a process go on."""
+        """Return whether waiting longer cannot help: the same verdict was found twice, and no debugger, disk or native
+        code explains it.
+        """
         if found.kind is HangKind.FROZEN:
             stopped = [self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks]
             if stopped and all(stopped) and self._is_stopped(mono):  # heartbeats and this look say the same
@@ -197,6 +202,7 @@ class Inquiry:
         return self._seen_twice and found.kind in _CERTAIN
 
     def _close(self, suspects: Sequence[Rank]) -> None:
+        """Close the generation for a hang of these ranks, if any of them is live."""
         attempt, found = self._attempt, self._found
         live = [rank for rank in suspects if rank.live]
         self._forget()
@@ -205,10 +211,12 @@ class Inquiry:
 
 
 def _unseen(rank: Rank) -> RankLook:
+    """Return the look at a rank whose node did not answer."""
     return RankLook(rank.number, rank.node, rank.pid or 0, problem="its node did not answer", step=rank.step)
 
 
 def _ended(rank: Rank) -> RankLook:
+    """Return the look at a rank that has ended."""
     end = rank.exit
     code, signal = (end.code, end.signal) if end is not None else (None, None)
     return RankLook(rank.number, rank.node, rank.pid or 0, ended=True, exit_code=code, exit_signal=signal)

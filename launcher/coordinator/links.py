@@ -1,9 +1,9 @@
 """Measure the links between nodes before ranks start and after a failure, for `recovery.health`.
 
 One node of each pair in a turn gets CheckLink and answers LinkSeen; then the next turn follows. A node that looks slow
-is measured a second time before it is left out, as after a failed device check. Then ranks start.
+is measured a second time before it is excluded, as after a failed device check. Then ranks start.
 
-The pairs form a ring over all usable nodes, spares included: a third node tells which of two others is slow.
+The pairs form a ring over all usable nodes, spares included: a third node shows which of two others is slow.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from launcher.health.links import (
 from launcher.spec.amounts import rate
 from launcher.wire.messages import CheckLink, LinkSeen, ReplicaAddress
 
-_WORD_S = 2.0  # beyond the time that a node has for it: for its word of that
+_ANSWER_S = 2.0  # for the answer, beyond the time that a node has to measure
 _MOST_NAMED = 4
 
 
@@ -40,11 +40,12 @@ class Links:
     def __init__(self, attempt: Attempt, watch: Watch) -> None:
         self._attempt = attempt
         self._watch = watch
-        self._number = 0  # of the newest word
+        self._number = 0  # of the newest request
         self._forget(None)
 
     def _forget(self, gathering: Gathering | None) -> None:
-        self._of = gathering  # what was measured before a failure says nothing of the time after it
+        """Drop all measurements, and begin anew for this wait for nodes."""
+        self._of = gathering  # what was measured before a failure does not count after it
         self._found: dict[Pair, MeasuredLink] = {}
         self._looked_at: dict[int, object] = {}  # by node: its agent, when a link of it was last measured
         self._looked_twice = False
@@ -54,11 +55,12 @@ class Links:
         self._began_at = self._attempt.mono
         self._told = False
 
-    def moments(self) -> float:
-        """Return the moment at which answers of the current turn are no longer waited for."""
+    def deadline(self) -> float:
+        """Return the time at which missing answers of the current turn are given up."""
         return self._until
 
-    def hear(self, seen: LinkSeen) -> None:
+    def receive(self, seen: LinkSeen) -> None:
+        """Record a measured link; ignore an answer that is not awaited or whose agents were replaced since."""
         pair, agents = self._asked.get(seen.number, ((-1, -1), ()))
         if seen.node != pair[0]:
             return
@@ -67,9 +69,9 @@ class Links:
             self._take(MeasuredLink(pair, seen.bytes_per_s, seen.round_trip_s, seen.problem))
 
     def are_known(self, chosen: Sequence[int]) -> bool:
-        """Return whether the links allow to start ranks on these nodes now.
+        """Return whether ranks may start on these nodes now, as far as the links matter.
 
-        False while links are being measured, or after a node was left out.
+        False while links are being measured, or after a node was excluded.
         """
         attempt = self._attempt
         if not attempt.rules.health or len(attempt.plan.nodes) < 2:
@@ -82,13 +84,13 @@ class Links:
         fresh = {index for index in nodes if self._looked_at.get(index) != self._agent(index)}
         if len(chosen) > 1 and fresh.intersection(chosen):
             self._looked_twice = False
-            self._deal([pair for pair in ring(nodes) if fresh.intersection(pair)])
+            self._measure([pair for pair in ring(nodes) if fresh.intersection(pair)])
             return False
         links = [link for pair, link in self._found.items() if attempt.nodes.usable.issuperset(pair)]
         found = blame(links, attempt.rules.link_floor_bytes)
         if not self._looked_twice and (again := second_look(links, found)):
             self._looked_twice = True
-            self._deal(again)
+            self._measure(again)
             return False
         return self._conclude(links, found)
 
@@ -104,7 +106,7 @@ class Links:
         for pair in asked:
             node = attempt.nodes[pair[0]]
             if node.heard_at >= attempt.mono - FRESH_S:  # else its lease decides: its answer may still be on the way
-                self._take(MeasuredLink(pair, problem=f"no word within {MEASURE_S + _WORD_S:g} s"))
+                self._take(MeasuredLink(pair, problem=f"no answer within {MEASURE_S + _ANSWER_S:g} s"))
         self._asked.clear()
         self._until = inf
         if not self._turns:
@@ -112,14 +114,16 @@ class Links:
         self._ask(self._turns.popleft())
         return True
 
-    def _deal(self, pairs: list[Pair]) -> None:
+    def _measure(self, pairs: list[Pair]) -> None:
+        """Begin to measure these pairs, in turns in which each node has one partner."""
         self._told = False
         self._turns.extend(turns(pairs))
         self._ask(self._turns.popleft())
 
     def _ask(self, pairs: list[Pair]) -> None:
+        """Send `CheckLink` to one node of each pair."""
         attempt, nodes = self._attempt, self._attempt.nodes
-        self._until = attempt.mono + MEASURE_S + _WORD_S
+        self._until = attempt.mono + MEASURE_S + _ANSWER_S
         attempt.standing.message = "measuring the links between nodes"
         for one, other in pairs:
             self._number += 1
@@ -128,20 +132,23 @@ class Links:
             attempt.ledger.send(one, CheckLink(self._number, peer))
 
     def _take(self, link: MeasuredLink) -> None:
+        """Keep the better measurement of the pair, and remember by which agents it was made."""
         self._found[link.pair] = better(self._found.get(link.pair), link)
         for index in link.pair:
             self._looked_at[index] = self._agent(index)
 
     def _agent(self, index: int) -> object:
+        """Return the process id of the node's agent, to notice when it is replaced."""
         return self._attempt.nodes[index].process
 
     def _agents(self, pair: Pair) -> object:
+        """Return the process ids of the agents at both ends of the pair."""
         return tuple(map(self._agent, pair))
 
     # -- what comes of it
 
     def _conclude(self, links: list[MeasuredLink], found: SlowLinks) -> bool:
-        """Record what was measured and leave out slow nodes; return True if ranks can start now."""
+        """Record what was measured and exclude slow nodes; return True if ranks can start now."""
         if self._told or not links:
             return True
         self._told = True
@@ -151,7 +158,7 @@ class Links:
         wanted = f"{rate(found.wanted)} wanted{where}" if found.wanted else "nothing came of it"
         for link in found.slow[:_MOST_NAMED]:
             ends = " and ".join(str(attempt.nodes[index]) for index in link.pair)
-            text = f"the link between {ends}: {link}; {wanted}. Which of the two it is cannot be told: both are used"
+            text = f"the link between {ends}: {link}; {wanted}; which of the two is slow is unknown, so both are used"
             attempt.ledger.record("link_slow", text, evidence=str(link))
         left_out = False
         for node in map(attempt.nodes.__getitem__, found.unfit):
@@ -165,7 +172,11 @@ class Links:
         return not left_out
 
     def _can_do_without(self, node: KnownNode) -> bool:
-        """Return whether enough other nodes remain to leave this slow one out."""
+        """Return whether enough other nodes remain to exclude this slow one."""
         nodes, plan = self._attempt.nodes, self._attempt.plan
         others = (nodes.usable | nodes.hopeful) - {node.index}
-        return node.index != plan.nodes[0].index and len(others) >= plan.nodes_min and nodes.short_of(others) is None
+        return (
+            node.index != plan.nodes[0].index
+            and len(others) >= plan.nodes_min
+            and nodes.quorum_shortfall(others) is None
+        )

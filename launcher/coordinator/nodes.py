@@ -1,4 +1,4 @@
-"""The nodes of an attempt as the coordinator knows them: alive, gone, or unknown, and until when that may last."""
+"""The nodes of an attempt as the coordinator sees them: connected, lost or unknown, and until when each lease lasts."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +12,8 @@ from launcher.run.records import NodeLoad, ProcessId
 
 
 class Presence(Enum):
+    """What the coordinator knows about a node's agent: absent, up, unknown or lost."""
+
     ABSENT = auto()  # it has never come
     UP = auto()
     UNKNOWN = auto()  # its connection is gone; it may be alive
@@ -20,6 +22,8 @@ class Presence(Enum):
 
 @dataclass(slots=True, eq=False)
 class KnownNode:
+    """One node of the plan, with the state of its agent, its fitness, its ranks and its lease."""
+
     index: int
     address: str
     spare: bool
@@ -33,7 +37,7 @@ class KnownNode:
     unfit: bool = False  # that is what was seen of its devices, or of its links
     drained: bool = False  # it is to have no ranks any more
     failing: str = ""  # what its kernel reports of a device
-    leaves: str = ""  # what tells that its host is about to go: it has no ranks then
+    leaves: str = ""  # why its host is about to leave: it gets no ranks then
     leaves_by: float = 0.0  # when its ranks are to save at the latest
     slow: str = ""  # which of its ranks all others waited for
     moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
@@ -58,6 +62,7 @@ class KnownNode:
         return f"node {self.index}{f' ({self.host})' if self.host else ''}"
 
     def prepares(self, what: str, mono: float) -> None:
+        """Record what the node has to finish before it is ready, and since when."""
         if what != self.preparing:
             self.preparing, self.preparing_since = what, mono
 
@@ -94,13 +99,13 @@ class KnownNode:
         return self.link is Presence.LOST and self.returns_by > 0.0 and not self.is_left_out
 
     @property
-    def hears_us(self) -> bool:
+    def is_reachable(self) -> bool:
         """Return True if messages to the node reach the agent that runs its ranks."""
         return self.link is Presence.UP and self.stale_agent is None
 
 
 class NodeTable:
-    """The nodes of an attempt, sorted by what can be done with them; call `settle` after any change to a node."""
+    """The nodes of an attempt, grouped by their state; call `settle` after any change to a node."""
 
     def __init__(
         self,
@@ -110,7 +115,7 @@ class NodeTable:
         mono: float = 0.0,
         voters: frozenset[int] = frozenset(),
     ) -> None:
-        """Take the plan's nodes; those in `lost` count as lost, and less than half of `voters` cannot go on."""
+        """Take the plan's nodes; those in `lost` count as lost, and a generation needs at least half of `voters`."""
         self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
         for index in lost:
             self[index].link, self[index].lost_at = Presence.LOST, mono
@@ -132,6 +137,7 @@ class NodeTable:
         return self._nodes[index]
 
     def get(self, index: int) -> KnownNode | None:
+        """Return the node with this index, or None if the plan has none."""
         return self._nodes.get(index)
 
     def away(self, since: float = -inf) -> list[KnownNode]:
@@ -144,9 +150,9 @@ class NodeTable:
             if node.link in (Presence.ABSENT, Presence.UNKNOWN) or (node.link is Presence.LOST and node.lost_at > since)
         ]
 
-    def heard(self, mono: float) -> set[int]:
-        """Return the nodes that surely still follow this coordinator; once their lease ends they leave, and may
-        vote.
+    def followers(self, mono: float) -> set[int]:
+        """Return the nodes that surely still follow this coordinator, as their leases have not ended; others may vote
+        for a new leader.
         """
         return {
             node.index
@@ -154,29 +160,30 @@ class NodeTable:
             if node.link is not Presence.ABSENT and node.follows_from + self._lease_s - ENDING_S > mono
         }
 
-    def short_of(self, nodes: set[int]) -> tuple[int, int] | None:
-        """Return how many voters are among `nodes` and how many there are, if the others could elect a leader; else
-        None.
+    def quorum_shortfall(self, nodes: set[int]) -> tuple[int, int] | None:
+        """Return how many voters are among `nodes` and how many there are, if the other voters could elect a leader;
+        else None.
         """
         there = len(nodes & self.voters)
         return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
 
     @property
     def unaccounted(self) -> list[KnownNode]:
-        """Return the nodes where ranks that were replaced may still run, as nobody has seen them end."""
+        """Return the nodes where ranks that were replaced may still run, as no agent has reported their end."""
         return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
 
     def returning(self, mono: float) -> dict[int, float]:
-        """Return the nodes whose next agent is expected, each with the moment until which it is."""
+        """Return the nodes whose next agent is expected, each with the time until which it is."""
         moments = {index: self[index].returns_by for index in self._returning}
         return {index: moment for index, moment in moments.items() if moment > mono}
 
     @property
-    def here(self) -> set[int]:
+    def connected(self) -> set[int]:
+        """Return the indexes of all nodes whose agent is connected."""
         return {node.index for node in self if node.link is Presence.UP}
 
     def settle(self, node: KnownNode) -> None:
-        """Sort one node in again."""
+        """Update the groups of the table after a change to this node."""
         _keep(self.absent, node.index, node.link is Presence.ABSENT)
         _keep(self.usable, node.index, node.usable)
         _keep(self.hopeful, node.index, node.hopeful)
@@ -185,19 +192,19 @@ class NodeTable:
         _keep(self.missing, node.index, not node.usable and not node.spare)
         _keep(self.unfit, node.index, node.unfit)
 
-    def hear(self, node: KnownNode, mono: float) -> None:
-        """Renew its lease."""
+    def renew_lease(self, node: KnownNode, mono: float) -> None:
+        """Renew the lease of the node's agent."""
         node.heard_at = mono
         self.look_at = min(self.look_at, mono + self._lease_s)
 
     def answer(self, node: KnownNode, seq: int, answered: int, took_s: float, mono: float) -> None:
-        """Note that this heartbeat is answered now, and that the node has received the answer to an earlier one."""
+        """Record that this heartbeat is answered now, and that the node has received the answer to an earlier one."""
         if answered in node.answers:
             node.follows_from = max(node.follows_from, node.answers[answered] - took_s)
             node.answers = {one: at for one, at in node.answers.items() if one > answered}
         node.answers[seq] = mono
 
-    def doubt(self, node: KnownNode) -> None:
+    def track_stale_agent(self, node: KnownNode) -> None:
         """Track the previous agent as stale until its lease ends, because another agent reports for the node."""
         if node.stale_agent is None:
             node.stale_agent, node.stale_until = node.process, node.heard_at + self._lease_s
@@ -217,12 +224,14 @@ class NodeTable:
         return [self[index] for index, end in ends.items() if end <= mono]
 
     def _lease_end(self, node: KnownNode) -> float:
+        """Return when the lease of the node's agent, or of its stale agent, ends; infinity if it has none."""
         if node.stale_agent is not None:
             return node.stale_until
         return node.heard_at + self._lease_s if node.link in (Presence.UP, Presence.UNKNOWN) else inf
 
 
 def _keep(group: set[int], index: int, belongs: bool) -> None:
+    """Add the index to the group if it belongs there, else remove it."""
     if belongs:
         group.add(index)
     else:

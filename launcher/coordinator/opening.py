@@ -1,4 +1,4 @@
-"""Open a generation: decide when it can be, and which node gets which ranks."""
+"""Open a generation: decide when that is possible, and which node gets which ranks."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to St
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The search for checkpoints on the disks of all nodes where there is no shared one."""
+    """Where a starting node looks for checkpoints if there is no shared disk, and whether it may begin without one."""
 
     replicas: tuple[ReplicaAddress, ...] = ()
     all_here: bool = True
@@ -60,12 +60,14 @@ class Opener:
             elif len(attempt.nodes.unfit) > unfit:
                 self.wait()  # without who was left out
         elif attempt.generation is None:
-            attempt.standing.message = attempt.gathering.words(attempt.mono)
+            attempt.standing.message = attempt.gathering.waiting_text(attempt.mono)
 
     def _has_come(self, awaited: Awaited) -> bool:
-        """Return True if an absent node has arrived and is ready, so that its disk can be searched for a checkpoint."""
+        """Return True if an awaited node has arrived and is ready, so that its disk can be searched for a
+        checkpoint.
+        """
         nodes = self._attempt.nodes
-        come = nodes.here - awaited.here
+        come = nodes.connected - awaited.here
         return bool(come) and not come & nodes.hopeful
 
     def _chosen(self) -> tuple[int, ...]:
@@ -78,6 +80,7 @@ class Opener:
         return place(before.members if before else (), usable, plan.nodes_max)
 
     def _open(self, members: tuple[int, ...]) -> None:
+        """Open a generation on these members: record it, and send each its `Start`."""
         attempt, plan = self._attempt, self._attempt.plan
         number = attempt.next_number()
         generation = Generation(number, members, plan.ranks_per_node, silence_of(attempt), attempt.mono)
@@ -95,12 +98,14 @@ class Opener:
             attempt.ledger.send(index, start)
 
     def _search(self, members: Sequence[KnownNode]) -> Search:
+        """Return where these members look for checkpoints, as each node has a disk of its own."""
         attempt = self._attempt
         away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
         all_here = attempt.by_person and all(node.link is Presence.UNKNOWN for node in away)  # these are asked
         return Search(replicas(members, attempt.nodes), all_here, attempt.kept, attempt.may_begin_anew)
 
     def _note(self, generation: Generation) -> None:
+        """Record the event `generation_opened`, and show the generation in the run's status."""
         standing, ledger = self._attempt.standing, self._attempt.ledger
         standing.started_at = standing.started_at or ledger.now.wall
         standing.message = f"generation {generation.number} starts"

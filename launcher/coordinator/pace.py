@@ -1,4 +1,4 @@
-"""Track how far a run has come from the reports of its ranks: step, rate, metrics and newest checkpoint."""
+"""Track how far a run has come from what its ranks report: step, rate, metrics and newest checkpoint."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -11,6 +11,8 @@ _MOST_METRICS = 128
 
 
 class Pace:
+    """The progress of a run: its newest step and checkpoint, its step rate and its newest metrics."""
+
     def __init__(self, step: int | None = None, checkpoint: int | None = None) -> None:
         self.step = step
         self.checkpoint = checkpoint
@@ -18,7 +20,7 @@ class Pace:
         self.fingerprint: str | None = None
         self.metrics: dict[str, float] = {}
         self.not_finite: dict[str, NotFinite] = {}
-        self._speakers: dict[str, int] = {}
+        self._reporters: dict[str, int] = {}
         self._samples: deque[tuple[float, int]] = deque()
         self._fresh = True
         self._began_at = checkpoint or 0
@@ -27,15 +29,16 @@ class Pace:
         self.moves = False  # this generation has made a step: ranks may report the one that they load, too
 
     def restart(self, *, in_place: bool = False) -> None:
-        """Begin a new generation, which goes on from its checkpoint, or in place from its current step."""
+        """Begin a new generation, which continues from its checkpoint, or in place from its current step."""
         self._samples.clear()
-        self._speakers.clear()
+        self._reporters.clear()
         self.not_finite.clear()
         self._fresh = True
         self._began_at, self.moves = (self.step if in_place else self.checkpoint) or 0, False
         self._made_before = self.made_in_all
 
-    def hear(self, ranks: Iterable[RankHeartbeat], mono: float) -> None:
+    def receive(self, ranks: Iterable[RankHeartbeat], mono: float) -> None:
+        """Update the progress from what these ranks reported."""
         for news in ranks:
             if news.checkpoint is not None and not self.moves:
                 self._began_at = news.checkpoint  # that they have loaded: an older one, where the newest is damaged
@@ -46,7 +49,7 @@ class Pace:
                 self.checkpoint = news.checkpoint
             if news.total_steps is not None:
                 self.total_steps = news.total_steps
-            if news.fingerprint is not None and self._may_speak("fingerprint", news.rank):
+            if news.fingerprint is not None and self._is_lowest_reporter("fingerprint", news.rank):
                 self.fingerprint = news.fingerprint
             for name, value in news.metrics.items():
                 if self._measures(name, news.rank):
@@ -63,7 +66,9 @@ class Pace:
         return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:
-        """Return the steps per second of late, or None; it falls while steps take longer than they used to."""
+        """Return the recent steps per second, or None if there were too few; it falls while steps take longer than
+        before.
+        """
         self._forget(mono)
         if len(self._samples) < 2:
             return None
@@ -77,6 +82,7 @@ class Pace:
         return mono - self._samples[-1][0] if self._samples else 0.0
 
     def _reach(self, step: int, mono: float) -> None:
+        """Record a step, unless the run has already been further in this generation."""
         if not self._fresh and self.step is not None and step <= self.step:
             return
         self.made_in_all += max(0, step - (self._began_at if self._fresh or self.step is None else self.step))
@@ -89,26 +95,30 @@ class Pace:
         self._forget(mono)
 
     def _forget(self, mono: float) -> None:
+        """Drop the samples that are older than the window, but keep two."""
         while len(self._samples) > 2 and self._samples[0][0] < mono - _WINDOW_S:
             self._samples.popleft()
 
     def _measures(self, name: str, rank: int) -> bool:
+        """Return whether this rank's value of the metric is used: the number of metrics is bounded, and only the lowest
+        rank counts.
+        """
         known = name in self.metrics or name in self.not_finite
         room = len(self.metrics) + len(self.not_finite) < _MOST_METRICS
-        return (known or room) and self._may_speak(f"metric {name}", rank)
+        return (known or room) and self._is_lowest_reporter(f"metric {name}", rank)
 
-    def _may_speak(self, about: str, rank: int) -> bool:
+    def _is_lowest_reporter(self, about: str, rank: int) -> bool:
         """Return whether this rank's value is used: only the lowest rank that reports it counts, so that values do not
         flicker.
         """
-        if rank > self._speakers.setdefault(about, rank):
+        if rank > self._reporters.setdefault(about, rank):
             return False
-        self._speakers[about] = rank
+        self._reporters[about] = rank
         return True
 
 
 def pace_of(history: Iterable[Event]) -> Pace:
-    """Return how far a run had come according to these events."""
+    """Return the progress of a run according to these events."""
     events = list(history)
     steps = [event.step for event in events if event.step is not None]
     checkpoints = [event.checkpoint for event in events if event.checkpoint is not None]

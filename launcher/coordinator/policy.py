@@ -25,6 +25,8 @@ _WENT_ON = frozenset({"regroup", "requeue"})
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """What follows a failure: the action, the delay before it, the cause, and the reason in words."""
+
     action: Action
     delay_s: float
     cause: Cause  # the failure's own, or no_progress where that ends the run
@@ -99,7 +101,7 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
 
 
 def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, int]:
-    """Return how many restarts each cause has had, counted as failures after which the run went on by itself.
+    """Return how many restarts each cause has had, counted as failures after which the run continued by itself.
 
     `attempt` is the one that runs now, if it has recorded no event yet.
     """
@@ -129,6 +131,7 @@ def as_explained(history: Sequence[Event]) -> list[Event]:
 
 
 def _since_resumed(history: Sequence[Event]) -> list[Event]:
+    """Return the failures since a user last resumed the run, each with its final cause."""
     failures: list[Event] = []
     for event in as_explained(history):
         if event.kind == "resumed":
@@ -151,6 +154,7 @@ def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
 
 
 def _used_up(cause: Cause, restarts: int) -> str:
+    """Return the text that no restart is left for this cause."""
     if restarts == 0:
         return f"no restart is allowed for {cause}"
     return f"the budget of {restarts} restart{'s' if restarts > 1 else ''} for {cause} is used up"
@@ -159,8 +163,8 @@ def _used_up(cause: Cause, restarts: int) -> str:
 def _will_recur(failure: Event, past: Sequence[Event]) -> str:
     """Return why another start would end as this one did, or "".
 
-    That is known of a run that never came beyond its start: an exception then is the program's own, and only of some
-    types does time heal it.
+    That is certain only for a run that never came beyond its start: the exception then is the program's own, and only
+    exceptions of some types may go away with time.
     """
     if any(event.steps_in_all or event.ran_s >= STEADY_S for event in (failure, *past)):
         return ""
@@ -194,6 +198,7 @@ def _recurs(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _identity(error: Event) -> tuple[str | int | None, ...]:
+    """Return what makes two user errors equal: the place, or without one the exit code and the last line."""
     return (error.where,) if error.where is not None else (None, error.code, error.said)
 
 
@@ -220,7 +225,7 @@ def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _got_on(failure: Event, before: Event) -> bool:
-    """Return whether the run got further after `before`: a newer checkpoint, or, without any reports, a long enough
+    """Return whether the run progressed after `before`: a newer checkpoint, or, without any reports, a long enough
     time.
     """
     if failure.step is None and failure.checkpoint is None:
@@ -234,6 +239,7 @@ def _further(failure: Event, before: Event) -> bool:
 
 
 def _newer(now: int | None, before: int | None) -> bool:
+    """Return whether `now` is a number that is larger than `before`, or the first one."""
     return now is not None and (before is None or now > before)
 
 
@@ -241,7 +247,7 @@ def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
     """Return this failure and those before it with no progress between them, newest first, without preemptions."""
     row, reports = [failure], failure.step is not None or failure.checkpoint is not None
     if (not reports and failure.ran_s >= STEADY_S) or (failure.in_place and failure.steps):
-        return row  # of ranks that go on in place the steps of their generation are not lost
+        return row  # ranks that continue in place keep the steps of their generation
     for event in reversed(past):
         if event.cause is Cause.PREEMPTED:
             continue
@@ -286,6 +292,7 @@ def _no_progress(row: Sequence[Event]) -> str:
 
 
 def _delay_s(budget: Budget, in_a_row: int) -> float:
+    """Return the delay before this restart: none for the first in a row, then doubling up to the budget's maximum."""
     if in_a_row <= 1:
         return 0.0
     return float(min(budget.backoff_max_s, budget.backoff_s * 2 ** min(in_a_row - 2, 60)))

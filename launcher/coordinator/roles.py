@@ -1,4 +1,4 @@
-"""Above the coordinators of a run's roles: which may start, and what the end of one is for the run. Pure.
+"""Decide which roles of a run start when, and what the end of one means for the run. Pure.
 
 A run of one program is one of one role, which starts at once.
 """
@@ -26,9 +26,9 @@ class _Part:
 
 
 class Roles:
-    """`due` gives who is to start now; `ready` and `ended` take in what became of them.
+    """The roles of a run: `due` returns which to start now; report to `ready` and `ended` what became of them.
 
-    Where no role is the main one, the run ends once all have, as the worst of them did.
+    If no role is the main one, the run ends once all have ended, with the worst of their ends.
     """
 
     def __init__(self, roles: Mapping[str, Role], parts: Mapping[str, str]) -> None:
@@ -36,24 +36,24 @@ class Roles:
         self._roles = roles
         self._parts = {name: _Part(role) for name, role in parts.items()}
         self._ends_with_all = bool(roles) and not any(role.main for role in roles.values())
-        self._failed: AttemptEnd | None = None  # the first that did, where the run goes on all the same
+        self._failed: AttemptEnd | None = None  # the first failure, kept while the run continues
         self.culprit = ""  # the part because of which the run, or this attempt of it, ends
 
     def due(self, now: float) -> list[str]:
-        """Return who starts now, and take them for started."""
+        """Return the parts that start now, and mark them as started."""
         found = [name for name, part in self._parts.items() if self._may_start(part, now)]
         for name in found:
             self._parts[name].is_there = True
         return found
 
     def next_start(self) -> float | None:
-        """Return the moment at which one is to come back, where that is known."""
+        """Return the time at which the next part is to be restarted, or None if none is."""
         away = [part.starts_at for part in self._parts.values() if not (part.is_there or part.is_done)]
         soonest = min((at for at in away if at), default=inf)
         return None if soonest == inf else soonest
 
     def awaited(self) -> list[str]:
-        """Return those for which others wait to be ready."""
+        """Return the parts that others wait for to become ready."""
         waiting = [part for part in self._parts.values() if not (part.is_there or part.is_done)]
         names = {name for part in waiting for name in self._after(part)}
         return [
@@ -61,16 +61,16 @@ class Roles:
         ]
 
     def ready(self, name: str) -> None:
-        """This one can be used; others that come later need not wait for it again."""
+        """Mark a part as ready to be used; parts that start later need not wait for it again."""
         self._parts[name].is_ready = True
 
     def followed(self) -> list[str]:
-        """Return those that run and whose restart is that of others too."""
+        """Return the parts that run and whose restart also restarts others."""
         roles = {name for role in self._roles.values() for name in role.follows}
         return [name for name, part in self._parts.items() if part.is_there and part.role in roles]
 
     def restarted(self, name: str) -> list[str]:
-        """Return those that start again because this one has; they and it must become ready anew."""
+        """Return the parts that restart because this one has; they and this one must become ready anew."""
         follows, role = {name: role.follows for name, role in self._roles.items()}, self._parts[name].role
         roles = {follower for follower in follows if role in needed_by(follower, follows)}
         found = [name for name, part in self._parts.items() if part.is_there and part.role in roles]
@@ -79,7 +79,7 @@ class Roles:
         return found
 
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
-        """Return how the attempt of the whole run ends, where it does because this one has ended so."""
+        """Record that a part has ended; return the end of the whole attempt if it ends with this part, else None."""
         part = self._parts[name]
         part.is_there = False
         if end.state is State.QUEUED and end.cause is not None and self._roles[part.role].restart == "all":
@@ -104,17 +104,19 @@ class Roles:
         return self._failed or AttemptEnd(State.SUCCEEDED, None, Exit.OK, end.ended_at, "all roles have finished")
 
     def _give_up_waiting(self) -> None:
-        """Take those for done that wait for one which has ended and was never ready."""
+        """Mark as done the parts that wait for one which has ended and was never ready."""
         while stuck := [part for part in self._parts.values() if self._waits_in_vain(part)]:
             for part in stuck:
                 part.is_done = True
 
     def _waits_in_vain(self, part: _Part) -> bool:
+        """Return whether the part waits for one that has ended and was never ready."""
         before = [other for other in self._parts.values() if other.role in self._after(part)]
         away = not (part.is_there or part.is_done)
         return away and any(other.is_done and not other.is_ready for other in before)
 
     def _may_start(self, part: _Part, now: float) -> bool:
+        """Return whether the part is due and all that it waits for are ready."""
         return (
             not (part.is_there or part.is_done)
             and part.starts_at <= now
@@ -122,7 +124,9 @@ class Roles:
         )
 
     def _after(self, part: _Part) -> Collection[str]:
+        """Return the roles that have to be ready before this part starts."""
         return self._roles[part.role].after if part.role in self._roles else ()
 
     def _is_ready(self, role: str) -> bool:
+        """Return whether all parts of the role are ready."""
         return all(part.is_ready for part in self._parts.values() if part.role == role)

@@ -1,4 +1,4 @@
-"""The coordinator's shell on node 0: sockets, timers and the pen around the pure state machine."""
+"""Run the coordinator on node 0: the sockets, timers and record writer around the pure state machine."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ from launcher.wire.messages import ToAgent, ToCoordinator
 
 _STATE_S = 1.0
 _STATE_SOON_S = 0.05
-_WORTH_A_WORD_S = 1.0
+_REPORTED_STALL_S = 1.0
 _DRAIN_S = 0.5
 _COPIED_S, _COPIED_LOOK_S = 0.5, 0.005  # hosts that answer take hundredths of that; steps wait for it
 _KNOWN_S = 1.0
@@ -69,7 +69,9 @@ class CoordinatorServer:
         clock: Callable[[], float] = boottime,
         copies: HistoryCopies | None = None,
     ) -> None:
-        """`copies`: a pool's restart waits a moment until half of the voters have the record of its failure."""
+        """Take the run, its plan and its token; with `copies`, a restart waits a moment until half of the voters have
+        the record of its failure.
+        """
         self._loop = asyncio.get_running_loop()
         self._attempt = attempt
         self._plan = plan
@@ -91,18 +93,19 @@ class CoordinatorServer:
         self.goes_on = False  # once it has ended: another attempt follows
 
     async def start(self) -> None:
+        """Listen for agents, publish the address, and write the first state."""
         port = await self._listener.start(self._address)
         here = Endpoint(self._address, port, this_process())
         with waiting_for_disks():  # no agent can have found us yet
             write_record(self._attempt.endpoint, here)
         self._write_state()
-        self._wind()
-        self._keep_until_done(self._stay_known(here))
+        self._set_timer()
+        self._keep_until_done(self._keep_address_written(here))
         if len(self._plan.nodes) > 1:  # the first one cannot be
-            self._keep_until_done(self._hear_whose_ranks_move())
+            self._keep_until_done(self._poll_requests())
 
     async def close(self) -> None:
-        """Stop listening and wait for all records to be written; call it after the agents were asked to leave."""
+        """Stop listening and wait for all records to be written; call it after the agents were told to leave."""
         await self._listener.close()
         for timer in (self._timer, self._state_timer):
             if timer is not None:
@@ -138,19 +141,20 @@ class CoordinatorServer:
         self._keep_until_done(self._prove_death(node, process))
 
     def _keep_until_done(self, work: Coroutine[None, None, None]) -> None:
+        """Run the coroutine in the background, and hold a reference to it until it is done."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _stay_known(self, here: Endpoint) -> None:
-        """Write the coordinator's address file again whenever it is damaged or deleted, as new agents read it."""
+    async def _keep_address_written(self, here: Endpoint) -> None:
+        """Rewrite the coordinator's address file whenever it is damaged or deleted, as new agents read it."""
         while not self.ended.done():
             await asyncio.sleep(_KNOWN_S)
             with contextlib.suppress(OSError):  # a disk that takes nothing now may do so a second later
                 await asyncio.to_thread(keep_written, self._attempt.endpoint, here)
 
-    async def _hear_whose_ranks_move(self) -> None:
-        """Read what people (`launch nodes drain`, `launch nodes move`) and batch processes have written down."""
+    async def _poll_requests(self) -> None:
+        """Poll the requests to drain or move nodes that users (`launch nodes`) and batch processes have written."""
         drained, moved = set[int](), 0
         while not self.ended.done():
             await asyncio.sleep(_DRAIN_S)
@@ -164,6 +168,7 @@ class CoordinatorServer:
             moved = max(moved, len(request.moves))
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
+        """Report the agent as dead once this machine's process table shows that its process is gone."""
         for pause_s in _LOOKS_S:
             await asyncio.sleep(pause_s)
             if self.ended.done():
@@ -178,22 +183,25 @@ class CoordinatorServer:
     # -- the state machine
 
     def _handle(self, event: In) -> None:
+        """Handle one event: carry out its effects, set the timer, and write the state soon."""
         if self.ended.done():
             return
         now = self._now()
         stood_s = self._clock.slept_s - self._told_of_s
-        if stood_s >= _WORTH_A_WORD_S:
+        if stood_s >= _REPORTED_STALL_S:
             self._told_of_s = self._clock.slept_s
             self._carry_out_all(self._coordinator.handle(StoodStill(stood_s), now))
         self._carry_out_all(self._coordinator.handle(event, now))
-        self._wind()
+        self._set_timer()
         if not isinstance(event, messages.Heartbeat | Tick):
             self._write_state_soon()
 
     def _now(self) -> Now:
+        """Return the current moment on all three clocks."""
         return Now(self._clock.now(), time.time(), boottime())
 
     def _carry_out_all(self, effects: list[Out]) -> None:
+        """Carry out the effects that are not held back."""
         held_before = self._hold.holds
         for effect in self._hold.pass_on(effects):
             self._carry_out(effect)
@@ -201,11 +209,13 @@ class CoordinatorServer:
             self._keep_until_done(self._restart_once_copied())
 
     async def _restart_once_copied(self) -> None:
-        """Begin the restart that is held back once its failure is copied, or say that it was not in time."""
+        """Release the restart that is held back once its failure is copied, or record that the copies were late."""
         until = self._loop.time() + _COPIED_S
         while self._hold.holds and not self._hold.is_copied(*self._record_writer.failures_on_disk):
             if self._loop.time() >= until:
-                text = f"too few voters have the record of the failure after {_COPIED_S:g} s: the run goes on without"
+                text = (
+                    f"too few voters have the record of the failure after {_COPIED_S:g} s: the run continues without it"
+                )
                 self._record_writer.write(Event(time.time(), self._attempt.number, "history_behind", text))
                 break
             await asyncio.sleep(_COPIED_LOOK_S)
@@ -213,6 +223,7 @@ class CoordinatorServer:
             self._carry_out(effect)
 
     def _carry_out(self, effect: Out) -> None:
+        """Carry out one effect: send a message, or queue a record to be written."""
         match effect:
             case Send(node=node, message=message):
                 wire = self._wires.get(node)
@@ -240,8 +251,8 @@ class CoordinatorServer:
                 if not self.ended.done():
                     self.ended.set_result(Exit(end.exit_code))
 
-    def _wind(self) -> None:
-        """Set the clock for the next moment that the state machine wants to be woken at."""
+    def _set_timer(self) -> None:
+        """Set the timer for the state machine's next deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -250,6 +261,7 @@ class CoordinatorServer:
             self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._handle, Tick())
 
     def _write_state_soon(self) -> None:
+        """Schedule the next write of the state earlier than planned."""
         planned = self._state_timer.when() if self._state_timer is not None else inf
         due = state_due_at(planned, self._loop.time())
         if due < planned:
@@ -258,6 +270,7 @@ class CoordinatorServer:
             self._state_timer = self._loop.call_at(due, self._write_state)
 
     def _write_state(self) -> None:
+        """Queue the current state to be written, unless an earlier one still waits for the disk."""
         if self.ended.done():
             return
         waits = self._record_writer.state_waits  # for a disk that is slow, or full: those after it would pile up
@@ -270,6 +283,7 @@ class CoordinatorServer:
         self._loop.call_soon_threadsafe(self._break, error)
 
     def _break(self, error: Exception) -> None:
+        """End the server: as fenced if a newer attempt owns the run, else with this error."""
         if not self.ended.done():
             if isinstance(error, Fenced):
                 self.ended.set_result(Exit.FENCED)
@@ -278,8 +292,8 @@ class CoordinatorServer:
 
 
 def state_due_at(planned: float, now: float) -> float:
-    """Return when to write the state after an event: soon, and no later than planned, so that no number of events
-    puts it off.
+    """Return when to write the state after an event: soon, and no later than planned, so that a flood of events cannot
+    postpone it for ever.
     """
     return min(planned, now + _STATE_SOON_S)
 

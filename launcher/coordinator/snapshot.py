@@ -49,7 +49,7 @@ def run_state(
     now: Now,
     end: AttemptEnd | None,
 ) -> RunState:
-    """Return the record for `state.json`; `generation` is the open one or the last."""
+    """Return the record for `state.json`; `generation` is the open or the last one."""
     over = end is not None and end.state.ended
     first = nodes[plan.nodes[0].index].process
     return RunState(
@@ -102,6 +102,9 @@ def _loads(nodes: NodeTable, generation: Generation | None) -> Iterator[NodeLoad
 
 
 def _message(standing: Standing, nodes: NodeTable, generation: Generation | None) -> str:
+    """Return the message of the run's status: breakpoints, served addresses or what is under way, and replaced ranks
+    that may still run.
+    """
     said = _debugged(generation) or _serving(generation) or standing.message
     return "; ".join(filter(None, (said, _unaccounted(nodes))))
 
@@ -111,10 +114,11 @@ def _unaccounted(nodes: NodeTable) -> str:
     found = nodes.unaccounted
     named = ", ".join(map(str, found[:_MOST_TOLD]))
     more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
-    return f"ranks that were replaced may still run on {named}{more}, until heard again" if found else ""
+    return f"ranks that were replaced may still run on {named}{more}, until it is reachable again" if found else ""
 
 
 def _debugged(generation: Generation | None) -> str:
+    """Return which ranks wait in a breakpoint, or ""."""
     found = [rank for rank in generation.ranks if rank.live and rank.breakpoint] if generation is not None else []
     if not found:
         return ""
@@ -124,12 +128,14 @@ def _debugged(generation: Generation | None) -> str:
 
 
 def _serving(generation: Generation | None) -> str:
+    """Return the addresses that ranks serve at, or ""."""
     found = [rank.address for rank in generation.ranks if rank.live and rank.address] if generation is not None else []
     more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
     return f"serves {', '.join(found[:_MOST_TOLD])}{more}" if found else ""
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
+    """Return the status record of a node."""
     member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
     ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
     word = _node_word(node, member, generation is not None)
@@ -137,6 +143,7 @@ def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> N
 
 
 def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
+    """Return the state of a node as one of `unfit`, `lost`, `unknown`, `up`, `drained`, `spare`, `waiting`."""
     if node.unfit:
         return "unfit"
     if node.fault or node.link is Presence.LOST:
@@ -151,11 +158,13 @@ def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
 
 
 def _rank_state(rank: Rank, generation: Generation, stopping: bool) -> RankState:
+    """Return the status record of a rank."""
     pid = rank.pid if rank.live else None  # the pid of one that ended may be a stranger's by now
     return RankState(rank.number, rank.node, pid, _rank_word(rank, generation, stopping), rank.step)
 
 
 def _rank_word(rank: Rank, generation: Generation, stopping: bool) -> str:
+    """Return the state of a rank as one of `failed`, `done`, `stopping`, `starting`, `running`."""
     if rank.exit is not None:
         return "failed" if failed(rank.exit) else "done"
     if rank.lost:

@@ -1,4 +1,4 @@
-"""Finds the rank that is last into collectives, for any script with a process group, while it trains."""
+"""Find the rank that enters collectives last, for any script with a process group, while it trains."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -23,14 +23,14 @@ Times = Mapping[tuple[int, int], Sequence[GroupTimes]]  # by rank and its node
 
 
 class NodeClock(NamedTuple):
-    """The seconds by which a node's clock is ahead of the coordinator's, and the largest error of that."""
+    """By how many seconds a node's clock is ahead of the coordinator's, and the largest error of that."""
 
     ahead_s: float
     error_s: float
 
 
 class Stragglers:
-    """Asks the ranks of the open generation now and then when they entered their newest collectives."""
+    """Asks the ranks of the open generation at intervals when they entered their newest collectives."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -40,8 +40,8 @@ class Stragglers:
         self._times = dict[tuple[int, int], Sequence[GroupTimes]]()
         self._clocks = dict[int, NodeClock]()
 
-    def hear(self, message: messages.Entered) -> None:
-        """Take in what one rank answers."""
+    def receive(self, message: messages.Entered) -> None:
+        """Record one rank's answer, and the node's clock if it is known better than before."""
         if self._asks and message.number == self._number:
             rank = self._attempt.current.rank_of(message.node, message.rank)
             if rank is not None:
@@ -51,8 +51,8 @@ class Stragglers:
                 if known is None or clock.error_s < known.error_s:
                     self._clocks[rank.node] = clock
 
-    def look(self) -> None:
-        """Time has passed while all ranks of a generation run."""
+    def check(self) -> None:
+        """Ask all ranks, or evaluate their answers, if that is due; call it on every event while all ranks run."""
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:
             return  # nothing is to look at the ranks
@@ -68,7 +68,7 @@ class Stragglers:
             self._asks, self._times, self._clocks = True, {}, {}
             self._number += 1
             for index in attempt.current.members:
-                if attempt.nodes[index].hears_us:
+                if attempt.nodes[index].is_reachable:
                     attempt.ledger.send(index, messages.Look(attempt.current.number, self._number, times=True))
 
 
@@ -95,7 +95,7 @@ def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
 
 
 def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the last of a group of which all ranks have answered."""
+    """Return the rank of the group that enters last by far; None if it is unclear or answers are missing."""
     end = min(one.first + len(one.entered_us) for one in group.values())
     begin = max(*(one.first for one in group.values()), end - _MOST_TIMES // len(group))
     if end - begin < _LEAST_COLLECTIVES:
@@ -126,7 +126,7 @@ def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, N
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return how much time these spans cover: collectives that wait at the same time lose it once."""
+    """Return how much time these spans cover together: overlapping waits count once."""
     covered, reached = 0.0, float("-inf")
     for since, till in sorted(spans):
         covered += max(0.0, till - max(since, reached))
@@ -135,7 +135,9 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _weighty(waits: Sequence[float]) -> float:
-    """Return the wait such that longer ones make half of all: of many collectives of a step only one may wait long."""
+    """Return the wait such that longer waits make up half of the total, as only one of a step's many collectives may
+    wait long.
+    """
     rest = sum(waits) / 2
     for wait in sorted(waits, reverse=True):
         rest -= wait

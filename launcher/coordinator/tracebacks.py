@@ -29,36 +29,42 @@ _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<nam
 
 
 class _MoreInfo(msgspec.Struct, frozen=True):
+    """The `extraInfo` of torch's error file: the traceback."""
+
     py_callstack: str = ""
 
 
 class _Message(msgspec.Struct, frozen=True):
+    """The `message` of torch's error file, with its traceback."""
+
     message: str = ""
     extraInfo: _MoreInfo = _MoreInfo()  # noqa: N815 - torch's name for it
 
 
 class _ErrorFile(msgspec.Struct, frozen=True):
-    """An error file as `torch.distributed.elastic.multiprocessing.errors` writes it."""
+    """The content of an error file as `torch.distributed.elastic.multiprocessing.errors` writes it."""
 
     message: str | _Message = ""
 
 
-def error_file_says(path: Path) -> ExceptionReport | None:
+def read_error_file(path: Path) -> ExceptionReport | None:
     """Return the exception in an error file, written by torch's `@record` or in its format, or None."""
     try:
         if path.lstat().st_size > _MOST_BYTES:
             return None
         said = readable(path, _ErrorFile)
     except OSError:
-        return None  # there is none, or it says nothing
+        return None  # there is none, or it is empty
     if said is None:
         return None
     message = said.message if isinstance(said.message, _Message) else _Message(said.message)
-    return _told(message.message, message.extraInfo.py_callstack)
+    return _inner_exception(message.message, message.extraInfo.py_callstack)
 
 
-def _told(text: str, traceback: str) -> ExceptionReport | None:
-    """Return the exception of this message; if that is another process's traceback, the exception in there."""
+def _inner_exception(text: str, traceback: str) -> ExceptionReport | None:
+    """Return the exception of this error message, or the one inside if it contains another process's traceback; None
+    without one.
+    """
     if _BEGINS in text:
         return last_exception(text.splitlines())
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -122,7 +128,7 @@ def stuck_at(tail: Sequence[str]) -> str:
 
 
 def main_stack(lines: Sequence[str]) -> tuple[Frame, ...]:
-    """Return where the main thread is by what faulthandler wrote, which has it last: the innermost frame first."""
+    """Return the main thread's frames, innermost first, from what faulthandler wrote, which lists that thread last."""
     stacks = stacks_in(lines)
     heads = [number for number, line in enumerate(stacks) if _THREAD.match(line)]
     found = map(_CRASH_FRAME.match, stacks[heads[-1] + 1 :] if heads else ())
@@ -178,7 +184,7 @@ def _is_own(path: str) -> bool:
 
 
 def _of_cpp(kind: str, after: Sequence[str]) -> ExceptionReport:
-    """Return the exception that the C++ runtime reports before it aborts."""
+    """Return the exception that the C++ runtime reported before it aborted."""
     what = next((said["text"] for line in after if (said := _WHAT.match(line))), "")
     line = f"{kind}: {what}" if what else kind
     return ExceptionReport(line=line, raised=(Raised(line),))

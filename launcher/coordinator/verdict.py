@@ -1,4 +1,4 @@
-"""Say why a generation is closed or cannot be opened, for the user and for the recovery policy."""
+"""Describe why a generation is closed or cannot be opened, for the user and for the recovery policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NAMED = 8
 _LONGEST_NAME = 500
 RESTART = "restart"  # a reason to stop: the attempt is followed by another one, which counts as no restart
 STOPS = {
-    "cancel": "somebody cancelled the run",
+    "cancel": "the run was cancelled",
     "preempt": "the cluster takes the nodes back",
     "limit": "the time limit of the cluster's job is near",
     "notice": "the host that coordinates the others is about to go",
@@ -27,6 +27,10 @@ STOPS = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """Why a generation is closed or cannot be opened: the cause, a sentence for the user, and what it was
+    derived from.
+    """
+
     cause: Cause
     text: str  # one line
     rank: int | None = None
@@ -88,6 +92,7 @@ def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found
 
 
 def _of_found(generation: Generation, suspects: Sequence[Rank], found: HangVerdict) -> Verdict:
+    """Return the verdict on a hang whose culprit the look at all ranks has named."""
     culprit_ = generation.ranks[found.ranks[0]] if found.ranks else suspects[0]
     return Verdict(
         Cause.HANG,
@@ -103,6 +108,7 @@ def _of_found(generation: Generation, suspects: Sequence[Rank], found: HangVerdi
 
 
 def _steps(generation: Generation) -> str:
+    """Return the newest step of the first live ranks as text."""
     live = [rank for rank in generation.ranks if rank.live]
     known = ", ".join(f"{rank.number}: {'-' if rank.step is None else rank.step}" for rank in live[:_NAMED])
     rest = f", and {len(live) - _NAMED} more" if len(live) > _NAMED else ""
@@ -134,7 +140,7 @@ def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ())
 
 
 def of_stop(kind: str) -> Verdict:
-    """Return the verdict for a stop that was requested."""
+    """Return the verdict for a stop of this kind, which was requested."""
     if kind == "cancel":
         return Verdict(Cause.CANCELLED, "cancelled")
     if kind == "limit":
@@ -143,6 +149,7 @@ def of_stop(kind: str) -> Verdict:
 
 
 def of_limit(plan: Plan) -> Verdict:
+    """Return the verdict that the spec's time limit is reached."""
     return Verdict(Cause.TIME_LIMIT, f"the time limit of {plan.spec.resources.time_s:g} s is reached")
 
 
@@ -154,10 +161,10 @@ def foretells_stop(end: RankExit) -> bool:
 
 
 def is_by_itself(end: RankExit) -> bool:
-    """Return whether the rank failed, and not because another rank was lost."""
+    """Return whether the rank failed on its own, not because another rank was lost."""
     return failed(end) and classify(end) is not Cause.COMMUNICATION
 
 
 def is_of_peers_alone(generation: Generation) -> bool:
-    """Return whether no rank failed by itself."""
+    """Return whether all failures so far are about connections to other ranks."""
     return all(end.stopping or classify(end) is Cause.COMMUNICATION for end in generation.failures)

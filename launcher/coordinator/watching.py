@@ -1,4 +1,4 @@
-"""Watch the open generation: take in what its ranks report, and act on what is overdue."""
+"""Watch the open generation: handle what its nodes report, and act on what is overdue."""
 
 from collections.abc import Sequence
 from math import inf
@@ -36,6 +36,8 @@ OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | 
 
 
 class Watch:
+    """Handles the messages about the ranks and checkpoints of the open generation, and its deadlines."""
+
     def __init__(self, attempt: Attempt, closer: Closer, aftermath: Aftermath, in_place: HotOpener) -> None:
         self._attempt = attempt
         self._closer = closer
@@ -45,7 +47,8 @@ class Watch:
         self._inquiry = Inquiry(attempt, closer)
         self._stragglers = Stragglers(attempt)
 
-    def hear_of_ranks(self, node: KnownNode, message: OfRanks) -> None:
+    def handle_ranks(self, node: KnownNode, message: OfRanks) -> None:
+        """Handle a message about the ranks of a node."""
         match message:
             case messages.Leads():
                 self._led(message)
@@ -59,14 +62,14 @@ class Watch:
             case messages.Stopped():
                 self._stopped(node, message)
             case messages.Looked():
-                self._inquiry.hear(message)
+                self._inquiry.receive(message)
             case messages.Entered():
-                self._stragglers.hear(message)
+                self._stragglers.receive(message)
             case _:
                 assert_never(message)
 
-    def hear_of_checkpoints(self, message: OfCheckpoints) -> None:
-        """Take in what agents report about checkpoint files when nodes share no disk."""
+    def handle_checkpoints(self, message: OfCheckpoints) -> None:
+        """Handle what agents report about checkpoint files when nodes share no disk."""
         attempt = self._attempt
         match message:
             case messages.Noted():
@@ -91,16 +94,18 @@ class Watch:
     # -- starting
 
     def _led(self, message: messages.Leads) -> None:
+        """Let the other members start their ranks once rank 0 has been forked."""
         attempt = self._attempt
         starting = attempt.phase is AttemptPhase.STARTING and attempt.is_current(message.generation)
         if not starting or attempt.current.led:
             return
         attempt.current.led = True
         for index in attempt.current.members:
-            if index != message.node and attempt.nodes[index].hears_us:
+            if index != message.node and attempt.nodes[index].is_reachable:
                 attempt.ledger.send(index, messages.Follow(message.generation))
 
     def _started(self, node: KnownNode, message: messages.Started) -> None:
+        """Record that a node's ranks have started."""
         attempt = self._attempt
         node.port = message.port
         if attempt.is_current(message.generation) and node.index in attempt.current.starting:
@@ -108,6 +113,7 @@ class Watch:
             self._all_started()
 
     def _all_started(self) -> None:
+        """Begin to run once every member has started its ranks; handle a loss or failure that came before that."""
         attempt = self._attempt
         if attempt.phase is AttemptPhase.STARTING and not attempt.current.starting:
             attempt.phase = AttemptPhase.RUNNING
@@ -125,19 +131,20 @@ class Watch:
         attempt = self._attempt
         attempt.lost = found
         attempt.leaving -= attempt.current.lost
-        self._go_on_without()
+        self._continue_without()
 
-    def _go_on_without(self) -> None:
+    def _continue_without(self) -> None:
+        """Continue in place without the node that is gone, or close the generation if that is impossible."""
         if self._in_place.continue_in_place():
             self._all_started()  # the one that is gone was the last that they waited for
         else:
             self._closer.close(self._attempt.lost)
 
     def leave_out(self, node: KnownNode, evidence: str) -> None:
-        """Give no more ranks to a node whose devices are faulty or whose links are slow, as `evidence` says."""
+        """Exclude a node whose devices are faulty or whose links are slow, as `evidence` says."""
         attempt = self._attempt
         if node.unfit:
-            return  # it is said again after a cut
+            return  # it is sent again after a network cut
         node.fault, node.unfit = evidence, True
         attempt.nodes.settle(node)
         text = f"{node} is left out: {evidence}"
@@ -152,6 +159,7 @@ class Watch:
             self._closer.close(found)
 
     def _heartbeat(self, heartbeat: messages.Heartbeat) -> None:
+        """Update the open generation from a node's heartbeat."""
         attempt = self._attempt
         if heartbeat.load is not None:
             attempt.nodes[heartbeat.node].load = heartbeat.load
@@ -163,7 +171,7 @@ class Watch:
             attempt.ledger.record(
                 KEPT, "the run has a checkpoint: it does not begin anew by itself", node=heartbeat.node
             )
-        self._hear_steps(generation.hear(heartbeat, attempt.mono))
+        self._update_progress(generation.receive(heartbeat, attempt.mono))
         if heartbeat.fetched is not None and starting and generation.fetch(heartbeat.node, heartbeat.fetched):
             attempt.start_by = attempt.mono + START_S
             megabytes = sum(generation.fetched.values()) / 1e6
@@ -174,19 +182,20 @@ class Watch:
         if attempt.phase is AttemptPhase.RUNNING and generation.stalls(heartbeat.node):
             self._check_hang()
 
-    def _hear_steps(self, news: Sequence[messages.RankHeartbeat]) -> None:
+    def _update_progress(self, news: Sequence[messages.RankHeartbeat]) -> None:
+        """Update the run's progress, and record the generation's first step and a return to an earlier step."""
         attempt, moved = self._attempt, self._attempt.pace.moves
-        attempt.pace.hear(news, attempt.mono)
+        attempt.pace.receive(news, attempt.mono)
         if attempt.is_open and attempt.pace.moves and not moved:
             text = f"generation {attempt.current.number} trains: step {attempt.pace.step} is done"
             attempt.ledger.record("training", text)
         went_back = next((one.went_back for one in news if one.went_back is not None), None)
         if went_back is not None:
-            self._note_way_back(went_back)
+            self._record_rollback(went_back)
 
-    def _note_way_back(self, told: messages.WentBack) -> None:
-        """Record, once per generation, from which step ranks went back, and show that until the lost steps are
-        done again.
+    def _record_rollback(self, told: messages.WentBack) -> None:
+        """Record, once per generation, to which step ranks went back, and show that until the lost steps are done
+        again.
         """
         attempt, generation = self._attempt, self._attempt.current
         if not generation.went_back:
@@ -199,7 +208,7 @@ class Watch:
             attempt.standing.message = ""
 
     def _catch_up(self, heartbeat: messages.Heartbeat) -> None:
-        """Handle what the messages lost in a network cut would have said, as the next heartbeat shows it."""
+        """Handle starts and exits whose messages were lost in a network cut, as the next heartbeat shows them."""
         generation = self._attempt.current
         if heartbeat.ranks and heartbeat.node in generation.starting:
             generation.start(heartbeat.node, ())
@@ -210,6 +219,7 @@ class Watch:
             self._rank_ended(messages.Exited(heartbeat.node, verdict.unseen_end(generation, rank)))
 
     def _check_hang(self) -> None:
+        """Have the inquiry close the generation if ranks were silent for too long and all nodes are connected."""
         attempt, mono = self._attempt, self._attempt.mono
         if mono < self._look_for_hang_at:
             return
@@ -220,11 +230,13 @@ class Watch:
             self._inquiry.end()
 
     def _is_fresh(self, node: KnownNode) -> bool:
-        return node.hears_us and node.heard_at >= self._attempt.mono - FRESH_S
+        """Return whether the node is reachable and has sent a heartbeat lately."""
+        return node.is_reachable and node.heard_at >= self._attempt.mono - FRESH_S
 
     # -- ending
 
     def _rank_ended(self, message: messages.Exited) -> None:
+        """Record a rank's end; finish the run, continue in place or close the generation."""
         attempt, generation, end = self._attempt, self._attempt.current, message.exit
         if not generation.end(end, message.tail):
             return
@@ -271,6 +283,7 @@ class Watch:
             attempt.standing.message = f"{done}; their last checkpoint gets its copies"
 
     def _stopped(self, node: KnownNode, message: messages.Stopped) -> None:
+        """Record that a node has ended its ranks; close the generation if that was not requested."""
         attempt = self._attempt
         if node.stale_agent is not None or message.generation < node.holds:
             return
@@ -279,7 +292,7 @@ class Watch:
             attempt.nodes.settle(node)
             attempt.leaving.discard(node.index)
             attempt.current.lose(node.index)
-            self._go_on_without()
+            self._continue_without()
             return
         if attempt.is_open and node.holds == attempt.current.number:
             text = f"node {node.index} ended its ranks without having been asked to"
@@ -290,11 +303,11 @@ class Watch:
 
     # -- time passes
 
-    def next_look(self) -> float:
-        """Return the moment at which a rank that is held still is to be looked at, or inf."""
-        return self._inquiry.next_look()
+    def next_check(self) -> float:
+        """Return the time at which a rank that is stopped by a signal is to be inspected, or infinity."""
+        return self._inquiry.next_check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Act on whatever is overdue in the open generation."""
         attempt = self._attempt
         if attempt.mono >= attempt.limit_at:
@@ -302,18 +315,19 @@ class Watch:
         elif attempt.mono >= attempt.blame_at:
             self._blame()
         elif (heard := attempt.outvoted()) is not None:
-            text = f"{heard[0]} of the {heard[1]} voters are heard: the others may go on without them"
+            text = f"{heard[0]} of the {heard[1]} voters are reachable: the others may elect another leader"
             self._closer.close(Verdict(Cause.NODE_LOST, text))
         elif attempt.phase is AttemptPhase.STARTING and attempt.mono >= attempt.start_by:
             self._start_timed_out()
         elif attempt.phase is AttemptPhase.RUNNING:
-            self._inquiry.look()
-            self._stragglers.look()
+            self._inquiry.check()
+            self._stragglers.check()
 
     def _start_timed_out(self) -> None:
+        """Exclude the nodes that started no rank in time, and close the generation."""
         attempt, generation = self._attempt, self._attempt.current
         waited_for = sorted(generation.starting) if generation.led else generation.members[:1]
-        late = [node for node in map(attempt.nodes.__getitem__, waited_for) if node.hears_us]
+        late = [node for node in map(attempt.nodes.__getitem__, waited_for) if node.is_reachable]
         attempt.start_by = attempt.mono + START_S
         if not late:
             return  # unknown ones have a lease that ends
@@ -324,4 +338,5 @@ class Watch:
 
 
 def _steps(count: int) -> str:
+    """Return `1 step is` or `5 steps are`."""
     return "1 step is" if count == 1 else f"{count} steps are"

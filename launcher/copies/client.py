@@ -25,7 +25,7 @@ from trainer.checkpoint_files.partial import Held
 from trainer.errors import CheckpointDamaged
 
 _ON_DISK_S = 120.0  # from the last byte to the word that it is durable
-_LAST_WORD_S = 1.0
+_LAST_ANSWER_S = 1.0
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Thr
     try:
         await link.in_thread(send)
     except OSError as error:
-        await asyncio.wait([answer], timeout=_LAST_WORD_S)
+        await asyncio.wait([answer], timeout=_LAST_ANSWER_S)
         if not answer.done() or not isinstance(answer.exception(), Unwilling):
             raise WireError(f"{put.name}: the peer was cut off: {error}") from error
     else:

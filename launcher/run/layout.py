@@ -46,7 +46,7 @@ class AttemptDir:
     endpoint = NamedFile("coordinator.json")
     exits = NamedFile("exits.jsonl")
     end = NamedFile("exit.json")
-    role_end = NamedFile("role-exit.json")  # how the run's own role ended, where the run goes on without it
+    role_end = NamedFile("role-exit.json")  # how the run's own role ended, where the run continues without it it
     stop = NamedFile("stop.json")
     drain = NamedFile("drain.json")
     drain_lock = NamedFile(".drain-lock")  # held by whoever adds to it

@@ -206,7 +206,7 @@ def duration_s(status: RunStatus, now: float) -> float | None:
     if status.started_at is None:
         return None
     if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
-        return None  # nobody saw its end
+        return None  # its end was not observed
     end = status.ended_at if status.ended_at is not None else now
     return end - status.started_at
 

@@ -19,7 +19,7 @@ class Strategy:
     """
 
     stands_by = True  # it is started before it is needed, and begins when its starter says so
-    leaves_with = int(Exit.OK)  # where the run goes on without it
+    leaves_with = int(Exit.OK)  # where the run continues without it it
     detached = False  # its starter has detached it already
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:

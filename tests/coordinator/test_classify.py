@@ -30,7 +30,7 @@ def end(rank: int = 0, **how: Any) -> RankExit:
         ({"signal": 11}, Cause.KILLED),
         ({"signal": 6}, Cause.KILLED),
         ({"signal": 15}, Cause.KILLED),
-        ({}, Cause.KILLED),  # nobody saw its end
+        ({}, Cause.KILLED),  # its end was not observed
         ({"signal": 9, "oom": True}, Cause.OUT_OF_MEMORY),
         ({"signal": 9, "hung": True}, Cause.HANG),
         ({"code": 1, "error": "MemoryError"}, Cause.OUT_OF_MEMORY),
@@ -242,7 +242,7 @@ def test_fenced_is_what_the_agent_found_evidence_for() -> None:
         ({"signal": 9, "oom": True}, "rank 2 on node 0 was killed by SIGKILL: out of memory"),
         ({"signal": 99}, "rank 2 on node 0 was killed by signal 99"),
         ({"code": 3}, "rank 2 on node 0 ended with exit code 3"),
-        ({}, "rank 2 on node 0 is gone and nobody saw its end"),
+        ({}, "rank 2 on node 0 is gone, and its end was not observed"),
         ({"hung": True, "signal": 9}, "rank 2 on node 0 hung: no progress and no output"),
         (
             {"code": 1, "error": "ValueError: a\nb", "where": "t.py:4 in f"},
@@ -258,7 +258,7 @@ def test_one_line_for_people(how: dict[str, Any], line: str) -> None:
 def test_evidence() -> None:
     assert evidence(end(signal=9, oom=True)) == "SIGKILL, the kernel or CUDA reported that memory ran out"
     assert evidence(end(code=3)) == "exit code 3"
-    assert evidence(end()) == "nobody saw its end"
+    assert evidence(end()) == "its end was not observed"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_evidence() -> None:
         ({"code": 3}, "exit code 3, rank 1"),
         ({"signal": 11, "where": "net.py:3 in f"}, "SIGSEGV in net.py:3, rank 1"),
         ({"signal": 9, "hung": True}, "hang, rank 1"),
-        ({}, "nobody saw its end, rank 1"),
+        ({}, "its end was not observed, rank 1"),
     ],
 )
 def test_in_a_few_words(how: dict[str, Any], words: str) -> None:

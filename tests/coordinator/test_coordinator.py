@@ -604,7 +604,7 @@ def test_status_tells_of_replaced_ranks_as_long_as_nobody_has_seen_them_end() ->
     cluster.freeze(1)
     cluster.advance(LEASE + 1)
     assert sorted(cluster.starts(2)) == [0]
-    assert "ranks that were replaced may still run on node 1, until heard again" in cluster.state().message
+    assert "ranks that were replaced may still run on node 1, until it is reachable again" in cluster.state().message
     cluster.feed(Heartbeat(1, 99, 1))
     assert "may still run on node 1" in cluster.state().message, "it is told to end them"
     cluster.feed(Stopped(1, 1))

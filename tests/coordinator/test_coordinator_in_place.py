@@ -129,7 +129,7 @@ def test_one_rank_that_has_not_said_that_it_stays_has_all_replaced() -> None:
     cluster.settle()
     assert not words(cluster, ContinueInPlace)
     assert [node for node, _ in words(cluster, Stop)] == [0, 1]
-    assert "warm because rank 2 has not said" in cluster.recorded("regroup")[0].text
+    assert "warm because rank 2 has not reported" in cluster.recorded("regroup")[0].text
 
 
 @pytest.mark.parametrize(("rules", "stays"), [(WARM, True), (WARM, False), (AUTO, False)])
@@ -435,7 +435,7 @@ def test_a_rank_that_cannot_stay_has_all_started_anew_on_the_spare_too() -> None
     cluster.kill(1)
     cluster.advance(2)
     assert not joined(cluster)
-    assert "warm because rank 0 has not said" in cluster.recorded("regroup")[0].text
+    assert "warm because rank 0 has not reported" in cluster.recorded("regroup")[0].text
     assert cluster.starts(2).keys() == {0, 2}
 
 
@@ -493,7 +493,7 @@ def test_ranks_that_are_left_go_on_as_fewer(proof: bool) -> None:
     assert pids(cluster) == {rank: before[rank] for rank in (0, 1)}
     assert state.restarts == {"node_lost": 1}
     [regroup] = cluster.recorded("regroup")
-    assert "hot: the 2 ranks that live stay and go on without node 1" in regroup.text
+    assert "hot: the 2 surviving ranks stay and continue without node 1" in regroup.text
     assert cluster.recorded("failure")[0].in_place
 
 
@@ -572,7 +572,7 @@ def test_all_ranks_that_are_left_have_to_say_that_they_can() -> None:
     cluster.advance(0.1)
     assert not stayed(cluster)
     text = cluster.recorded("regroup")[0].text
-    assert "warm because no spare is ready to take the place of node 1, and rank 4 cannot go on among fewer" in text
+    assert "warm because no spare is ready to take the place of node 1, and rank 4 cannot continue with fewer" in text
 
 
 def test_ranks_that_load_what_was_saved_go_on_as_fewer_and_are_more_again_at_the_next_failure() -> None:
@@ -590,7 +590,7 @@ def test_ranks_that_load_what_was_saved_go_on_as_fewer_and_are_more_again_at_the
     cluster.advance(5)
     assert len(stayed(cluster)) == 1
     text = cluster.recorded("regroup")[-1].text
-    assert "warm because node 1 is ready, and not all ranks can go on among more" in text
+    assert "warm because node 1 is ready, and not all ranks can continue with more" in text
     assert (cluster.state().state, cluster.state().world_size) == (State.RUNNING, 4)
 
 
@@ -719,7 +719,7 @@ def test_nobody_joins_ranks_that_cannot_be_more() -> None:
     for rank in cluster.agents[0].live:
         rank.resizes = False
     cluster.advance(2)
-    assert "not all others can go on" in cluster.recorded("joining_failed")[0].text
+    assert "not all other ranks can continue" in cluster.recorded("joining_failed")[0].text
     assert cluster.state().generation == 1
 
 

@@ -103,8 +103,8 @@ def test_of_two_alone_it_cannot_and_they_go_on() -> None:
     cluster = cluster_of(2, rules=FLOOR, slow={1: 2e6})
     (text,) = said(cluster, "link_slow")
     assert text == (
-        "the link between node 0 and node 1: 2 MB/s; 50 MB/s wanted (recovery.link_floor). Which of the two it is "
-        "cannot be told: both are used"
+        "the link between node 0 and node 1: 2 MB/s; 50 MB/s wanted (recovery.link_floor); which of the two "
+        "is slow is unknown, so both are used"
     )
     assert sorted(cluster.starts(1)) == [0, 1] and asked(cluster) == [(0, 1), (0, 1)]
 
@@ -166,7 +166,7 @@ def test_who_says_nothing_holds_up_nobody_for_long() -> None:
     cluster.boot()
     cluster.advance(40, until=lambda: bool(cluster.starts(1)))
     assert cluster.mono <= 100 + 7 * 5.0 and sorted(cluster.starts(1)) == [0, 1, 2]
-    assert "no word within 5 s" in said(cluster, "link_slow")[0]
+    assert "no answer within 5 s" in said(cluster, "link_slow")[0]
 
 
 @pytest.mark.parametrize("how", ["cut", "freeze", "kill"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest, main_stack, stuck_at
+from launcher.coordinator.tracebacks import last_exception, likeliest, main_stack, read_error_file, stuck_at
 from launcher.coordinator.verdict import failure_of
 from launcher.node.ranks.reports.logfile import LogFile
 from launcher.run.hangs import Frame
@@ -88,7 +88,7 @@ OF_A_WORKER = f"ProcessRaisedException: \n\n-- Process 0 terminated with the fol
 )
 def test_what_an_error_file_says(tmp_path, written, line, where):
     (tmp_path / "error.json").write_text(json.dumps(written))
-    found = error_file_says(tmp_path / "error.json")
+    found = read_error_file(tmp_path / "error.json")
     assert found is not None
     assert (found.line, found.where) == (line, where)
 
@@ -98,12 +98,12 @@ def test_what_an_error_file_says(tmp_path, written, line, where):
 )
 def test_an_error_file_that_says_nothing(tmp_path, text):
     path = tmp_path / "error.json"
-    assert error_file_says(path) is None
+    assert read_error_file(path) is None
     path.write_text(text)
-    assert error_file_says(path) is None
+    assert read_error_file(path) is None
     path.unlink()
     path.mkdir()
-    assert error_file_says(path) is None
+    assert read_error_file(path) is None
 
 
 OTHER = '  File "/usr/lib/python3.11/threading.py", line 982 in run\n'

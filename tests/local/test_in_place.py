@@ -184,7 +184,7 @@ def test_a_strangers_script_is_started_anew_and_the_event_says_why_where_it_was_
     lab.let_go()
     lab.wait(run)
     [regroup] = lab.events(run, "regroup")
-    why = ", warm because rank 0 has not said that its training can go on in place" if asked else ""
+    why = ", warm because rank 0 has not reported that its training can continue in place" if asked else ""
     assert regroup["text"] == f"a new generation follows{why}: restart 1 of 20 for killed"
 
 

@@ -505,6 +505,6 @@ def test_a_heartbeat_that_was_long_on_its_way_makes_nobody_heard_for_longer() ->
     for node in nodes:
         node.link, node.follows_from = Presence.UP, 100.0
     nodes.answer(nodes[1], 1, 0, 0.0, 108.0)  # sent before 108, nobody knows when
-    assert nodes.heard(99.0 + LEASE - 0.5) == {0, 1, 2}
+    assert nodes.followers(99.0 + LEASE - 0.5) == {0, 1, 2}
     nodes.answer(nodes[1], 2, 1, 3.0, 109.0)  # the answer of 108 came 3 s after its heartbeat was sent
-    assert nodes.heard(104.0 + LEASE - 1.5) == {1} and nodes.heard(104.0 + LEASE) == set()
+    assert nodes.followers(104.0 + LEASE - 1.5) == {1} and nodes.followers(104.0 + LEASE) == set()

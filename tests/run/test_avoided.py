@@ -3,7 +3,7 @@ from launcher.run.layout import RunDir
 from launcher.run.records import Exclusion
 
 
-def exclusion(host, until, evidence="not heard for 15 s"):
+def exclusion(host, until, evidence="no heartbeat for 15 s"):
     return Exclusion(host, evidence, 1, 1000.0, until)
 
 
@@ -21,7 +21,7 @@ def test_blamed_again_it_is_blamed_anew(tmp_path):
     avoid(run, [exclusion("gpu01", 5e9, "its machine was started anew")])
     assert {one.host: one.evidence for one in avoided(run)} == {
         "gpu01": "its machine was started anew",
-        "gpu02": "not heard for 15 s",
+        "gpu02": "no heartbeat for 15 s",
     }
 
 

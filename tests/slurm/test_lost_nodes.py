@@ -124,7 +124,7 @@ def waiting(desk, slurm):
         reason = ("squeue", "--noheader", "--format=%r", f"--jobs={job_of(desk, run)}")
         desk.until("a job that waits for ever", lambda: slurm.ask(*reason).strip() == "BadConstraints")
         now = time.time()
-        avoid(RunDir(desk.run_dir(run)), [Exclusion("node1", "not heard for 30 s", 1, now, now + until_s)])
+        avoid(RunDir(desk.run_dir(run)), [Exclusion("node1", "no heartbeat for 30 s", 1, now, now + until_s)])
         return run
 
     return begin

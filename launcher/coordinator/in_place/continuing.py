@@ -1,7 +1,7 @@
 """Keep surviving ranks in their processes after others were killed (`recovery.mode` hot or auto).
 
-Only dead ranks start anew, and those that had yet to meet the others: on their node, or if that is lost or drained, on
-a spare. Without a spare the others go on as fewer ranks, if the spec's range and all of them allow it. The ranks
+Only dead ranks are restarted, and ranks that had not met the others yet: on their node, or if that is lost or drained,
+on a spare. Without a spare the run continues with fewer ranks, if the spec's range and all ranks allow it. The ranks
 themselves make sure that no step is lost; if one cannot, it fails, and then all are replaced, as after any other
 failure.
 """
@@ -55,7 +55,7 @@ class HotOpener:
         if found is None or (found.planned and killed):
             found = verdict.of_exits(attempt.current, preempting=False)
         who = _who(attempt.current, members)
-        if not self._aftermath.goes_on_in_place(found, who):
+        if not self._aftermath.may_continue_in_place(found, who):
             attempt.warm_because = "there were several kills without a step in between"
             return False
         number = attempt.next_number()
@@ -73,20 +73,21 @@ class HotOpener:
     @property
     def _nobody_asked(self) -> bool:
         """Return True if neither the spec nor any rank asked to continue in place, so that no reason against it need be
-        given.
+        shown.
         """
         return self._attempt.rules.mode == AUTO and not any(rank.can_continue for rank in self._attempt.current.ranks)
 
     @property
     def _starts_in_place(self) -> bool:
+        """Return whether the open generation is being started in place."""
         attempt = self._attempt
         return attempt.phase is AttemptPhase.STARTING and attempt.current.in_place
 
     def can_without(self, node: KnownNode) -> bool:
         """Return whether the other ranks could stay if this node's ranks ended now.
 
-        While ranks are meeting in place the answer is True for any node but the coordinator's, and is asked for again
-        afterwards.
+        While ranks are meeting in place the answer is True for any node but the coordinator's, and has to be checked
+        again afterwards.
         """
         if self._starts_in_place:
             return node.index != self._attempt.plan.nodes[0].index
@@ -95,8 +96,8 @@ class HotOpener:
         return why == ""
 
     def obstacle_without(self, leave: set[int]) -> str | None:
-        """Return why the other ranks could not stay if these nodes' ranks ended now; "" if they could, None if they
-        never can.
+        """Return why the other ranks could not stay if these nodes' ranks ended now: "" if they could, None if this run
+        does not continue in place at all.
         """
         if self._attempt.rules.mode == WARM or self._nobody_asked:
             return None
@@ -114,13 +115,14 @@ class HotOpener:
         return place(generation.members, [*stay, *free], len(generation.members))
 
     def _obstacle(self, members: Sequence[int], lost: set[int]) -> str:
+        """Return why these members cannot continue in place after the loss of these nodes, or "" if they can."""
         attempt, generation = self._attempt, self._attempt.current
         if attempt.phase is not AttemptPhase.RUNNING:
             return "the generation had just begun"
         if attempt.plan.disks_apart:
             return "each node has a disk of its own"
         there = [attempt.nodes[index] for index in generation.members if index not in lost]
-        if generation.returned - lost or not all(node.hears_us for node in there):
+        if generation.returned - lost or not all(node.is_reachable for node in there):
             return "a node was cut off"
         if members[:1] != (attempt.plan.nodes[0].index,):
             return self._no_spare(lost)
@@ -142,16 +144,15 @@ class HotOpener:
         live = [rank for rank in generation.ranks if rank.live and rank.node not in lost]
         unable = next((rank for rank in live if not rank.can_continue and not _is_to_meet(rank)), None)
         if unable is not None:
-            return f"rank {unable.number} has not said that its training can go on in place"
+            return f"rank {unable.number} has not reported that its training can continue in place"
         return "" if any(rank.can_continue for rank in live) else "no rank is left that has the state of the training"
 
     def _no_spare(self, lost: Iterable[int]) -> str:
+        """Return the text that no spare is ready to replace these nodes."""
         return f"no spare is ready to take the place of {_names(self._attempt.nodes[index] for index in sorted(lost))}"
 
     def _cannot_be_fewer(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why the ranks of these members cannot go on as fewer, with the places of the lost ones unfilled; "" if
-        they can.
-        """
+        """Return why the ranks of these members cannot continue without the lost ones, or "" if they can."""
         plan, generation = self._attempt.plan, self._attempt.current
         if len(members) < plan.nodes_min:
             return f", and fewer than {plan.nodes_min} nodes are left"
@@ -161,7 +162,7 @@ class HotOpener:
         if any(not _survives(rank) for rank in left):
             return ", and not all others stay"
         unable = next((rank for rank in left if not (rank.resizes or rank.goes_back)), None)
-        return "" if unable is None else f", and rank {unable.number} cannot go on among fewer ranks"
+        return "" if unable is None else f", and rank {unable.number} cannot continue with fewer ranks"
 
     def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
         """Return why more nodes should get ranks now, as the survivors could not take them in later; "" if there is no
@@ -173,7 +174,7 @@ class HotOpener:
         can = all(rank.resizes or _is_to_meet(rank) for rank in left)
         if len(members) == attempt.plan.nodes_max or not ready or can:
             return ""
-        return f"{attempt.nodes[min(ready)]} is ready, and not all ranks can go on among more"
+        return f"{attempt.nodes[min(ready)]} is ready, and not all ranks can continue with more"
 
     def _open(self, generation: Generation, who: str, started: Collection[int] = ()) -> None:
         """Open the generation in place; the ranks of the members in `started` run already."""
@@ -212,10 +213,12 @@ class HotOpener:
 
 
 def _who(generation: Generation, members: Sequence[int]) -> str:
-    """Return a text such as `rank 2 is started anew, the other 3 stay`, with which node replaced a lost one."""
+    """Return which ranks are new and which stay, such as `rank 2 is started anew, the other 3 stay`, with the node that
+    replaced a lost one.
+    """
     if len(members) < len(generation.members):
         left = sum(len(generation.of_node(node)) for node in members)
-        who = f"the {left} ranks that live stay and go on" if left > 1 else "the rank that lives stays and goes on"
+        who = f"the {left} surviving ranks stay and continue" if left > 1 else "the surviving rank stays and continues"
         without = ", ".join(str(node) for node in generation.members if node not in members)
         return f"{who} without node {without}"
     gone = [str(rank.number) for rank in generation.ranks if not _survives(rank)]
@@ -229,10 +232,12 @@ def _who(generation: Generation, members: Sequence[int]) -> str:
 
 
 def _names(nodes: Iterable[KnownNode]) -> str:
+    """Return the nodes as text, separated by commas."""
     return ", ".join(map(str, nodes))
 
 
 def _survives(rank: Rank) -> bool:
+    """Return whether the rank is live and has reported that it can continue in place."""
     return rank.live and rank.can_continue is True
 
 

@@ -1,4 +1,4 @@
-"""Move ranks off nodes, for good or for now; in place where that is possible."""
+"""Move ranks off nodes, permanently (drain) or once (move), in place if that is possible."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from launcher.wire.messages import Heartbeat, ToCoordinator
 class Drainer:
     """Moves the ranks of a node to other nodes, once those are ready.
 
-    In hot mode only that node's ranks are stopped, and the others go on in place with a spare. Else all ranks may save
-    and exit, and a generation without the node follows. Until then the training goes on unchanged.
+    In hot mode only that node's ranks are stopped, and the others continue in place with a spare. Else all ranks may
+    save and exit, and a generation without the node follows. Until then the training continues unchanged.
 
     A *drained* node gets no ranks from then on, and keeps those that it has until others can replace it. A node whose
     ranks *move* becomes a spare; that is done at once if a spare is ready, or not at all.
@@ -33,13 +33,13 @@ class Drainer:
         self._failing: set[int] = set()  # nodes whose ranks are to go once others can have their places
         self._await_spare: set[int] = set()  # nodes that are slow, for which no spare was ready that is not
 
-    def ask(self, wish: Drain) -> None:
-        """Drain a node from now on; the coordinator's node cannot be drained."""
-        node = self._attempt.nodes.get(wish.node)
+    def ask(self, request: Drain) -> None:
+        """Drain a node from now on, as requested; the coordinator's node cannot be drained."""
+        node = self._attempt.nodes.get(request.node)
         if node is None or node.drained:
             return
         stays = self._coordinates(node)
-        self._tell_that_asked(node, wish.why, stays)
+        self._tell_that_asked(node, request.why, stays)
         if not stays:
             self._drain(node)
 
@@ -57,10 +57,10 @@ class Drainer:
             self._failing.add(node.index)
 
     def leaves(self, node: KnownNode, why: str) -> None:
-        """Note that the node's host is about to leave, as `why` says, or with "" that it stays after all.
+        """Record that the node's host is about to leave, for the reason `why`, or with "" that it stays after all.
 
         Its ranks move to a spare. If none can come in time, all ranks save and exit while the host is still up; then
-        the run goes on with fewer nodes or waits for another.
+        the run continues with fewer nodes or waits for another.
         """
         if (why == "") != (node.leaves == ""):
             rules, lead_s = self._attempt.rules, self._attempt.plan.spec.notice.lead_s
@@ -70,6 +70,7 @@ class Drainer:
         node.leaves = why
 
     def _coordinates(self, node: KnownNode) -> str:
+        """Return the text that the node coordinates the others if it does, else ""."""
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
 
     def _tell_that_asked(self, node: KnownNode, why: str, stays: str) -> None:
@@ -82,10 +83,12 @@ class Drainer:
         self._attempt.ledger.record("drain_asked", text, node=node.index)
 
     def _drain(self, node: KnownNode) -> None:
+        """Mark the node as drained."""
         node.drained = True
         self._attempt.nodes.settle(node)
 
     def _drain_failing(self) -> None:
+        """Drain each node with a failing device once the other nodes suffice without it."""
         for node in [self._attempt.nodes[index] for index in sorted(self._failing)]:
             if not node.failing:
                 self._failing.discard(node.index)
@@ -101,7 +104,7 @@ class Drainer:
             self._attempt.ledger.record("move_asked", text, node=move.node)
             self._moves.append(move)
 
-    def hear(self, message: ToCoordinator) -> None:
+    def receive(self, message: ToCoordinator) -> None:
         """Record once which node's rank all others wait for, as ranks report it, and move its ranks if the spec asks
         for that.
         """
@@ -122,6 +125,7 @@ class Drainer:
                 self._replace(node)
 
     def _replace(self, node: KnownNode) -> None:
+        """Move the ranks of a slow node to a spare that was never slow, or record that they wait for one."""
         quick, usable = self._quick_spare(), self._attempt.nodes.usable
         if quick is not None or node.index == self._attempt.plan.nodes[0].index:
             self._moves.append(Move(node.index, quick))
@@ -131,6 +135,7 @@ class Drainer:
         self._refuse(node.index, f"{why}; they do once another one is")
 
     def _quick_spare(self) -> int | None:
+        """Return the first usable spare that was never slow, or None."""
         nodes = self._attempt.nodes
         return min((index for index in nodes.usable if not nodes[index].slow), default=None)
 
@@ -143,7 +148,7 @@ class Drainer:
                 self._moves.append(Move(node.index, quick))
                 return
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Move ranks, if any are to move and the open generation allows it now."""
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:
@@ -170,7 +175,9 @@ class Drainer:
             self._refuse(move.node, why or "too few nodes would be left")
 
     def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
-        """Have the ranks of these members on others. False: there are too few of these."""
+        """Stop the ranks of these members so that others take their places; return False, with nothing stopped, if too
+        few others remain.
+        """
         found, indexes = (
             Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),
             {node.index for node in nodes},
@@ -178,7 +185,7 @@ class Drainer:
         obstacle = self._in_place.obstacle_without(indexes)
         if obstacle == "" and any(rank.goes_back for rank in self._attempt.current.ranks):
             obstacle = "ranks would go back to what was saved before"
-        if obstacle == "" and all(node.hears_us for node in nodes):
+        if obstacle == "" and all(node.is_reachable for node in nodes):
             self._closer.free(nodes, found)
         elif self._others_suffice(indexes):
             self._attempt.warm_because = obstacle or ""
@@ -195,12 +202,16 @@ class Drainer:
         return not may_come or self._attempt.mono >= min(node.leaves_by for node in leaving)
 
     def _others_suffice(self, leave: set[int]) -> bool:
+        """Return whether the members and spares other than these nodes are enough for the plan and include enough
+        voters.
+        """
         nodes, plan = self._attempt.nodes, self._attempt.plan
         stay = {index for index in self._attempt.current.members if index not in leave}
         left = stay | (nodes.usable - leave)
-        return len(left) >= plan.nodes_min and nodes.short_of(left) is None
+        return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left) is None
 
     def _obstacle(self, move: Move) -> str:
+        """Return why this move cannot be made now, or ""."""
         nodes, members = self._attempt.nodes, self._attempt.current.members
         if move.node == self._attempt.plan.nodes[0].index:
             return "it coordinates the others"
@@ -211,6 +222,7 @@ class Drainer:
         return "" if nodes.usable else "no spare is ready"
 
     def _begin(self, move: Move) -> bool:
+        """Begin to move the ranks; return False, with nothing moved, if they cannot be stopped now."""
         node, to = self._attempt.nodes[move.node], move.to
         node.moves = True
         if to is not None:
@@ -234,9 +246,11 @@ class Drainer:
         self._attempt.ledger.record(MOVED, text, node=node.index)
 
     def _forget(self) -> None:
+        """Clear the move that was under way, and its marks on all nodes."""
         self._moving = None
         for node in self._attempt.nodes:
             node.moves = node.wanted = False
 
     def _refuse(self, index: int, why: str) -> None:
+        """Record that the ranks of this node do not move, and why."""
         self._attempt.ledger.record(NOT_MOVED, f"the ranks of node {index} do not move: {why}", node=index)

@@ -1,4 +1,4 @@
-"""Add ranks on nodes that come while ranks train in place; the others barely stop for it.
+"""Add ranks on nodes that become usable while ranks train in place; the running ranks barely stop for it.
 
 A usable node gets Start(joins); its ranks import and wait to meet the others. Then ContinueInPlace goes to the others:
 they leave the step under way, and all continue from the one before it.
@@ -21,18 +21,18 @@ from launcher.wire.messages import Exited, Heartbeat, Started, Stop, ToCoordinat
 
 
 class Joiner:
-    """Starts ranks on additional nodes, and brings them into the next generation."""
+    """Starts ranks on additional nodes, and adds them to the next generation."""
 
     def __init__(self, attempt: Attempt, in_place: HotOpener) -> None:
         self._attempt = attempt
         self._in_place = in_place
 
-    def moments(self) -> float:
-        """Return the moment at which it gives up waiting for new ranks, or infinity."""
+    def deadline(self) -> float:
+        """Return the time at which the new ranks are given up, or infinity if none are starting."""
         return inf if self._attempt.joining is None else self._attempt.joining.gives_up_at
 
-    def look(self) -> None:
-        """Go on with adding ranks after an event or a Tick: begin, abandon or complete it."""
+    def check(self) -> None:
+        """Continue to add ranks after an event or a Tick: begin, abandon or complete it."""
         joining = self._attempt.joining
         if self._attempt.phase is AttemptPhase.OVER:
             return
@@ -45,8 +45,8 @@ class Joiner:
             self._attempt.joining = None
             self._in_place.join(joining.generation, joining.newcomers)
 
-    def hear(self, message: ToCoordinator) -> None:
-        """Take in a message about ranks that are to join; ignore all others."""
+    def receive(self, message: ToCoordinator) -> None:
+        """Handle a message about ranks that are starting to join; ignore all others."""
         joining = self._attempt.joining
         if joining is None or message.node not in joining.newcomers:
             return
@@ -54,7 +54,7 @@ class Joiner:
             case Started() if message.generation == joining.generation.number:
                 joining.generation.start(message.node, message.pids)
             case Heartbeat() if message.generation == joining.generation.number:
-                joining.generation.hear(message, self._attempt.mono)
+                joining.generation.receive(message, self._attempt.mono)
             case Exited() if message.exit.generation == joining.generation.number:
                 if message.exit.node == message.node and joining.generation.end(message.exit, message.tail):
                     self._attempt.ledger.record_exit(message.exit)
@@ -75,20 +75,23 @@ class Joiner:
         return members if len(members) > len(attempt.current.members) else ()
 
     def _is_disturbed(self) -> bool:
+        """Return whether a stop, a loss or a failure is being handled, so that no ranks may join."""
         attempt = self._attempt
         asked = attempt.stop is not None or attempt.fenced != ""
         return asked or attempt.lost is not None or bool(attempt.leaving or attempt.current.failures)
 
     def _others_can(self) -> bool:
+        """Return whether all running ranks can continue in place in a group of another size."""
         attempt = self._attempt
         if attempt.rules.mode == WARM or attempt.plan.disks_apart:
             return False
         there = map(attempt.nodes.__getitem__, attempt.current.members)
-        return all(node.hears_us for node in there) and all(
+        return all(node.is_reachable for node in there) and all(
             rank.live and rank.can_continue and rank.resizes for rank in attempt.current.ranks
         )
 
     def _begin(self, members: tuple[int, ...]) -> None:
+        """Start ranks on the members that are new."""
         attempt, each = self._attempt, self._attempt.plan.ranks_per_node
         number, newcomers = attempt.next_number(), {*members} - {*attempt.current.members}
         generation = Generation(number, members, each, silence_of(attempt), attempt.mono)
@@ -111,9 +114,9 @@ class Joiner:
         if attempt.phase is not AttemptPhase.RUNNING or attempt.current.number != joining.after or self._is_disturbed():
             return "the others have something else to do"
         if not self._others_can():
-            return "not all others can go on among more ranks any more"
+            return "not all other ranks can continue with more ranks any more"
         for node in map(attempt.nodes.__getitem__, sorted(joining.newcomers)):
-            if not node.hears_us or node.holds != joining.generation.number:
+            if not node.is_reachable or node.holds != joining.generation.number:
                 return f"{node} was cut off"
             if node.is_left_out or node.suspected_at >= joining.began_at:
                 node.could_not_join = node.process
@@ -136,14 +139,16 @@ class Joiner:
         nodes = [attempt.nodes[index] for index in sorted(joining.newcomers)]
         attempt.ledger.record("joining_failed", f"{_names(nodes)} did not join the others: {why}")
         for node in nodes:
-            if node.hears_us and node.holds == joining.generation.number:
+            if node.is_reachable and node.holds == joining.generation.number:
                 attempt.ledger.send(node.index, Stop(joining.generation.number, 0.0))
                 if attempt.closing is not None:
                     attempt.closing.waits.add(node.index)
 
     def _ranks(self, joining: Joining) -> Iterator[Rank]:
+        """Return the ranks that are to join."""
         return (rank for rank in joining.generation.ranks if rank.node in joining.newcomers)
 
 
 def _names(nodes: Iterable[KnownNode]) -> str:
+    """Return the nodes as text, separated by commas."""
     return ", ".join(map(str, nodes))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from launcher.clock import WakingClock
 from launcher.coordinator.classify import classify, failed, finished
-from launcher.coordinator.tracebacks import error_file_says, last_exception, likeliest, main_stack
+from launcher.coordinator.tracebacks import read_error_file, last_exception, likeliest, main_stack
 from launcher.errors import Exit
 from launcher.node.environment import hot_words, rank_environment, rank_of_role_words
 from launcher.node.ranks.control import ControlPipe, control_of
@@ -374,7 +374,7 @@ class RankGroup:
         self._listener.ended(Exited(node, end, tail))
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
-        told = likeliest(rank.progress.exception, error_file_says(self._error_file(rank)))
+        told = likeliest(rank.progress.exception, read_error_file(self._error_file(rank)))
         exception = told or last_exception(tail)
         failed_to_start = rank.progress.start_failed if death.code == CANNOT_START else ""
         return RankExit(

@@ -194,7 +194,7 @@ class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):
 
 
 class ComeBack(OfRun, frozen=True, tag="come_back"):
-    """Start a missing supervisor again, as the run goes on without this host. → why not; empty: it was started"""
+    """Start a missing supervisor again, as the run continues without it this host. → why not; empty: it was started"""
 
 
 class Tidy(msgspec.Struct, frozen=True, tag="tidy"):

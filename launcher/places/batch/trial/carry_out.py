@@ -39,7 +39,7 @@ from launcher.run.durable import make_dir
 
 _SPARE_S = 10.0  # of the job's time, for what is around the program
 _MINUTES = 3  # that a job asks for, at most
-_WORD_S = 40.0  # a node that has just died seems to run the job; file systems that cache may show a file that late
+_ANSWER_S = 40.0  # a node that has just died seems to run the job; file systems that cache may show a file that late
 _FOR_TALKING = 0.4  # the part of the remaining time in which a node must answer, twice
 _ON_NODE = "launcher.places.batch.trial.on_node"
 
@@ -137,7 +137,7 @@ def _folder(runs_root: Path) -> Iterator[Path]:
 def _talk(trial: Trial, job: JobOnTrial, folder: Path, wish: DoctorWish, until: float) -> None:
     """Ask every node until it has answered all, is known not to, or the job has ended or used up its time."""
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
-    patience_s = min(_WORD_S, _FOR_TALKING * (until - time.monotonic()))
+    patience_s = min(_ANSWER_S, _FOR_TALKING * (until - time.monotonic()))
     boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}
 
     def meet(host: str, box: Mailbox) -> None:

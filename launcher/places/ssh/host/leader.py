@@ -89,7 +89,7 @@ def tell_of_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorS
 def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:
     """Avoid hosts that fell silent for a while, here and by whoever resumes the run."""
     recovery, number, now = supervisor.plan.spec.recovery, supervisor.attempt.number, time.time()
-    text = f"not heard for {recovery.lease_s:g} s"
+    text = f"no heartbeat for {recovery.lease_s:g} s"
     here = {node.host for node in supervisor.plan.nodes if node.index not in supervisor.plan.away}
     names = [name for one in sorted(gone) if (name := supervisor.rpc.peer(one).host) in here]
     if names and recovery.avoid_s:

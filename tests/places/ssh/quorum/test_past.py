@@ -79,11 +79,11 @@ LEADERS = {
         CORES, "not_counted_as_heard",
     ),
     "both sides of a cut go on: the coordinator does not count its voters": (
-        "coordinator/attempt.py", "return self.nodes.short_of(self.nodes.heard(self.mono))", "return None",
+        "coordinator/attempt.py", "return self.nodes.quorum_shortfall(self.nodes.followers(self.mono))", "return None",
         APART, "need_nobody_else",
     ),
     "both sides of a cut go on: a generation is opened with too few voters": (
-        "coordinator/gathering.py", "len(nodes) >= self._least and self._nodes.short_of(nodes) is None",
+        "coordinator/gathering.py", "len(nodes) >= self._least and self._nodes.quorum_shortfall(nodes) is None",
         "len(nodes) >= self._least", CUT, "guest_has_no_weight",
     ),
     "a host without a vote weighs in the coordinator": (
