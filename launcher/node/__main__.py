@@ -1,6 +1,6 @@
-"""`python -m launcher.node RUN_DIR ATTEMPT NODE`: what a cluster starts on each node, and all that it starts.
+"""`python -m launcher.node RUN_DIR ATTEMPT NODE`: start the agent of a node, and all that runs on the node.
 
-`standing_by.py` says what stands in place of the attempt where an agent boots before there is one.
+`standing_by.py` says which arguments an agent gets that boots before there is an attempt.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def main() -> int:
     try:
         check_fence(run, number)
         plan = read_plan(run, number)
-        if plan.role:  # nobody else would end it: of several programs none goes on without the supervisor
+        if plan.role:  # nothing else would end it: with several roles no program continues without the supervisor
             die_with(os.getppid())
         if (mine := own_gpus(plan, os.environ.get("CUDA_VISIBLE_DEVICES"))) is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
@@ -95,8 +95,8 @@ async def live(
 
 
 async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | None) -> tuple[Exit, bool]:
-    """Run the node's agent, and on node 0 the coordinator; return the exit code, and whether
-    another attempt follows.
+    """Run the node's agent, and on node 0 the coordinator; return the exit code, and whether another attempt
+    follows.
     """
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0:
@@ -109,7 +109,7 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
 
 
 async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
-    """End the node first and the coordinator's records last; the coordinator's word is the exit code."""
+    """Close the agent first and the coordinator's records last; return the coordinator's exit code."""
     if host.ended.done():
         agent.leave(Exit.OK)
     code = await working
@@ -118,8 +118,8 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
-    """Return the agent that this node had before if it has surely exited, else None; the process that starts us has
-    ended what it left.
+    """Return the node's previous agent if it has surely exited, else None; the process that started this one
+    has ended what it left.
     """
     record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None
@@ -144,7 +144,7 @@ def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
         sweep()
         return open_tier(Path(plan.run_dir), node.index, intent.attempt, inherit=intent.reason == "requeue")
     except OSError as error:
-        if keeps_snapshots(plan) or plan.spec.recovery.mode == "hot":  # else nobody asked for any
+        if keeps_snapshots(plan) or plan.spec.recovery.mode == "hot":  # else none was requested
             print(f"no snapshots and no notes in memory on node {node.index}: {error}", file=sys.stderr)
         return None
 
@@ -156,7 +156,7 @@ def keeps_snapshots(plan: Plan) -> bool:
 
 
 def notes_in(memory: Path) -> Path:
-    """Return the folder where ranks record their own state at each step."""
+    """Return the folder in `memory` where ranks record their own state at each step."""
     notes = memory / "notes"
     notes.mkdir(mode=0o700, exist_ok=True)
     return notes

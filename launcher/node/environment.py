@@ -1,4 +1,4 @@
-"""The variables of a rank: what torchrun sets, what Lightning, Accelerate and torchtitan look for, and LAUNCH_*."""
+"""Build the variables of a rank: those torchrun sets, those Lightning, Accelerate and torchtitan read, and LAUNCH_*."""
 
 import os
 from collections.abc import Mapping
@@ -10,19 +10,20 @@ from launcher.spec.model import CheckpointOptions, Recovery
 from launcher.spec.rank_variables import misleads
 from launcher.wire.messages import Start
 
-# What tells of a job, or asks for one, in the shell of who submits: it is not the job that the ranks will run in.
+# Variables of a job, or options for one, in the submitting shell: they are not of the job that the ranks will run in.
 _OF_ANOTHER_JOB = (
     "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_",
 )  # fmt: skip
-_OF_NO_JOB = "SLURM_CONF"  # says which cluster there is, and is the user's own
+_OF_NO_JOB = "SLURM_CONF"  # names the cluster, and is the user's own
 _DEFAULTED = "LAUNCH_DEFAULTED"  # NAME=value of what we chose for a rank: no export of its user's, if it submits a run
 _LEAST_GROUP_TIMEOUT_S = 600.0
 _AFTER_A_HANG_S = 300.0
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a caller's environment without variables of another job or of another launcher's ranks. The caller may
-    itself be a rank, whose variables say nothing about the run that it submits.
+    """Return a caller's environment without variables of another job or of another launcher's ranks.
+
+    The caller may itself be a rank, whose variables do not apply to the run that it submits.
     """
     kept, ours = job_environment(environ), environ.get(_DEFAULTED, "").split()
     return {
@@ -66,7 +67,7 @@ def node_environment(
         "TORCHELASTIC_RUN_ID": plan.run_id,  # torch and Lightning take its presence for "started by torchrun"
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",  # torch's own default
     }
-    ours |= {**disk, **_memory_words(checkpoint, memory), **gpus, **_role_words(plan)}
+    ours |= {**disk, **_memory_variables(checkpoint, memory), **gpus, **_role_variables(plan)}
     copy_lag = _every(checkpoint.copy_lag_steps, checkpoint.copy_lag_s)
     if plan.disks_apart and copy_lag:
         ours["LAUNCH_CHECKPOINT_COPY_LAG"] = copy_lag
@@ -95,7 +96,7 @@ def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
 
 def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
     """Return the variables that apply unless the spec, the user's exports or the cluster set them."""
-    # Hot: a rank that lives is told by us that another one is gone, and is not to be ended by torch meanwhile.
+    # Hot: the agent informs surviving ranks of a lost one, and torch must not end them meanwhile.
     # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
     found = {"PYTHONUNBUFFERED": "1", "THP_MEM_ALLOC_ENABLE": "1"}
     found |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0" if hot else "1"}
@@ -111,8 +112,8 @@ def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
 
 
 def group_timeout_s(recovery: Recovery) -> float:
-    """Return the time-out of process groups; by default it is longer than the detection of a hang, because otherwise
-    the ranks that wait for a hung one would be blamed.
+    """Return the time-out of process groups in seconds; by default it is longer than hang detection takes,
+    because otherwise the ranks that wait for a hung one would be blamed.
     """
     if recovery.group_timeout_s is not None:
         return recovery.group_timeout_s
@@ -127,7 +128,8 @@ def _every(steps: int | None, seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:g} s"
 
 
-def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[str, str]:
+def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dict[str, str]:
+    """Return the variables for checkpoints in memory; none without a memory folder."""
     if memory is None:
         return {}
     return {
@@ -137,9 +139,9 @@ def _memory_words(checkpoint: CheckpointOptions, memory: Path | None) -> dict[st
     }
 
 
-def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
-    """Return the variables of recovery.mode hot or auto; with `joins` the other ranks are in the middle of a training
-    and have its state.
+def hot_variables(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
+    """Return the variables for recovery.mode hot or auto; with `joins` the rank joins a training under way and
+    gets its state from the others.
     """
     words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
     if plan.spec.recovery.mode == "auto":
@@ -149,13 +151,15 @@ def hot_words(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[st
     return words | ({"LAUNCH_JOINS": "1"} if joins else {})
 
 
-def _role_words(plan: Plan) -> dict[str, str]:
-    """Return the variables that tell ranks of this role where the others are; none in a run of one program."""
+def _role_variables(plan: Plan) -> dict[str, str]:
+    """Return the variables that give ranks of this role the addresses of the other roles; none in a run of one
+    program.
+    """
     addresses = {f"LAUNCH_ADDR_{name.upper()}": ",".join(some) for name, some in plan.addresses.items()}
     return {"LAUNCH_ROLE": plan.role, **addresses} if plan.role else {}
 
 
-def rank_of_role_words(plan: Plan, rank: int) -> dict[str, str]:
+def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
     """Return the variables for a rank's place in its role; none in a run of one program."""
     if not plan.role:
         return {}

@@ -1,4 +1,4 @@
-"""An agent's line to the coordinator: what is said, what is said again after a cut, and the lease that silence ends."""
+"""The agent's connection to the coordinator: messages, those repeated after a network cut, and the lease."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -27,6 +27,8 @@ _Weighty = (
 
 
 class Lifeline:
+    """Sends the agent's messages to the coordinator, reconnects after a cut, and renews the lease with each answer."""
+
     def __init__(self, home: Home, token: str, lease: Lease) -> None:
         self._home = home
         self._lease = lease
@@ -44,6 +46,7 @@ class Lifeline:
 
     @property
     def is_up(self) -> bool:
+        """Return whether there is a connection now."""
         return self._wire is not None
 
     @property
@@ -51,32 +54,34 @@ class Lifeline:
         """Return the longest time to the next heartbeat: several are sent within a lease."""
         return min(HEARTBEAT_S, self._lease_s / _HEARTBEATS)
 
-    def say(self, message: ToCoordinator) -> None:
+    def send(self, message: ToCoordinator) -> None:
+        """Send a message if there is a connection; else drop it."""
         if self._wire is not None:
             self._wire.send(message)
 
-    def tell(self, message: _Weighty) -> None:
+    def send_reliably(self, message: _Weighty) -> None:
         """Send a message that must not be lost: it is repeated after each new Join, and receiving it twice is
         harmless.
         """
         self._told.append(message)
-        self.say(message)
+        self.send(message)
 
     def note(self, message: messages.Noted) -> None:
-        """Send a message once, or as soon as there is a connection."""
+        """Send a message once, now or as soon as there is a connection."""
         if self.is_up:
-            self.say(message)
+            self.send(message)
         else:
             self._unsaid.append(message)
 
     def forget(self) -> None:
-        """Drop queued messages, which concern a generation that the coordinator has closed."""
+        """Drop all messages that would be repeated, as they concern a generation that the coordinator has closed."""
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
+        """Send Join, then all messages that have to be repeated or are still unsent."""
         self._joined_at = boottime()
         for one in (message, *self._told, *self._unsaid):
-            self.say(one)
+            self.send(one)
         self._unsaid.clear()
 
     def heartbeat(self, heartbeat: messages.Heartbeat) -> None:
@@ -85,28 +90,32 @@ class Lifeline:
             return
         self._sequence += 1
         self._sent_at[self._sequence] = boottime()
-        self.say(msgspec.structs.replace(heartbeat, seq=self._sequence, answered=self._answered, took_s=self._took_s))
+        self.send(msgspec.structs.replace(heartbeat, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
     def welcomed(self, lease_s: float) -> None:
-        """Apply a Welcome. A coordinator that has lost our ranks sends one too, so an expired lease is renewed only
-        by an answered heartbeat.
+        """Take over the lease's length from a Welcome.
+
+        A coordinator that has given up this node's ranks sends one too, so an expired lease is renewed only by an
+        answered heartbeat.
         """
         self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
         if self._lease.until > boottime():
-            self._leased_from(self._joined_at)  # when it was sent: the coordinator heard it later
+            self._leased_from(self._joined_at)  # when it was sent, which is earlier than it was received
 
     def answered(self, sequence: int) -> None:
+        """Renew the lease from the time at which the answered heartbeat was sent."""
         sent_at = self._sent_at.pop(sequence, None)
         if sent_at is not None and sent_at >= self._leased_at:
             self._answered, self._took_s = sequence, max(0.0, boottime() - sent_at)
             self._leased_from(sent_at)
 
     def _leased_from(self, moment: float) -> None:
+        """Let the lease last from this moment."""
         self._leased_at = moment
         self._lease.until = moment + self._lease_s
 
     async def keep(self, introduce: Callable[[], None], obey: Callable[[messages.ToAgent], None]) -> None:
-        """Connect whenever there is no connection; hand over what is heard."""
+        """Keep a connection: `introduce` is called on each new one, `obey` with each message received."""
         while True:
             wire = await self._reach()
             if wire is None:
@@ -127,16 +136,17 @@ class Lifeline:
                 wire.complain(error)
             wire.close()
             self._wire = None
-            await asyncio.sleep(_RETRY_S)  # whoever lets us in and then drops us is not asked again at full speed
+            await asyncio.sleep(_RETRY_S)  # a coordinator that accepts and then drops us is not called at full speed
 
-    async def run_out(self, watch: LeaseWatch) -> None:
-        """Return when no heartbeat has been answered for as long as the lease, or the watchdog has ended what ran
-        here.
+    async def wait_until_expired(self, watch: LeaseWatch) -> None:
+        """Return when no heartbeat has been answered for the length of the lease, or the watchdog has ended the
+        ranks.
         """
         while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 
     def close(self) -> None:
+        """Close the connection."""
         if self._wire is not None:
             self._wire.close()
 
@@ -183,4 +193,5 @@ def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
 
 
 def _is_of(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
+    """Return whether the plan's node has the peer's address, or no address of its own."""
     return known.get(peer.node) in (peer.address, "")

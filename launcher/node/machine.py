@@ -18,11 +18,14 @@ _DEVICE = re.compile(r"nvidia(\d+)")
 
 
 def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Machine:
-    """Return the cores that we may use, and the GPUs: those of CUDA_VISIBLE_DEVICES, or every /dev/nvidiaN."""
+    """Return the cores that this process may use, and the GPUs: those of CUDA_VISIBLE_DEVICES, or every
+    /dev/nvidiaN.
+    """
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=_gpus(environ.get("CUDA_VISIBLE_DEVICES"), devices))
 
 
 def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
+    """Return the names of the GPUs that a rank could use, as CUDA_VISIBLE_DEVICES has them or else by number."""
     numbers = sorted(int(found[1]) for entry in os.listdir(devices) if (found := _DEVICE.fullmatch(entry)))
     if visible is None or not numbers:
         # Asked for on a machine that has none, it names nothing that a rank could use.
@@ -33,7 +36,7 @@ def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
 
 
 def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> None:
-    """Write down what ranks find here, once an attempt; a disk that does not take it is no reason to stop."""
+    """Write the facts about this interpreter and machine to the file; a disk that refuses is ignored."""
     found = environment_of(python, environ)
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -58,6 +61,7 @@ def environment_of(python: str, environ: Mapping[str, str], driver: Path = Path(
 
 
 def _text(file: Path) -> str:
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         return file.read_text(errors="replace")
     except OSError:

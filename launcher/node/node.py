@@ -24,7 +24,7 @@ from launcher.node.load.sampler import KEPT_SAMPLES, Sampler
 from launcher.node.notice import HostNotice
 from launcher.node.ranks.checkup import NodeUnfit
 from launcher.node.ranks.group import Home, Pids, RankGroup
-from launcher.node.ranks.lease import LeaseWatch, Slept, Watchdog
+from launcher.node.ranks.lease import AfterSuspend, LeaseWatch, Watchdog
 from launcher.node.ranks.ports import HeldPort
 from launcher.node.ranks.prepare import PortTaken, Preparation, SetupFailed
 from launcher.node.ranks.reaper import Death, Reaper
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint_files.object_store import ObjectStore
 
 NEWS_S = 0.1
-_KERNEL_S = 1.0  # how often its log is read, and what tells that the host goes is looked at
+_KERNEL_S = 1.0  # interval at which the kernel log and the host's notice are read
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
 # No descriptor, no process, no memory was left for a rank: nothing that its script has done.
@@ -56,7 +56,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class NodeAgent:
-    """`run` returns when the coordinator said End, or the lease ran out."""
+    """The agent of a node; `run` returns when the coordinator sent End or the lease expired."""
 
     def __init__(
         self, home: Home, token: str, reaper: Reaper, watchdog: Watchdog, buried: ProcessId | None = None
@@ -67,7 +67,7 @@ class NodeAgent:
         self._token = token
         self._reaper = reaper
         self._line = Lifeline(home, token, watchdog.lease)
-        self._preparation = Preparation(home, reaper, self._tell_of_reserve)
+        self._preparation = Preparation(home, reaper, self._report_reserve)
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._opens = 0  # the generation of which no rank runs here yet
@@ -77,11 +77,11 @@ class NodeAgent:
         self._buddies: Buddies | None = None  # only where what is in memory has copies on other nodes
         self._uploads: Uploads | None = None  # only where checkpoints have copies in a store
         self._prober: Prober | None = None  # only where links are measured
-        self._failing = ""  # what the kernel tells of a device
+        self._failing = ""  # a device error in the kernel log
         notice, code = home.plan.spec.notice, home.workdir
         self._notice = HostNotice(notice, code, home.environment, reaper) if notice.is_given else None
         self._noticed = asyncio.Event()  # it was looked at once
-        self._leaves = ""  # what tells that this host is about to go
+        self._leaves = ""  # why this host is about to leave
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -94,18 +94,18 @@ class NodeAgent:
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Exit:
-        """The agent's whole life."""
+        """Run the agent until it is over, and return its exit code."""
         for number in _STOP_SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._asked_to_stop)
-        self._reaper.watch(self._watchdog.pid, self._unguarded)
+            asyncio.get_running_loop().add_signal_handler(number, self._forward_stop_request)
+        self._reaper.watch(self._watchdog.pid, self._watchdog_died)
         self._sampler.start()
-        self._reaper.reap()  # it may have ended before anybody heard of deaths
+        self._reaper.reap()  # it may have ended before SIGCHLD was handled
         if self._home.plan.disks_apart:
-            self._replication = await _open_replication(self._home, self._token, self._line.say)
+            self._replication = await _open_replication(self._home, self._token, self._line.send)
         elif self._home.plan.keeps_copies and self._home.snapshots is not None:
-            self._buddies = await _open_buddies(self._home, self._home.snapshots, self._token, self._line.say)
+            self._buddies = await _open_buddies(self._home, self._home.snapshots, self._token, self._line.send)
         if self._home.plan.spec.checkpoint.copy_to is not None:
-            self._uploads = _open_uploads(self._home, self._line.say)
+            self._uploads = _open_uploads(self._home, self._line.send)
         if self._home.plan.spec.recovery.health and len(self._home.plan.nodes) > 1:
             self._prober = await _open_prober(self._home, self._token)
         for life in (
@@ -138,33 +138,37 @@ class NodeAgent:
         return code
 
     def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run the coroutine in the background; an error in it ends the agent."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._finished)
         return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
+        """End the agent with the error of this task, if it has one."""
         self._work.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._over.done():
             self._over.set_exception(error)
 
     def leave(self, code: Exit) -> None:
+        """End the agent with this exit code, unless it ends already."""
         if not self._over.done():
             self._over.set_result(code)
 
     # -- the node itself
 
     async def _prepare(self) -> None:
+        """Prepare the node, send Ready or the fault, and keep the zygotes warm."""
         try:
             await self._preparation.run()
         except (SetupFailed, NodeUnfit, PortTaken) as failure:
-            self._line.say(_fault_of(self._home, failure))
+            self._line.send(_fault_of(self._home, failure))
             return
-        self._tell_health()
+        self._report_health()
         if self._notice is not None:
             await self._noticed.wait()  # else ranks would begin on a host that goes
-        self._line.say(messages.Ready(self._home.node.index))
+        self._line.send(messages.Ready(self._home.node.index))
         await self._preparation.stay_warm()
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
@@ -172,12 +176,13 @@ class NodeAgent:
         try:
             await self._preparation.check_again(suspects)
         except NodeUnfit as unfit:
-            self._line.say(_fault_of(self._home, unfit))
+            self._line.send(_fault_of(self._home, unfit))
             return False
-        self._tell_health()
+        self._report_health()
         return True
 
-    def _tell_health(self) -> None:
+    def _report_health(self) -> None:
+        """Send the coordinator what was found about each device."""
         node = self._home.node.index
         for one in self._preparation.health:
             if one.fitness is Fitness.FIT:
@@ -186,7 +191,9 @@ class NodeAgent:
                 self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
 
     async def _watch_kernel(self) -> None:
-        """Until it tells of a device that fails: ranks are to be gone before it does."""
+        """Watch the kernel log, and send the coordinator the first report of a failing device, so that ranks
+        leave before it fails.
+        """
         node, gpus = self._home.node.index, self._home.plan.gpus_per_node > 0
         try:
             with closing(KernelLog()) as log:
@@ -195,39 +202,42 @@ class NodeAgent:
                     self._failing = next(filter(None, (device_error(one, gpus=gpus) for one in log.news())), "")
         except OSError as error:
             why = said_by_the_system(error)
-            text = f"what the kernel of node {node} tells of failing devices is not heard: {why}"
+            text = f"the kernel log of node {node} cannot be read for failing devices: {why}"
             self._line.note(messages.Noted(node, "health_unknown", text))
         else:
-            self._line.say(messages.DeviceFails(node, self._failing))
+            self._line.send(messages.DeviceFails(node, self._failing))
 
     async def _watch_notice(self, notice: HostNotice) -> None:
-        """Tell of it whenever that changes: a host that stays after all has ranks again."""
+        """Watch for the notice that the host is about to go, and send each change to the coordinator."""
         node, problem = self._home.node.index, ""
         while True:
             leaves = await notice.look()
             if leaves != self._leaves:
                 self._leaves = leaves
-                self._line.say(messages.HostLeaves(node, leaves))
+                self._line.send(messages.HostLeaves(node, leaves))
             if notice.problem and notice.problem != problem:
-                text = f"notice.command does not tell whether the host of node {node} goes: {notice.problem}"
+                text = f"notice.command gives no answer whether the host of node {node} leaves: {notice.problem}"
                 self._line.note(messages.Noted(node, "notice_failed", text))
             problem = notice.problem or problem
             self._noticed.set()
             await asyncio.sleep(_KERNEL_S)
 
-    def _tell_of_reserve(self, kind: ReserveEvent, text: str) -> None:
+    def _report_reserve(self, kind: ReserveEvent, text: str) -> None:
+        """Send the coordinator an event about the reserve processes."""
         self._line.note(messages.Noted(self._home.node.index, kind, text))
 
-    def _asked_to_stop(self) -> None:
+    def _forward_stop_request(self) -> None:
+        """Send the coordinator the stop request of this attempt; without a connection, leave at once."""
         request = readable(self._home.attempt.stop, StopRequest)
         kind = "preempt" if request is None else request.kind
         if not self._line.is_up:
             self.leave(Exit.CANCELLED if kind == "cancel" else Exit.PREEMPTED)
-        self._line.say(messages.StopAsked(self._home.node.index, kind))
+        self._line.send(messages.StopAsked(self._home.node.index, kind))
 
     # -- what the coordinator wants
 
     def _introduce(self) -> None:
+        """Send Join on a new connection, and the node's state after it."""
         node = self._home.node
         me, port = this_process(), self._port.number
         gives = self._replication or self._buddies
@@ -235,16 +245,17 @@ class NodeAgent:
         port_of_links = self._prober.port if self._prober is not None else 0
         ports = port_of_replicas, port_of_links
         self._line.join(messages.Join(node.index, node.address, me, port, self._generation, self._buried, *ports))
-        if self._notice is not None:  # also if nothing tells that any more: that may not have arrived
-            self._line.say(messages.HostLeaves(node.index, self._leaves))
+        if self._notice is not None:  # also when it stays after all: that message may be lost
+            self._line.send(messages.HostLeaves(node.index, self._leaves))
         if self._preparation.failure is not None:
-            self._line.say(_fault_of(self._home, self._preparation.failure))
+            self._line.send(_fault_of(self._home, self._preparation.failure))
         elif self._preparation.done and (self._notice is None or self._noticed.is_set()):
-            self._line.say(messages.Ready(node.index))
+            self._line.send(messages.Ready(node.index))
         if self._failing:
-            self._line.say(messages.DeviceFails(node.index, self._failing))
+            self._line.send(messages.DeviceFails(node.index, self._failing))
 
     def _obey(self, message: messages.ToAgent) -> None:
+        """Carry out a message of the coordinator."""
         match message:
             case messages.Welcome(lease_s=lease_s):
                 self._line.welcomed(lease_s)
@@ -268,31 +279,36 @@ class NodeAgent:
                 self.leave(Exit.OK)
 
     async def _check_link(self, word: messages.CheckLink) -> None:
+        """Measure the requested link and send the result."""
         if self._prober is not None:
-            self._line.say(await self._prober.measure(word.number, word.peer))
+            self._line.send(await self._prober.measure(word.number, word.peer))
 
     async def _look(self, word: messages.Look) -> None:
+        """Inspect the ranks of the requested generation and send what each is doing, or when each entered its
+        newest collectives.
+        """
         group = self._group
         if group is None or group.generation != word.generation:
             return
         node, asked_at = self._home.node.index, time.time()
         if word.times:
             for rank, times in (await group.entered()).items():
-                self._line.say(messages.Entered(node, word.number, rank, times.groups, asked_at, time.time()))
+                self._line.send(messages.Entered(node, word.number, rank, times.groups, asked_at, time.time()))
             return
         for look in await group.look():
-            self._line.say(messages.Looked(node, word.number, look))
+            self._line.send(messages.Looked(node, word.number, look))
 
     # -- ranks
 
     async def _start(self, start: messages.Start) -> None:
+        """Fetch the checkpoint if necessary, and start the ranks of a generation."""
         node = self._home.node.index
         self._line.forget()
         self._opens = start.generation  # until it is stopped, if it comes no further
         await self._preparation.wait()
         await self._preparation.renew()
         if self._replication is not None and (problem := await _bring(node, self._replication, start)) is not None:
-            self._line.tell(problem)
+            self._line.send_reliably(problem)
             return
         if self._uploads is not None:
             self._uploads.follow(start)
@@ -300,7 +316,7 @@ class NodeAgent:
             await self._buddies.bring(start)
             await self._buddies.follow(start)
         if start.group_rank and not start.joins:  # ranks that meet in place look for rank 0 again at once
-            await self._rank_zero(start.generation)
+            await self._wait_for_rank_zero(start.generation)
         group = RankGroup(self._home, start, self._preparation.starter, self)
         self._group, self._opens = group, 0
         await self._begin(start, group.begin())
@@ -318,10 +334,11 @@ class NodeAgent:
         await self._preparation.renew()
         if not await self._is_still_fit(group.suspects):
             return  # this generation will be closed
-        keep, waiting = self._not_of_ranks
+        keep, waiting = self._other_processes
         await self._begin(word.start, group.continue_in_place(word, self._preparation.starter, keep, waiting))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
+        """Wait until the ranks have started and send Started; send the fault if they cannot be started."""
         node = self._home.node.index
         try:
             pids = await begins
@@ -330,21 +347,21 @@ class NodeAgent:
             if fault is None:
                 raise
             say(fault.text)
-            self._line.tell(fault)
+            self._line.send_reliably(fault)
             return
         self._old_ports.append(self._port)
         self._port = HeldPort(self._home.node.address)
-        self._line.tell(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
+        self._line.send_reliably(messages.Started(self._home.node.index, start.generation, pids, self._port.number))
         self._fresh.set()
 
-    async def _rank_zero(self, generation: int) -> None:
-        """Returns once it is there."""
+    async def _wait_for_rank_zero(self, generation: int) -> None:
+        """Return once rank 0 of this generation has been forked, as the coordinator reports it."""
         while self._led < generation:
             self._leader.clear()
             await self._leader.wait()
 
     @property
-    def _not_of_ranks(self) -> tuple[tuple[int, ...], Pids]:
+    def _other_processes(self) -> tuple[tuple[int, ...], Pids]:
         """Return the processes below this one that are no ranks: those to keep, and a function for those in reserve."""
         return (*self._preparation.own_pids, self._watchdog.pid), lambda: self._preparation.reserve.pids
 
@@ -354,6 +371,7 @@ class NodeAgent:
         return self._group.generation if self._group is not None else self._opens
 
     async def _stop(self, stop: messages.Stop) -> None:
+        """End all ranks of a generation, those being started included, and send Stopped."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
@@ -362,26 +380,28 @@ class NodeAgent:
             self._opens = 0
         group = self._group
         if group is not None and group.generation <= stop.generation:
-            self._say_heartbeat()
-            await group.stop(stop.grace_s, stop.hung, *self._not_of_ranks)
+            self._send_heartbeat()
+            await group.stop(stop.grace_s, stop.hung, *self._other_processes)
             if not stop.grace_s:
                 await self._is_still_fit(group.suspects)
             if self._group is not group:
-                return  # another stop was quicker, and has said so
+                return  # another stop was quicker, and has sent Stopped
             group.close()
             self._group = None
             while self._old_ports:
                 self._old_ports.pop().release()
-        self._line.tell(messages.Stopped(self._home.node.index, stop.generation))
+        self._line.send_reliably(messages.Stopped(self._home.node.index, stop.generation))
         await self._preparation.renew()
         if self._preparation.done and self._preparation.failure is None:
-            self._line.say(messages.Ready(self._home.node.index))  # it may have been given up meanwhile, and only slept
+            self._line.send(messages.Ready(self._home.node.index))  # it may have been given up while suspended
 
     def begun(self, rank: int) -> None:
+        """Send Leads once rank 0 has been forked."""
         if rank == 0:
-            self._line.tell(messages.Leads(self._home.node.index, self._generation))
+            self._line.send_reliably(messages.Leads(self._home.node.index, self._generation))
 
-    def news(self) -> None:
+    def on_report(self) -> None:
+        """Hand new checkpoints and snapshots to their copiers, and send a heartbeat soon."""
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
             self._replication.note(self._group.checkpoint)
         if self._uploads is not None and self._group is not None and self._group.checkpoint is not None:
@@ -393,26 +413,29 @@ class NodeAgent:
             self._go(self._preparation.fill_reserve(self._group.start))
         self._fresh.set()
 
-    def last_news(self) -> None:
-        self._say_heartbeat()
+    def on_last_report(self) -> None:
+        """Send a heartbeat at once."""
+        self._send_heartbeat()
 
     def ended(self, exited: messages.Exited) -> None:
-        self._line.tell(exited)
+        """Send the end of a rank; after the last one, wait for the copies of its files."""
+        self._line.send_reliably(exited)
         if self._home.plan.copies_last and self._group is not None and self._group.over:
-            self.news()  # of a commit just before the end
+            self.on_report()  # of a commit just before the end
             self._go(self._settle(self._group.generation))
 
     async def _settle(self, generation: int) -> None:
-        """Say when no file of this node's ranks waits for a copy elsewhere."""
+        """Send Settled once no file of this node's ranks waits for a copy on another node."""
         problems = [await one.settle() for one in (self._replication, self._uploads) if one is not None]
         problem = "; ".join(filter(None, problems))
-        self._line.tell(messages.Settled(self._home.node.index, generation, problem))
+        self._line.send_reliably(messages.Settled(self._home.node.index, generation, problem))
 
     # -- heartbeat and lease
 
     async def _keep_heartbeat(self) -> None:
+        """Send heartbeats for ever: at an interval, and soon after ranks have reported something."""
         while True:
-            self._say_heartbeat()
+            self._send_heartbeat()
             self._fresh.clear()
             try:
                 async with asyncio.timeout(self._line.heartbeat_s):
@@ -421,7 +444,8 @@ class NodeAgent:
                 continue
             await asyncio.sleep(NEWS_S)  # so that many reports make one heartbeat
 
-    def _say_heartbeat(self) -> None:
+    def _send_heartbeat(self) -> None:
+        """Send a heartbeat."""
         group = self._group
         ranks = group.heartbeats() if group is not None else ()
         fetched = self._replication.fetched if self._replication is not None else None
@@ -431,22 +455,25 @@ class NodeAgent:
         self._line.heartbeat(messages.Heartbeat(node, 0, self._generation, ranks, fetched, keeps, doing, load))
 
     def _rank_pids(self) -> dict[int, int]:
-        """Asked by the sampler's thread."""
+        """Return the pids of the live ranks; called by the sampler's thread."""
         group = self._group
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """Leave once the lease has run out, unless the watchdog forgives the time that this node was suspended."""
-        if self._watchdog.slept is not Slept.FORGIVEN:
-            await self._line.run_out(LeaseWatch(self._watchdog.slept))
+        """Leave once the lease has expired, unless the watchdog ignores the time that this node was suspended."""
+        if self._watchdog.slept is not AfterSuspend.FORGIVEN:
+            await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))
             self.leave(Exit.LOST)
 
-    def _unguarded(self, _: Death) -> None:
-        """Nobody would end the ranks if we were frozen: whoever started us does so again."""
+    def _watchdog_died(self, _: Death) -> None:
+        """Leave, because the watchdog has died and a frozen agent's ranks would go on; the supervisor starts
+        another agent.
+        """
         self.leave(Exit.LAUNCHER_FAULT)
 
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
+    """Return the store that copies checkpoints between the nodes' disks."""
     from launcher.copies.patience import Patience  # late: as the next one
     from launcher.copies.replication import Replication  # late: 20 ms that a shared disk spares
 
@@ -461,6 +488,7 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
 
 
 def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads":
+    """Return the uploader of checkpoints to the spec's object store."""
     # late: 20 ms that runs without a store are spared
     from launcher.copies.stored import borrow_packages, open_store, variables_for_store  # late: see above
     from launcher.copies.uploads import UploadRules, Uploads  # late: see above
@@ -474,9 +502,11 @@ def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads"
     os.environ.update(variables_for_store(plan, secrets))
 
     def tell(kind: Literal["checkpoint_stored", "copy_failed"], text: str) -> None:
+        """Send the coordinator an event about a copy."""
         say(messages.Noted(node.index, kind, text))
 
     def open_there() -> "ObjectStore":
+        """Return the object store, opened with the packages of the user's interpreter."""
         borrow_packages(plan.entry.python)
         return open_store(plan)
 
@@ -484,6 +514,7 @@ def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads"
 
 
 async def _open_prober(home: Home, token: str) -> "Prober":
+    """Return the prober that measures links."""
     from launcher.health.probe import Prober  # late: 20 ms that runs without such checks are spared
 
     key = wire_key(token, "links", home.plan.run_id, home.attempt.number)
@@ -493,6 +524,7 @@ async def _open_prober(home: Home, token: str) -> "Prober":
 
 
 async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":
+    """Return the store that copies snapshots between the nodes' memories."""
     # late: 20 ms that runs without such copies are spared
     from launcher.copies.buddies import Buddies  # late: see above
     from launcher.copies.node_memory import NodeMemory  # late: see above
@@ -508,7 +540,7 @@ async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToC
 async def _bring(
     node: int, replication: "Replication", start: messages.Start
 ) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
-    """Have here what the ranks are to load; return why that cannot be."""
+    """Fetch the checkpoint that the ranks are to load; return None, or the message that says why it cannot be had."""
     # late: 20 ms that a shared disk spares
     from launcher.copies.client import DiskFailed  # late: see above
     from launcher.copies.replication import NotBrought, NothingToLoad  # late: see above
@@ -525,9 +557,9 @@ async def _bring(
 
 
 def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
-    """Return what to tell of ranks that could not be started: their disk's fault, or the launcher's own.
+    """Return the fault to report for ranks that could not be started: their disk's, or the launcher's own.
 
-    None: it is an error that nobody has foreseen.
+    None means an error that is not foreseen.
     """
     if error.errno not in DISK_ERRORS | _USED_UP:
         return None
@@ -536,6 +568,7 @@ def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
 
 
 def _fault_of(home: Home, failure: SetupFailed | NodeUnfit | PortTaken) -> messages.Fault:
+    """Return the fault to report for a preparation that failed."""
     if isinstance(failure, PortTaken):
         return messages.Fault(home.node.index, False, str(failure), port=True)
     if isinstance(failure, NodeUnfit):

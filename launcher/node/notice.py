@@ -14,13 +14,13 @@ from launcher.node.ranks.reaper import Death, Reaper
 from launcher.node.ranks.zygote_link import spawn
 from launcher.spec.model import Notice
 
-_ASK_S = 5.0  # how often the command is run: clouds tell of a host's end half a minute before it, or more
+_ASK_S = 5.0  # interval of the command: clouds give notice at least half a minute ahead
 _LIMIT_S = 10.0
 _NOT_RUN = (126, 127)  # what a shell exits with for a program that it cannot run, or find
 
 
 class HostNotice:
-    """Asks one host, in the folder where its ranks begin, whether it is about to go."""
+    """Checks whether this host is about to go, in the folder where its ranks begin."""
 
     def __init__(self, notice: Notice, workdir: Path, environment: Mapping[str, str], reaper: Reaper) -> None:
         self._notice, self._workdir, self._environment, self._reaper = notice, workdir, environment, reaper
@@ -30,16 +30,17 @@ class HostNotice:
         self.problem = ""  # why the command could not be asked the last time
 
     def watch_signal(self) -> None:
-        """Take the signal that `notice.signal` names for the word that the host goes."""
+        """Count the signal that `notice.signal` names as the notice from now on."""
         if (name := self._notice.signal) is not None:
             number = signal.Signals[f"SIG{name}"]
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
 
     def _take_signal(self) -> None:
+        """Note that the signal has come."""
         self._signalled = f"its agent got SIG{self._notice.signal}"
 
     async def look(self) -> str:
-        """Return what tells that the host is about to go, or "" if nothing does, or no longer."""
+        """Return which notice says that the host is about to go, or "" if none does, or no longer."""
         if self._signalled:
             return self._signalled
         if self._file is not None and await asyncio.to_thread(os.path.lexists, self._file):  # a disk may hang
@@ -50,7 +51,9 @@ class HostNotice:
         return self._by_command
 
     async def _ask(self) -> bool:
-        """Run the command; False, with the problem noted, if it cannot be run or does not end in time."""
+        """Return whether the spec's command gives notice; False, with the problem noted, if it cannot be run or
+        does not end in time.
+        """
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         self.problem = ""
         self._reaper.expect_birth()

@@ -1,8 +1,8 @@
 """An agent that boots before there is anything for it to do: `python -m launcher.node RUN_DIR @FD NODE`.
 
-An agent that dies may have left a process that stands by to be the next one: its zygote's standby (`zygote.py`).
-On that descriptor, a socket, it hears what it is to be: the words and descriptors that `AgentPlace.take`
-(`supervisor/agent_processes.py`) tells it.
+An agent that dies may have left a process that waits to be the next one: its zygote's standby (`zygote.py`). On that
+descriptor, a socket, it receives the arguments and descriptors that `AgentPlace.take` (`supervisor/agent_processes.py`)
+sends.
 """
 
 import json
@@ -13,27 +13,29 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from launcher.node.ranks.lease import LEASE
 
-GATE = "LAUNCH_NEXT_AGENT"  # the descriptor at which an agent's supervisor says what the next one is to be
+GATE = "LAUNCH_NEXT_AGENT"  # the descriptor at which the next agent receives its arguments from the supervisor
 _SIGN = "@"
 _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 
 
-def heard_at(fd: int) -> str:
-    """Return the argument that stands for the attempt's number while it is not known."""
+def standby_argument(fd: int) -> str:
+    """Return the argument that stands for the attempt's number while that is to be received on this descriptor."""
     return f"{_SIGN}{fd}"
 
 
-def tell(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-    """Send a line of JSON with descriptors to a waiting process. Raise OSError if it has ended."""
+def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+    """Send a line of JSON with descriptors to a waiting process; raise OSError if it has ended."""
     line = json.dumps(words).encode() + b"\n"
     sent = socket.send_fds(waiting, [line], [*fds])
-    if sent < len(line):  # one that has heard all of it may have closed its end: no error, then
+    if sent < len(line):  # a process that has received all of it may have closed its end: no error, then
         waiting.sendall(line[sent:])
 
 
 def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
-    """Return an agent's arguments: `words`, or for a standby those that it receives in the end, or None if it is not
-    needed. With them it receives its environment, output and open descriptors.
+    """Return an agent's arguments: `words` themselves, or for a standby those that it receives, or None if it is not
+    needed.
+
+    A standby receives its environment, output and open descriptors with them.
     """
     if not words[1].startswith(_SIGN):
         return words
@@ -59,8 +61,9 @@ def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def gate_from(environ: MutableMapping[str, str]) -> int | None:
-    """Return the descriptor on which a standby learns what the next agent is to be, or None. It must be a socket made
-    by our parent, because a container passes variables but not descriptors.
+    """Return the descriptor on which a standby receives what the next agent is to be, or None.
+
+    It must be a socket made by this process's parent, because a container passes variables but not descriptors.
     """
     word = environ.pop(GATE, "")
     if not word.isdecimal():

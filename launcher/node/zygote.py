@@ -49,7 +49,7 @@ PR_SET_PDEATHSIG, PR_GET_TID_ADDRESS = 1, 40
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 MAX_LINE_BYTES = 1 << 22
-MAX_HANDED = 250  # descriptors that come with one word: the kernel lets no more through
+MAX_HANDED = 250  # descriptors that come with one message: the kernel passes no more
 TAG, ROOM = "LAUNCH_RUN_DIR", "LAUNCH_TAG_ROOM"
 # What of an environment has nothing to do with imports. CUDA reads its variable when it is first used.
 OF_A_RUN = ("LAUNCH_", "TORCHELASTIC_", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
@@ -62,8 +62,8 @@ CANNOT_START = 125  # exit code of a rank whose log, folder or environment could
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # An open one of these means that a driver is initialised, which does not survive a fork.
 DEVICES = ("/dev/nvidia", "/dev/kfd")
-MAX_CHAIN = 8  # exceptions that one report tells of
-# Of what only a rank is told, what it may ask for: to one that waits to be a rank it is not known yet.
+MAX_CHAIN = 8  # exceptions in one report
+# Variables that only a rank has: a process in reserve does not know them yet.
 OF_A_RANK = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT", PROGRESS,
@@ -71,7 +71,7 @@ OF_A_RANK = {
 # Modules whose `rank_zero_only.rank` is set at import, and from which variable.
 NOTED_RANKS = {"lightning_utilities.core.rank_zero": "RANK", "torchmetrics.utilities.prints": "LOCAL_RANK"}
 
-# Of what is loaded beside torch: what has no word to say at the end of a process (`has_last_words`).
+# Libraries loaded beside torch that do nothing at the end of a process (`may_act_at_exit`).
 SILENT_PACKAGES = {
     "PIL", "cuda", "msgspec", "numpy", "numpy.libs", "nvidia", "pillow.libs", "torch", "torchvision",
     "torchvision.libs", "triton", "xxhash", "yaml",
@@ -117,7 +117,7 @@ class Worker(NamedTuple):
 
 
 class Born(NamedTuple):
-    """A rank that the agent has not been told of."""
+    """A rank that has not been reported to the agent yet."""
 
     pid: int
     go: int  # the pipe on which it waits
@@ -128,11 +128,15 @@ class NoFork(Exception):
 
 
 class Standby(Exception):
-    """In a newborn that is to serve an agent: the socket on which it will be told to, the agent's pid, and the socket
-    on which it hears what the next agent is to be if that one dies; -1: on none."""
+    """Raised in a forked process that is to serve an agent later.
+
+    It carries the socket on which it will be asked to, the agent's pid, and the socket on which it receives what the
+    next agent is to be if that one dies, or -1.
+    """
 
 
 def order_from(words: Any) -> Order:
+    """Return the order in a message; raise NoFork if it is malformed."""
     try:
         order = Order(**words)
         texts = (order.target, order.cwd, order.log, order.stdin, *order.args, *order.unset, *order.env.values())
@@ -154,6 +158,7 @@ def die_with(parent: int) -> None:
 
 
 def wait_until_ended(pid: int) -> None:
+    """Wait until the process has ended."""
     with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
         handle = os.pidfd_open(pid)
         select.select([handle], [], [])
@@ -230,11 +235,12 @@ def signal_at_death_of_parent(number: int) -> None:
 
 
 def open_fds() -> list[int]:
+    """Return the open descriptors above 2."""
     return [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
 
 
 def close(fds: Sequence[int]) -> None:
-    """Close these; -1 and one that is closed already are passed over."""
+    """Close these descriptors; -1 and closed ones are ignored."""
     for fd in fds:
         if fd >= 0:  # of a negative number os.closerange would close all
             os.closerange(fd, fd + 1)
@@ -279,26 +285,28 @@ def settle(order: Order) -> None:
         if hasattr(only, "rank") and variable in os.environ:
             setattr(only, "rank", int(os.environ[variable]))  # noqa: B010 - mypy
     if RESERVE in order.env:
-        os.environ.encodekey = leaves_where_asked_as_a_rank(os.environ.encodekey)
+        os.environ.encodekey = exit_if_asked_as_rank(os.environ.encodekey)
     FLIGHT.settle(order)
     END.born()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def redirect(source: int, *targets: int) -> None:
+    """Make the target descriptors copies of `source`, and close that unless it is one of them."""
     for target in targets:
         os.dup2(source, target)
     if source not in targets:
         os.close(source)
 
 
-def leaves_where_asked_as_a_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Return an `encode` for os.environ that ends a process in reserve which asks for a variable only a rank has.
+def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    """Return an `encode` for os.environ that ends a process in reserve which reads a variable only a rank has.
 
     Without a value, or with one of its own, the program would be another rank later than it assumes.
     """
 
     def encoded(name: str) -> bytes:
+        """Return the encoded name, or end the process if user code reads a rank's variable."""
         known = encode(name)
         if name in OF_A_RANK and RESERVE in os.environ and (place := place_that_asks(name)):
             said = (
@@ -312,7 +320,9 @@ def leaves_where_asked_as_a_rank(encode: Callable[[str], bytes]) -> Callable[[st
 
 
 def place_that_asks(name: str) -> str:
-    """Return the line of the user's code that asks, or "" if a package does, mostly for its logs, or the trainer."""
+    """Return the line of the user's code that reads the variable, or "" if a package does, mostly for its logs,
+    or the trainer.
+    """
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
         frame = frame.f_back
@@ -336,10 +346,10 @@ class EndOfRank:
     def __init__(self) -> None:
         self._pid = 0
         self._imported: dict[str, Any] = {}
-        self.code: Optional[int] = None  # that the program ends with; None: the interpreter has to say
+        self.code: Optional[int] = None  # that the program ends with; None: the interpreter decides
 
     def born(self) -> None:
-        """Note in a new rank what is imported already, which is none of its own."""
+        """Record in a new rank which modules are imported already and so not its own."""
         self._pid, self._imported = os.getpid(), dict(sys.modules)
 
     def left_by(self, code: object) -> None:
@@ -349,10 +359,10 @@ class EndOfRank:
         if code is None or (type(code) in (int, bool) and abs(int(code)) < 1 << 31):  # type: ignore[call-overload]
             self.code = int(code or 0)  # type: ignore[call-overload]
 
-    def come(self) -> None:
-        """Called by the interpreter: threads have been waited for, all other atexit handlers have run.
+    def finish(self) -> None:
+        """End the rank; called by the interpreter after threads have ended and all other atexit handlers have run.
 
-        Registered, it also keeps alive this module's globals, which the interpreter touches once more at its very end.
+        Registered, it also keeps alive this module's globals, which the interpreter uses once more at its very end.
         """
         if self.code is None or os.getpid() != self._pid or needs_interpreters_end():
             gc.unfreeze()  # else its last collection misses what is frozen, and libraries complain about leaks
@@ -370,7 +380,7 @@ class EndOfRank:
             return
         # With the lock of the interpreter held: no thread runs Python while libraries clear up after themselves.
         libc = ctypes.PyDLL(None)
-        if not has_last_words():
+        if not may_act_at_exit():
             libc.fflush(None)
             os._exit(self.code & 0xFF)
         libc.exit(self.code)
@@ -391,7 +401,7 @@ def needs_interpreters_end() -> bool:
     return connected or (cuda is not None and bool(cuda.is_initialized()))
 
 
-def has_last_words() -> bool:
+def may_act_at_exit() -> bool:
     """Return whether a library may have work to do at the process's exit, as a profiler or a file format has.
 
     Torch has none, and takes half a second of CPU time to find that out. False only if every library is known.
@@ -420,13 +430,16 @@ def mapped_code() -> set[str]:
 
 
 def flush_streams() -> None:
+    """Flush stdout and stderr."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
 
 
 def empty(names: Sequence[str]) -> None:
-    """Free these modules and what they hold; first what nobody else refers to, while functions have their globals."""
+    """Free these modules and what they hold, first what nothing else refers to, while functions still have
+    their globals.
+    """
     there = []
     for name in names:
         with contextlib.suppress(TypeError):  # what stands there may be anything
@@ -521,6 +534,7 @@ def fresh_main(loader: Any, **more: str) -> dict[str, Any]:
 
 
 def execute(target: str, argv: list[str]) -> NoReturn:
+    """Replace this process by the program; exit with 127 or 126 if that fails."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -534,7 +548,7 @@ def execute(target: str, argv: list[str]) -> NoReturn:
 
 
 class Breakpoints:
-    """A file for a debugger, connected to whoever debugs this rank; with nobody there it waits for the next."""
+    """A file object for a debugger, connected to a visitor who debugs this rank; it waits while there is none."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -551,7 +565,7 @@ class Breakpoints:
         return os.getpid() == self._pid
 
     def debugger(self) -> Any:
-        """Raise OSError if no socket can be had."""
+        """Return a debugger on this file; raise OSError if no socket can be had."""
         if self._listener is None:
             path = self._path
             folder, name = os.path.split(path)
@@ -572,11 +586,11 @@ class Breakpoints:
 
     @property
     def _path(self) -> str:
-        """Beside its FIFO."""
+        """Return the path of the debugger's socket, beside the rank's FIFO."""
         return os.path.splitext(fifo_of(self._order))[0] + os.path.splitext(self._order.debug)[1]
 
     def stops(self, place: str) -> None:
-        """Report that the debugger is at a prompt at this place, or with "" that the program goes on."""
+        """Report that the debugger is at a prompt at this place, or with "" that the program continues."""
         self.place = place
         tell(self._order, json.dumps({"breakpoint": place[:500]}).encode() + b"\n")
 
@@ -597,6 +611,7 @@ class Breakpoints:
         return line.decode(errors="replace") + "\n"
 
     def write(self, text: str) -> int:
+        """Send the text to the visitor, if there is one."""
         if self._visitor is not None:
             try:
                 self._visitor.sendall(text.encode(errors="replace"))
@@ -605,9 +620,10 @@ class Breakpoints:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, as `write` buffers nothing."""
 
     def _let_in(self) -> None:
+        """Wait for a visitor and accept it, if it is this user or root."""
         if self._listener is None:
             raise EOFError
         visitor, _ = self._listener.accept()
@@ -619,18 +635,21 @@ class Breakpoints:
         self.write(f"> {self.place}\n(Pdb) ")
 
     def _let_go(self) -> None:
+        """Close the connection to the visitor."""
         if self._visitor is not None:
             self._visitor.close()
         self._visitor, self._unread = None, b""
 
 
 def debugger_over(breakpoints: Breakpoints) -> Any:
+    """Return a debugger that reads from and writes to this file."""
     import pdb  # noqa: T100 - what this is for; here, because hardly any rank has a breakpoint
 
     class Debugger(pdb.Pdb):
-        """pdb that says where it stops."""
+        """A pdb that reports where it stops."""
 
         def interaction(self, frame: Any, *more: Any, **named: Any) -> Any:
+            """Report the place while the debugger is at its prompt."""
             if frame is not None:
                 breakpoints.stops(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             try:
@@ -658,7 +677,7 @@ def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
     return debugger.set_trace(sys._getframe(1))  # noqa: SLF001 - as pdb itself does
 
 
-# --- an exception that nobody caught ---
+# --- an uncaught exception ---
 
 
 def report(error: BaseException, order: Order) -> None:
@@ -691,6 +710,7 @@ def fifo_of(order: Order) -> str:
 
 
 def message_of(error: BaseException) -> str:
+    """Return the error's text, whatever its `__str__` does."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a user's own __str__ can raise anything
@@ -728,6 +748,7 @@ def is_standard(path: str) -> bool:
 
 
 def cut(value: Any, length: int) -> Any:
+    """Return the value with every text in it cut to this length."""
     if isinstance(value, str):
         return value[:length]
     if isinstance(value, dict):
@@ -736,7 +757,7 @@ def cut(value: Any, length: int) -> Any:
 
 
 def fitting(words: dict[str, Any]) -> bytes:
-    """Return the report as a line of at most REPORT_BYTES, cutting its texts if necessary."""
+    """Return the report as a line of at most REPORT_BYTES, with its texts cut if necessary."""
     length = REPORT_BYTES
     while True:
         line = json.dumps({"exception": cut(words, length)}).encode() + b"\n"
@@ -747,6 +768,7 @@ def fitting(words: dict[str, Any]) -> bytes:
 
 def of_a_worker(error: BaseException) -> Optional[Worker]:
     """Return the exception that a child of the script reported and this process only passes on, or None.
+
     torch.multiprocessing and its DataLoader put the traceback into the message, process pools into the cause.
     """
     cause = error.__cause__
@@ -795,6 +817,7 @@ def where(frames: Sequence[Frame], order: Order) -> str:
 
 
 def without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
+    """Return the traceback without its outermost frames from this file."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
@@ -805,6 +828,7 @@ def hide_our_frames() -> None:
     users_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
+        """Call the user's excepthook with the shortened traceback."""
         trace = without_our_frames(trace)
         users_hook(kind, error.with_traceback(trace), trace)
 
@@ -815,11 +839,11 @@ def hide_our_frames() -> None:
 
 
 class FlightReader(importlib.abc.MetaPathFinder):
-    """Answers for a rank which collectives it has entered, from a thread that runs also while the main one waits.
+    """Answers which collectives a rank has entered, from a thread that also runs while the main one waits.
 
-    Who asks writes a number into a FIFO beside the rank's own and finds the answer in a file there; before a number,
-    the word `times` asks only when collectives were entered, in another file. The thread starts with the first process
-    group, so that a program without one has no thread more than elsewhere.
+    A question is a number written into a FIFO beside the rank's own, and the answer a file there; before a number, the
+    word `times` asks only when collectives were entered, answered in another file. The thread starts with the first
+    process group, so that a program without one has no thread more than elsewhere.
     """
 
     OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group is there
@@ -830,7 +854,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
         self.runs = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as the usual finder does, and change it once it is imported."""
+        """Find the module as the usual finder does, with a loader that wraps its functions after import."""
         if name != self.OF:
             return None
         sys.meta_path.remove(self)
@@ -839,6 +863,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
             execute = found.loader.exec_module
 
             def exec_module(module: Any) -> None:
+                """Execute the module, then wrap its function."""
                 execute(module)
                 self._follow(module)
 
@@ -851,18 +876,21 @@ class FlightReader(importlib.abc.MetaPathFinder):
             self._order, self._pid = order, os.getpid()
 
     def _follow(self, c10d: Any) -> None:
+        """Wrap the function of torch after which a process group exists, to start the thread."""
         known = getattr(c10d, self.AFTER, None)
         if known is None:
             return  # a version of torch that we do not know
 
         @functools.wraps(known)
         def followed(*args: Any, **named: Any) -> Any:
+            """Start the thread, then call the wrapped function."""
             self._start(c10d)
             return known(*args, **named)
 
         setattr(c10d, self.AFTER, followed)
 
     def _start(self, c10d: Any) -> None:
+        """Start the thread that answers, once and only in the rank itself."""
         if self._order is None or self._pid != os.getpid() or self.runs:
             return
         import threading  # here, because a rank without process groups has no use for it
@@ -872,6 +900,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
         threading.Thread(target=self._answer, args=(c10d, path), name="launch-flight", daemon=True).start()
 
     def _answer(self, c10d: Any, path: str) -> None:
+        """Answer questions from the FIFO for ever."""
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         asked = f"{path}.look"
         try:
@@ -887,12 +916,13 @@ class FlightReader(importlib.abc.MetaPathFinder):
                         self._tell(f"{path}.entered", {"number": int(number)}, lambda: times_of(c10d))
                     else:
                         self._tell(f"{path}.flight", {"number": int(number), **stacks_now()}, lambda: flight_of(c10d))
-        except OSError as error:  # the folder has been taken away, say: nobody asks there any more
+        except OSError as error:  # such as a removed folder: no question can come any more
             print(f"launch: what this rank waits for cannot be asked any more: {error}", file=sys.stderr)
         finally:
             self.runs = False
 
     def _tell(self, path: str, answer: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
+        """Write the answer with what `read` returns, or why that failed, to the file."""
         try:
             answer |= read()
         except (AttributeError, LookupError, TypeError) as error:
@@ -977,7 +1007,7 @@ def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries
 
 
 def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[str, str], tuple[Any, Any]]]:
-    """Return what the Flight Recorder holds of each process group that there is, or None where there is no recorder.
+    """Return what the Flight Recorder holds of each existing process group, or None if there is no recorder.
 
     Finding the source lines of all entries takes far longer than all else.
     """
@@ -1003,6 +1033,7 @@ def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[st
 
 
 def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the newest collectives of a process group, pending ones first, as a JSON object."""
     newest = max(one["pg_id"] for one in entries)  # one of this name may have been destroyed before
     own = [one for one in entries if one["pg_id"] == newest]
     pending = [one for one in own if not is_done(one)][: MOST_COLLECTIVES // 2]
@@ -1017,10 +1048,12 @@ def group_of(world: Any, process_group: Any, key: tuple[str, str], entries: Sequ
 
 
 def is_done(entry: dict[str, Any]) -> bool:
+    """Return whether the collective is complete."""
     return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def collective_of(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of the Flight Recorder as a JSON object."""
     calls = [one for one in entry.get("frames", ()) if one["filename"] != __file__]
     frames = [(one["filename"][-300:], one["line"], one["name"][:200]) for one in calls]
     own = [one for one in frames if "-packages" not in one[0] and not is_standard(one[0])]
@@ -1045,7 +1078,7 @@ class Supervisor(NamedTuple):
     argv: Sequence[str]
     env: dict[str, str]
     run_dir: str
-    fds: Sequence[int]  # the numbers that the descriptors have in it which come with this word
+    fds: Sequence[int]  # the numbers in it of the descriptors that come with this message
 
 
 def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:
@@ -1067,9 +1100,9 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 
 def become_agent(supervisors_end: int) -> NoReturn:
-    """Wait for the supervisor's command line, and become its agent. Raise Standby in the zygote of that agent."""
+    """Wait for the supervisor's command line, and become its agent; raise Standby in the zygote of that agent."""
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
-    with contextlib.suppress(ConnectionError):  # it ended without having read what this process said
+    with contextlib.suppress(ConnectionError):  # it ended without having read this process's message
         data, fds, _, _ = socket.recv_fds(supervisor, MAX_LINE_BYTES, MAX_HANDED)
     while data and not data.endswith(b"\n"):
         more = supervisor.recv(1 << 16)
@@ -1091,10 +1124,10 @@ def become_agent(supervisors_end: int) -> NoReturn:
 
 
 def stand_by(agents_end: int, gate: int) -> None:
-    """Return once the agent has a word for this process, or nobody is at the gate, where its supervisor would be.
+    """Return once the agent sends a message to this process, or its supervisor has closed the gate.
 
-    Where the agent has died, become the next one at the supervisor's word, or end with the supervisor. Raise Standby
-    in the zygote of that agent.
+    If the agent has died, become the next one when the supervisor sends its arguments, or end with the supervisor.
+    Raise Standby in the zygote of that agent.
     """
     select.select([agents_end, gate], [], [])
     if select.select([agents_end], [], [], 0)[0]:
@@ -1110,7 +1143,7 @@ def stand_by(agents_end: int, gate: int) -> None:
 
 
 def give(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
-    """Have these descriptors under these numbers, one more under the number that is returned, and no others."""
+    """Give these descriptors these numbers, and one more the number that is returned; close all others."""
     free = max([*numbers, *fds, more, 2]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in (more, *fds)]
     close([fd for fd in open_fds() if fd not in moved])
@@ -1134,7 +1167,7 @@ def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 
 class TagRoom:
-    """The place where the kernel shows a process's run: its environment at exec, in which the owner has left room."""
+    """Space in this process's environment, as it was at exec, for the variable by which the kernel shows its run."""
 
     def __init__(self) -> None:
         with open("/proc/self/stat", "rb") as file:
@@ -1146,20 +1179,23 @@ class TagRoom:
         os.environ.pop(ROOM, None)
 
     def fits(self, run_dir: str) -> bool:
+        """Return whether the variable for this run fits into the space."""
         return len(self._line(run_dir)) <= self._bytes
 
     def name(self, run_dir: str) -> None:
+        """Set the variable to this run, in the space and in `os.environ`."""
         ctypes.memmove(self._start, self._line(run_dir).ljust(self._bytes, b"\0"), self._bytes)
         os.environ[TAG] = run_dir
 
     def _line(self, run_dir: str) -> bytes:
+        """Return the variable as the kernel shows it."""
         return f"{TAG}={run_dir}".encode() + b"\0"
 
 
 def settle_in(home: dict[str, Any]) -> None:
     """Take over the environment, folder and log of an agent that has not started this process.
 
-    Raise NoFork if what was imported could be another thing with that environment.
+    Raise NoFork if what was imported could differ with that environment.
     """
     redirect(os.open(home["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
     env: dict[str, str] = home["env"]
@@ -1182,7 +1218,7 @@ def settle_in(home: dict[str, Any]) -> None:
 
 
 class Zygote:
-    """Serves one agent over one socket, or, with room for the name of a run, whoever has many runs started."""
+    """Serves one agent over one socket, or, with `room` for the name of a run, an owner that starts many runs."""
 
     def __init__(
         self,
@@ -1200,7 +1236,7 @@ class Zygote:
         self._not_for_ranks = (*inherited, fd)
         self._thread_starters: list[str] = []
         self._tried = tried  # modules, and why one cannot be imported
-        self._handed: list[int] = []  # descriptors that came with what the agent said
+        self._handed: list[int] = []  # descriptors that came with the agent's messages
         self._unread = b""
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         self._say(op="began")
@@ -1214,6 +1250,7 @@ class Zygote:
                     return order
 
     def _lines(self) -> Iterator[bytes]:
+        """Yield the lines that come from the agent, and keep the descriptors that come with them."""
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, MAX_HANDED, socket.MSG_CMSG_CLOEXEC)
             self._handed += fds
@@ -1228,6 +1265,7 @@ class Zygote:
         yield from lines
 
     def _answer(self, line: bytes) -> Optional[Order]:
+        """Carry out a message; return an order in a forked rank, else None."""
         try:
             words = json.loads(line)
             op = words["op"]
@@ -1250,7 +1288,7 @@ class Zygote:
         return None
 
     def _preload(self, names: Sequence[Any]) -> None:
-        """Import these modules; one that cannot be imported is told, and the rank will meet it again."""
+        """Import these modules; one that cannot be imported is reported, and the rank will meet the error again."""
         began = time.monotonic()
         ours = "OPENBLAS_NUM_THREADS" not in os.environ
         if ours:  # else numpy starts a thread per core
@@ -1268,7 +1306,8 @@ class Zygote:
         self._say(op="ready", seconds=round(time.monotonic() - began, 3), loaded=loaded, failed=failed)
 
     def _leave_standby(self, fd: int, gate: int = -1) -> None:
-        """Fork who serves the agent on that socket when this process is gone: warm, and a child of the agent's as well.
+        """Fork a process that serves the agent on that socket when this one is gone: warm, and also a child of the
+        agent.
 
         With a gate it outlives the agent too (`stand_by`). A child of this process would die with it, so there is one
         between, which ends at once.
@@ -1282,6 +1321,7 @@ class Zygote:
         close([fd, gate])
 
     def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
+        """Fork the standby in the process between, and end that."""
         between = os.getpid()
         try:
             if os.fork():
@@ -1293,7 +1333,7 @@ class Zygote:
         raise Standby(fd, self._serves, gate)
 
     def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
-        """Serve an agent by which this process was not started; where it is not what that would have started, leave."""
+        """Serve an agent that did not start this process; exit if it differs from what the agent would have started."""
         try:
             settle_in(home)
             if list(self._tried) != modules:
@@ -1303,7 +1343,7 @@ class Zygote:
             self._end()
 
     def _start_supervisor(self, words: dict[str, Any]) -> None:
-        """Fork what becomes the supervisor of a run: nobody's child, because a process between the two ends at once."""
+        """Fork the supervisor of a run as a child of no process of ours, by way of a process that ends at once."""
         fds, self._handed = self._handed, []
         del words["op"]
         try:
@@ -1326,6 +1366,7 @@ class Zygote:
             self._say(op="refused", id=0, reason="it cannot fork")
 
     def _become_supervisor(self, words: Supervisor, fds: Sequence[int], room: TagRoom) -> NoReturn:
+        """Become the supervisor, in a grandchild of this process."""
         try:
             if os.fork():
                 os._exit(0)
@@ -1349,6 +1390,7 @@ class Zygote:
         return None
 
     def _fork(self, words: dict[str, Any]) -> Optional[Order]:
+        """Fork a rank for the agent; return its order in the rank, else None."""
         number = words.get("id")
         try:
             order = order_from(words.get("order"))
@@ -1371,10 +1413,9 @@ class Zygote:
         return None
 
     def _bear(self) -> Optional[Born]:
-        """Fork a rank that is the agent's child, and so outlives this process.
+        """Fork a rank that is the agent's child, and so outlives this process; return it, or None in the rank itself.
 
-        Return None in the rank itself, which goes on only when the agent has been told of it: one that nobody was told
-        of, as this process was killed, ends.
+        The rank continues only when the agent has been informed; if this process is killed before that, the rank ends.
         """
         waits, go = os.pipe()
         try:
@@ -1394,13 +1435,14 @@ class Zygote:
         return None
 
     def _fork_for_agent(self) -> int:
+        """Fork a child of the agent, and return its pid, or 0 in the child."""
         if os.getppid() == self._serves:
             with contextlib.suppress(OSError):
                 return fork_sibling()
         return fork_for_subreaper()
 
     def _check_fitness(self) -> None:
-        """Raise NoFork if a fork would inherit locks that nobody can release, or a dead driver."""
+        """Raise NoFork if a fork would inherit locks that no thread can release, or a dead driver."""
         tasks = os.listdir("/proc/self/task")
         if len(tasks) != 1:
             raise NoFork(f"{len(tasks)} threads where one was expected{self._suspects()}")
@@ -1414,17 +1456,19 @@ class Zygote:
                     raise NoFork(f"the preloaded modules have opened {device}")
 
     def _suspects(self) -> str:
+        """Return which threads run and which imports started them, as text, or ""."""
         threading = sys.modules.get("threading")
         names = [thread.name for thread in threading.enumerate()[1:]] if threading is not None else []
         called = f" ({', '.join(names)})" if names else ""
         return called + (f", started by importing {', '.join(self._thread_starters)}" if self._thread_starters else "")
 
     def _leave(self) -> None:
-        """Close in the newborn what belongs to the zygote alone."""
+        """Close in the forked process what belongs to the zygote alone."""
         self._agent.detach()
         close(self._not_for_ranks)
 
     def _say(self, **words: Any) -> None:
+        """Send a message to the agent; end this process if the agent is gone."""
         try:
             self._agent.sendall(json.dumps(words).encode() + b"\n")
         except OSError:
@@ -1436,13 +1480,13 @@ class Zygote:
 
 
 def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
-    """Give the order of the rank that this process is to become: at once, or in a fork of it."""
+    """Return the order of the rank that this process, or in mode `serve` a fork of it, is to become."""
     inherited = open_fds()
     usual_signals()
     die_with(agent_pid)
     tried: dict[str, Optional[str]] = {}
     room = TagRoom() if mode == "lend" else None
-    atexit.register(END.come)  # before what modules register: the last one that is called
+    atexit.register(END.finish)  # before what modules register: the last one that is called
     sys.meta_path.insert(0, FLIGHT)
     gate = -1
     while mode in ("serve", "lend"):
@@ -1460,7 +1504,7 @@ def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     with open(fd, "rb", closefd=False) as pipe:
         line = pipe.readline()
     if not line:
-        os._exit(1)  # the agent ended before it had said a word
+        os._exit(1)  # the agent ended before it sent anything
     close(inherited)
     return order_from(json.loads(line))
 

@@ -17,8 +17,8 @@ from launcher.clock import ENDING_S, boottime
 from launcher.coordinator.history_copies import HistoryCopies
 from launcher.errors import Exit
 from launcher.node.environment import job_environment
-from launcher.node.ranks.lease import FAREWELL_S, Lease, LeaseWatch, Slept, after_suspend, shared_memory
-from launcher.node.standing_by import GATE, heard_at, tell
+from launcher.node.ranks.lease import FAREWELL_S, AfterSuspend, Lease, LeaseWatch, after_suspend, shared_memory
+from launcher.node.standing_by import GATE, send_arguments, standby_argument
 from launcher.plan.model import Plan
 from launcher.run.durable import make_dir
 from launcher.run.layout import AttemptDir
@@ -80,7 +80,7 @@ class AgentProcess:
     last: int | None = None  # how it ended the last time: a wait status
     started_at: float = 0.0
     returns_at: float | None = None
-    slept: Slept | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
+    slept: AfterSuspend | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
     lease: "SupervisedLease | None" = None  # that of the process which runs now
     frozen: FrozenWatch = field(default_factory=FrozenWatch)
     leads: bool = False  # its end is that of its attempt: it is not brought back
@@ -197,7 +197,7 @@ class Due(NamedTuple):
 class SupervisedLease:
     """The lease of an agent as its supervisor enforces it where the watchdog is frozen, or gone, as well."""
 
-    def __init__(self, lease: Lease, slept: Slept, clock: Callable[[], float] = boottime) -> None:
+    def __init__(self, lease: Lease, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
@@ -247,7 +247,7 @@ class AgentPlace:
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = _argv(str(run_dir), heard_at(theirs.fileno()), 0)
+            argv = _argv(str(run_dir), standby_argument(theirs.fileno()), 0)
             agent = AgentProcess(argv, _environment(environ, str(run_dir)), _NO_LOG, [theirs.fileno()], before)
             return cls(ours, agent.start(), warm=before is not None)
 
@@ -271,7 +271,7 @@ class AgentPlace:
         null = os.open(os.devnull, os.O_RDONLY)
         words = {"argv": list(argv), "env": dict(environment), "fds": [0, 1, 2, *keep]}
         try:
-            tell(self.socket, words, [null, log, log, *keep])
+            send_arguments(self.socket, words, [null, log, log, *keep])
         except OSError:
             return False
         finally:

@@ -126,7 +126,7 @@ def test_ranks_that_are_no_python(lab):
     lab.until("its rank", lambda: "up" in lab.rank_logs(run))
     assert lab.launch("exec", run, "--", "sh", "-c", "echo $RANK").stdout == "0\n"
     shown = lab.launch("stacks", run, check=4).stdout
-    assert "tells no Python stacks" in shown
+    assert "answers with no Python stacks" in shown
     lab.brake.touch()
     assert lab.wait(run)["state"] == "succeeded"
 

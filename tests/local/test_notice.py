@@ -136,7 +136,7 @@ def test_a_command_that_cannot_be_run_is_told_of_and_no_notice(lab, goes):
     run = lab.submit(spec(lab, goes))
     lab.until_step(run, 2)
     [told, *_] = lab.until("the word of it", lambda: lab.events(run, "notice_failed"))
-    assert "notice.command does not tell whether the host of node" in told["text"]
+    assert "notice.command gives no answer whether the host of node" in told["text"]
     lab.launch("cancel", run)
 
 

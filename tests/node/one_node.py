@@ -58,10 +58,10 @@ class Ears:
     def begun(self, rank):
         self.begun_ranks.append(rank)
 
-    def news(self):
+    def on_report(self):
         pass
 
-    def last_news(self):
+    def on_last_report(self):
         pass
 
     def ended(self, exited):

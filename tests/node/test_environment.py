@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_folder import plan_of
 
-from launcher.node.environment import cleaned, hot_words, job_environment, node_environment, rank_environment
+from launcher.node.environment import cleaned, hot_variables, job_environment, node_environment, rank_environment
 from launcher.spec.model import CheckpointOptions, Recovery
 from launcher.spec.rank_variables import misleads
 from launcher.wire.messages import Start
@@ -242,5 +242,5 @@ def test_notes_are_copied_where_a_node_may_be_lost_and_the_others_go_on(nodes, l
     plan = msgspec.structs.replace(plan, nodes=plan.nodes[:1] * nodes, nodes_min=least, nodes_max=most)
     assert ("LAUNCH_NOTES_COPIED" in node_environment({}, plan, plan.nodes[0], 1, {})) == (vary and mode == "hot")
     assert plan.ranks_may_stay == (mode == "hot" or (mode == "auto" and not vary))
-    words = hot_words(plan, Path("/control"), Path("/notes"), joins=False)
+    words = hot_variables(plan, Path("/control"), Path("/notes"), joins=False)
     assert words.get("LAUNCH_STAYS") == (mode if mode == "auto" else None)

@@ -183,7 +183,7 @@ def test_what_was_sent_into_a_cut_is_sent_again_once_the_agent_has_joined_again(
         port = await server.start("127.0.0.1")
         write_record(attempt.endpoint, Endpoint("127.0.0.1", port, this_process()))
         line = Lifeline(SimpleNamespace(plan=plan, attempt=attempt, node=plan.nodes[1]), TOKEN, Lease())
-        line.tell(stopped)
+        line.send_reliably(stopped)
         keeping = asyncio.create_task(line.keep(lambda: line.join(join), lambda message: None))
         async with asyncio.timeout(BOUND_S):
             await twice.wait()

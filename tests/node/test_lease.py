@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from launcher.clock import STEP_S
-from launcher.node.ranks.lease import LeaseWatch, Slept
+from launcher.node.ranks.lease import AfterSuspend, LeaseWatch
 from launcher.run.processes import is_stopped
 
 LEASE_S = 15.0
@@ -39,25 +39,25 @@ def looks(watch, clock, until, for_s, every_s=0.5):
     return watch.left_s(until)
 
 
-@pytest.mark.parametrize("slept", Slept)
+@pytest.mark.parametrize("slept", AfterSuspend)
 def test_a_lease_runs_out_before_an_awake_guard(clock, slept):
     watch, until = LeaseWatch(slept, clock), clock.now + LEASE_S
     assert looks(watch, clock, until, LEASE_S - 1) == 1
     assert looks(watch, clock, until, 1) == 0
 
 
-@pytest.mark.parametrize("slept", Slept)
+@pytest.mark.parametrize("slept", AfterSuspend)
 def test_one_that_slept_with_all_forgives_where_nobody_can_have_gone_on_without_it(clock, slept):
     watch, until = LeaseWatch(slept, clock), clock.now + LEASE_S
     assert looks(watch, clock, until, 5) == 10
     clock.now += 3600
-    assert watch.left_s(until) == (10 - 3600 if slept is Slept.COUNTS else 10 - STEP_S)
-    assert watch.asks(until) is (slept is Slept.ASKED)
+    assert watch.left_s(until) == (10 - 3600 if slept is AfterSuspend.COUNTS else 10 - STEP_S)
+    assert watch.asks(until) is (slept is AfterSuspend.ASKED)
     assert looks(watch, clock, until, 10) <= 0, "and no longer than it was owed"
 
 
 def test_what_is_after_suspend_just_after_a_renewal_is_forgiven_too(clock):
-    watch, until = LeaseWatch(Slept.FORGIVEN, clock), clock.now + LEASE_S
+    watch, until = LeaseWatch(AfterSuspend.FORGIVEN, clock), clock.now + LEASE_S
     looks(watch, clock, until, 1)
     renewed = clock.now + LEASE_S  # and before the guard looks again, all stand still
     clock.now += 3600
@@ -65,7 +65,7 @@ def test_what_is_after_suspend_just_after_a_renewal_is_forgiven_too(clock):
 
 
 def test_an_answer_from_before_the_sleep_takes_no_forgiveness_away(clock):
-    watch, until = LeaseWatch(Slept.ASKED, clock), clock.now + LEASE_S
+    watch, until = LeaseWatch(AfterSuspend.ASKED, clock), clock.now + LEASE_S
     looks(watch, clock, until, 5)
     clock.now += 3600
     assert watch.left_s(until) == 10 - STEP_S
@@ -75,7 +75,7 @@ def test_an_answer_from_before_the_sleep_takes_no_forgiveness_away(clock):
 
 
 def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
-    watch, until = LeaseWatch(Slept.FORGIVEN, clock), clock.now + LEASE_S
+    watch, until = LeaseWatch(AfterSuspend.FORGIVEN, clock), clock.now + LEASE_S
     looks(watch, clock, until, 1)
     clock.now += 3600
     watch.left_s(until)
@@ -88,13 +88,13 @@ def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
 AGENT = """
 import mmap, os, signal, subprocess, sys, time
 from launcher.run.processes import become_subreaper
-from launcher.node.ranks.lease import Slept, start_watchdog
+from launcher.node.ranks.lease import AfterSuspend, start_watchdog
 from launcher.clock import boottime
 
 shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
 clock = lambda: boottime() + shared[0]
 become_subreaper()
-guard = start_watchdog(Slept[sys.argv[2]], clock)
+guard = start_watchdog(AfterSuspend[sys.argv[2]], clock)
 fork = "import os, time; os.fork() or os.setsid(); time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", fork], start_new_session=True, stdout=subprocess.DEVNULL)
 below = lambda pid: open(f"/proc/{pid}/task/{pid}/children").read().split()
@@ -112,7 +112,7 @@ for line in sys.stdin:
 
 
 @contextmanager
-def started(lease_s, slept=Slept.FORGIVEN):
+def started(lease_s, slept=AfterSuspend.FORGIVEN):
     words, pipe = [sys.executable, "-c", AGENT, lease_s, slept.name], subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as agent:
         assert agent.stdout.readline() == b"up\n"
@@ -180,7 +180,7 @@ def test_a_guard_leaves_with_its_agent():
 
 def test_what_slept_longer_than_its_lease_is_held_still_until_it_is_renewed():
     """Somebody else may have its place by now: nothing is ended for that, and nothing goes on."""
-    with started("600", Slept.ASKED) as agent:
+    with started("600", AfterSuspend.ASKED) as agent:
         guard, *ranks = all_below(agent)
         (theirs,) = ranks[-1:]
         os.kill(theirs, signal.SIGSTOP)  # by whoever debugs it
@@ -197,7 +197,7 @@ def test_what_slept_longer_than_its_lease_is_held_still_until_it_is_renewed():
 
 
 def test_what_slept_longer_than_its_lease_ends_where_others_may_have_gone_on():
-    with started("600", Slept.COUNTS) as agent:
+    with started("600", AfterSuspend.COUNTS) as agent:
         ranks = handles_of_all_below(agent)[1:]
         say(agent, b"all slept\n")
         assert all_end(ranks)

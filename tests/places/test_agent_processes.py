@@ -14,7 +14,7 @@ import pytest
 
 from launcher.clock import lease_of_places, lease_of_ranks
 from launcher.errors import Exit
-from launcher.node.ranks.lease import Lease, Slept
+from launcher.node.ranks.lease import Lease, AfterSuspend
 from launcher.run.processes import become_subreaper, descendants, end_all, runs
 from launcher.supervisor.agent_processes import AgentProcess, FrozenWatch, SupervisedLease
 
@@ -97,7 +97,7 @@ def with_a_zygote(tmp_path):
     (tmp_path / "once.py").write_text(f"open({str(tmp_path / 'imports')!r}, 'a').write('!')")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     log = tmp_path / "node" / "agent.log"
-    one = AgentProcess([sys.executable, "-c", WITH_A_ZYGOTE], {"PYTHONPATH": path}, log, slept=Slept.COUNTS)
+    one = AgentProcess([sys.executable, "-c", WITH_A_ZYGOTE], {"PYTHONPATH": path}, log, slept=AfterSuspend.COUNTS)
     strangers = {*descendants(os.getpid())}
     one.start()
 
@@ -182,7 +182,7 @@ def test_a_standby_that_nobody_needs_ends(with_a_zygote, why):
 SUPERVISOR = """
 import os, signal, sys
 from pathlib import Path
-from launcher.node.ranks.lease import Slept
+from launcher.node.ranks.lease import AfterSuspend
 from launcher.run.processes import descendants
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.wakeup import Wakeup
@@ -191,7 +191,7 @@ folder, agent, wakeup = Path(sys.argv[1]), sys.argv[2], Wakeup()
 argv, environment = [sys.executable, "-c", agent], {"PYTHONPATH": os.environ["PYTHONPATH"]}
 
 def lives(*places):
-    agents = [AgentProcess(argv, environment, folder / name, slept=Slept.COUNTS) for name in ("one", "two")]
+    agents = [AgentProcess(argv, environment, folder / name, slept=AfterSuspend.COUNTS) for name in ("one", "two")]
     for one, place in zip(agents, places):
         one.place = place
     attempt = AgentProcesses(agents, wakeup)
@@ -226,11 +226,11 @@ def test_when_an_attempt_ends_nothing_is_left_but_what_becomes_the_agents_of_the
 AGENT = """
 import os, subprocess, sys, time
 from launcher.run.processes import become_subreaper
-from launcher.node.ranks.lease import Lease, Slept, start_watchdog
+from launcher.node.ranks.lease import Lease, AfterSuspend, start_watchdog
 from launcher.clock import boottime
 
 become_subreaper()
-guard = start_watchdog(Slept.COUNTS, lease=Lease.taken_from(os.environ))
+guard = start_watchdog(AfterSuspend.COUNTS, lease=Lease.taken_from(os.environ))
 rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 guard.lease.until = boottime() + float(sys.argv[1])
 print(guard.pid, rank.pid, flush=True)
@@ -245,7 +245,7 @@ def agent(tmp_path):
 
     def start(lease_s):
         words, log = [sys.executable, "-c", AGENT, str(lease_s)], tmp_path / "node" / "agent.log"
-        one = AgentProcess(words, {**os.environ}, log, slept=Slept.COUNTS)
+        one = AgentProcess(words, {**os.environ}, log, slept=AfterSuspend.COUNTS)
         one.start()
         made.append(one)
         while not log.read_text().endswith("\n"):
@@ -333,7 +333,7 @@ def test_a_supervisor_leaves_to_the_watchdog_what_that_can_do(agent):
 def test_a_supervisor_acts_between_the_end_of_a_lease_and_the_moment_at_which_others_take_the_places():
     lease, now = Lease(), [1000.0]
     lease.until = 1000.0 + lease_of_ranks(5.0)
-    supervised = SupervisedLease(lease, Slept.COUNTS, lambda: now[0])
+    supervised = SupervisedLease(lease, AfterSuspend.COUNTS, lambda: now[0])
     while not (due := supervised.due()).end:
         assert due.look_s <= 1.0, "else it would take its own wait for sleep"
         now[0] += due.look_s
@@ -346,6 +346,6 @@ def test_a_supervisor_acts_between_the_end_of_a_lease_and_the_moment_at_which_ot
 def test_what_a_supervisor_and_all_below_it_after_suspend_is_forgiven_where_the_coordinator_decides():
     lease, now = Lease(), [1000.0]
     lease.until = 1004.0
-    supervised = {slept: SupervisedLease(lease, slept, lambda: now[0]) for slept in Slept}
+    supervised = {slept: SupervisedLease(lease, slept, lambda: now[0]) for slept in AfterSuspend}
     now[0] += 3600.0
-    assert [slept for slept in Slept if supervised[slept].due().end] == [Slept.COUNTS]
+    assert [slept for slept in AfterSuspend if supervised[slept].due().end] == [AfterSuspend.COUNTS]

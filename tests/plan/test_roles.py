@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from launcher.ids import parse_run_id
-from launcher.node.environment import rank_of_role_words
+from launcher.node.environment import role_rank_variables
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
 from launcher.plan.on_hosts import hosts_asked, most_of_a_host, own_gpus, with_hosts
@@ -132,7 +132,7 @@ def test_each_rank_has_a_port_of_each_name_and_its_own_address_for_each():
     addresses = {"reward": ("n:1",), "reward_http": ("n:2",), "reward_metrics": ("n:3",)}
     reward = structs.replace(whole.roles[-1], addresses=addresses)
     assert reward.addresses_of(0) == ("n:1", "n:2", "n:3")
-    words = rank_of_role_words(reward, 0)
+    words = role_rank_variables(reward, 0)
     assert words == {
         "LAUNCH_ROLE_RANK": "0",
         "LAUNCH_PORT": "1",

@@ -20,9 +20,9 @@ from launcher.node.inside.words import (
     CommandEnded,
     Given,
     InputEnds,
+    Output,
     Question,
     Resized,
-    Said,
     Signalled,
     Window,
 )
@@ -58,9 +58,9 @@ class _Session:
                 self._ring()
             if 0 in ready:
                 self._read()
-            for word in self._visit.heard():
+            for word in self._visit.received():
                 match word:
-                    case Said(data=data, err=err):
+                    case Output(data=data, err=err):
                         write_all(2 if err else 1, data)
                     case CommandEnded(code=code):
                         return code
@@ -68,16 +68,16 @@ class _Session:
     def _ring(self) -> None:
         for number in self._alarms.rung():
             if number != signal.SIGWINCH:
-                self._visit.say(Signalled(number))
+                self._visit.send(Signalled(number))
             elif self._terminal and (window := window_here()) is not None:
-                self._visit.say(Resized(window))
+                self._visit.send(Resized(window))
 
     def _read(self) -> None:
         try:
             data = os.read(0, PIECE_BYTES)
         except OSError:  # the terminal is gone
             data = b""
-        self._visit.say(Given(data) if data else InputEnds())
+        self._visit.send(Given(data) if data else InputEnds())
         self._listens = bool(data)
 
 

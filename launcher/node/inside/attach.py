@@ -1,4 +1,4 @@
-"""Attaching to a rank that waits in a breakpoint(): what is typed goes to its debugger, what that says comes back."""
+"""Attach a visitor to a rank that waits in a breakpoint: relay input to its debugger and output back."""
 
 import contextlib
 import os
@@ -9,35 +9,36 @@ from pathlib import Path
 
 from launcher.errors import Refused
 from launcher.node.inside.talk import Talk
-from launcher.node.inside.words import PIECE_BYTES, CommandEnded, Given, InputEnds, Said, Signalled
+from launcher.node.inside.words import PIECE_BYTES, CommandEnded, Given, InputEnds, Output, Signalled
 from launcher.run.layout import debug_socket
 from launcher.run.processes import signal_process
 from launcher.run.records import RankProcess
 
 
 def attach(talk: Talk, rank: RankProcess) -> None:
-    """Connect a visitor to the rank's debugger until either of them ends. The rank stays at its prompt if the visitor
-    leaves.
+    """Connect a visitor to the rank's debugger until either of them ends; the rank stays at its prompt if the
+    visitor leaves.
     """
     with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
         _pass_on(talk, rank, debugger)
-    talk.tell(CommandEnded())
+    talk.send(CommandEnded())
 
 
 def _pass_on(talk: Talk, rank: RankProcess, debugger: socket.socket) -> None:
+    """Relay between the visitor and the debugger until either of them ends."""
     while True:
         ready = [talk.source] if talk.has_more else select.select([talk.source, debugger.fileno()], [], [])[0]
         if debugger.fileno() in ready:
             data = debugger.recv(PIECE_BYTES)
             if not data:
                 return
-            talk.tell(Said(data))
-        for word in talk.hear() if talk.source in ready else ():
+            talk.send(Output(data))
+        for word in talk.receive() if talk.source in ready else ():
             match word:
                 case Given(data=data):
                     debugger.sendall(data)
                 case InputEnds():
-                    debugger.shutdown(socket.SHUT_WR)  # it answers what was said, and lets go at its next prompt
+                    debugger.shutdown(socket.SHUT_WR)  # it answers the input, and detaches at its next prompt
                 case Signalled(number=signal.SIGQUIT):
                     return
                 case Signalled(number=signal.SIGINT):
@@ -45,6 +46,7 @@ def _pass_on(talk: Talk, rank: RankProcess, debugger: socket.socket) -> None:
 
 
 def _connected(rank: RankProcess) -> socket.socket:
+    """Return a connection to the rank's debugger; raise Refused if the rank waits in no breakpoint."""
     path = debug_socket(Path(rank.environment["LAUNCH_PROGRESS"]))
     debugger = socket.socket(socket.AF_UNIX)
     try:

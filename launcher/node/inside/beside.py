@@ -1,4 +1,4 @@
-"""A command beside a rank: its process, its pipes or terminal, and what goes in and out until it has ended."""
+"""Run a command beside a rank: its process, its pipes or terminal, and its input and output until it ends."""
 
 import contextlib
 import fcntl
@@ -20,8 +20,8 @@ from launcher.node.inside.words import (
     FromVisitor,
     Given,
     InputEnds,
+    Output,
     Resized,
-    Said,
     Signalled,
     Window,
 )
@@ -34,7 +34,7 @@ _NO_SHELLS = ("nologin", "false", "true", "sync")
 
 
 def users_shell() -> str:
-    """Return the user's login shell, or sh if there is none."""
+    """Return the user's login shell, or `sh` if it has none that exists."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell
     except KeyError:
@@ -45,26 +45,26 @@ def users_shell() -> str:
 def run_beside(
     talk: Talk, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
 ) -> None:
-    """Run it to its end, or to that of the visit."""
+    """Run the command for the visitor until it ends or the visitor leaves."""
     try:
         command = CommandBeside(argv, environment, folder, window)
     except OSError as error:
         text = f"launch: cannot run {os.fsdecode(argv[0])}: {(error.strerror or str(error)).lower()}\n"
-        talk.tell(Said(text.encode(errors="replace"), err=True))
+        talk.send(Output(text.encode(errors="replace"), err=True))
         missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-        talk.tell(CommandEnded(_NOT_FOUND if missing else _NOT_RUN))
+        talk.send(CommandEnded(_NOT_FOUND if missing else _NOT_RUN))
         return
     try:
         code = command.serve(talk)
     except (EOFError, BrokenPipeError):
-        return  # nobody is there any more
+        return  # the visitor has left
     finally:
         command.end()
-    talk.tell(CommandEnded(code))
+    talk.send(CommandEnded(code))
 
 
 class CommandBeside:
-    """A process in a session of its own, which ends with us."""
+    """A command in a session of its own, which is ended together with this process."""
 
     def __init__(
         self, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
@@ -98,9 +98,11 @@ class CommandBeside:
         os.set_blocking(self._in, False)
 
     def serve(self, talk: Talk) -> int:
-        """Pass on what either side says until it has ended, and give its code. Raise EOFError if the visit ends."""
+        """Relay input and output until the command has ended, and return its exit code; raise EOFError if the
+        visitor leaves.
+        """
         while True:
-            for word in talk.hear() if talk.has_more else ():
+            for word in talk.receive() if talk.has_more else ():
                 self._obey(word)
             heard = [talk.source] if len(self._waiting) < _MOST_WAITING else []
             wants = [self._in] if self._waiting else []
@@ -109,7 +111,7 @@ class CommandBeside:
                 self._give()
             self._pass_on(talk, [fd for fd in ready if fd in self._sources])
             if talk.source in ready:
-                for word in talk.hear():
+                for word in talk.receive():
                     self._obey(word)
             if self._ended in ready:
                 self._pass_on_the_rest(talk)
@@ -129,6 +131,7 @@ class CommandBeside:
         self._close()
 
     def _obey(self, word: FromVisitor) -> None:
+        """Apply one message of the visitor to the command: input, its end, a new window size, or a signal."""
         match word:
             case Given(data=data):
                 self._waiting += data
@@ -145,6 +148,7 @@ class CommandBeside:
                 assert_never(word)
 
     def _give(self) -> None:
+        """Write waiting input to the command as far as it accepts any, and close its stdin once the input has ended."""
         try:
             while self._waiting:
                 del self._waiting[: os.write(self._in, self._waiting)]
@@ -158,13 +162,14 @@ class CommandBeside:
             self._in = -1
 
     def _pass_on(self, talk: Talk, ready: Sequence[int]) -> None:
+        """Relay output from these descriptors to the visitor, and drop those that have ended."""
         for fd in ready:
             try:
                 data = os.read(fd, PIECE_BYTES)
             except OSError:  # the other end of a terminal closes so
                 data = b""
             if data:
-                talk.tell(Said(data, self._sources[fd]))
+                talk.send(Output(data, self._sources[fd]))
             else:
                 del self._sources[fd]
 
@@ -174,10 +179,12 @@ class CommandBeside:
             self._pass_on(talk, ready)
 
     def _signal(self, number: int) -> None:
+        """Send a signal to the command's process group, if it still exists."""
         with contextlib.suppress(ProcessLookupError):  # it was not waited for: the number is its own yet
             os.killpg(self._process.pid, number)
 
     def _close(self) -> None:
+        """Close the descriptors of the command's input and output."""
         for fd in {self._in, self._out, self._err} - {-1}:
             os.close(fd)
 
@@ -186,24 +193,25 @@ _Three = tuple[int, int, int]  # stdin, stdout, stderr
 
 
 def _pipes() -> tuple[_Three, _Three]:
-    """Return our ends of three pipes, and the command's."""
+    """Return this end of three pipes for stdin, stdout and stderr, and the command's end."""
     (their_in, our_in), (our_out, their_out), (our_err, their_err) = os.pipe(), os.pipe(), os.pipe()
     return (our_in, our_out, our_err), (their_in, their_out, their_err)
 
 
 def _terminal(window: Window) -> tuple[_Three, _Three]:
-    """Return our end of a terminal three times, and the command's."""
+    """Return this end of a terminal three times, and the command's end."""
     ours, theirs = pty.openpty()
     resize(ours, window)
     return (ours, ours, ours), (theirs, theirs, theirs)
 
 
 def resize(terminal: int, window: Window) -> None:
+    """Set the size of the terminal."""
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", window.rows, window.columns, 0, 0))
 
 
 def _settle(parent: int, *, terminal: bool) -> None:
-    """Have the new process die with its parent and control its terminal."""
+    """Make the new process die with its parent and, with `terminal`, control its terminal."""
     die_with(parent)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)

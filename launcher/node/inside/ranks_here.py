@@ -1,4 +1,4 @@
-"""The ranks that run on this node, as their agent has recorded them: alive, and what they have in their environment."""
+"""The ranks that run on this node, as its agent has recorded them, and what the kernel shows of them."""
 
 import os
 
@@ -16,13 +16,13 @@ _WIRES = ("LAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE")
 
 
 def ranks_here(attempt: AttemptDir, node: int) -> dict[int, RankProcess]:
-    """Return the live ranks by number."""
+    """Return the live ranks of this node by number."""
     found = (readable(path, RankProcess) for path in attempt.rank_processes(node))
     return {one.rank: one for one in sorted(filter(None, found), key=lambda one: one.rank) if alive(one.process)}
 
 
 def rank_here(attempt: AttemptDir, node: int, rank: int) -> RankProcess:
-    """Return the process of a rank. Raise Refused if it does not run here."""
+    """Return the process of a rank; raise Refused if it does not run on this node."""
     found = ranks_here(attempt, node).get(rank)
     if found is None:
         raise Refused(f"rank {rank} does not run on node {node} at the moment", "hint: it may be starting: try again")
@@ -30,9 +30,10 @@ def rank_here(attempt: AttemptDir, node: int, rank: int) -> RankProcess:
 
 
 def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
-    """Return the environment that the rank's own program found, without its pipes to the agent. The kernel shows the
-    zygote's part of a forked rank's environment under either's pid, unless a program has overwritten it with its
-    title.
+    """Return the environment that the rank's own program found, without its pipes to the agent.
+
+    For a forked rank the kernel shows the zygote's part of it under the pid of either, unless a program has overwritten
+    it with its title.
     """
     for pid in (rank.process.pid, *_zygotes_beside(rank.process.pid)):
         shown = _environment(pid)
@@ -50,22 +51,23 @@ def folder_of_rank(rank: RankProcess) -> str:
         raise Refused(f"rank {rank.rank} has just ended", "hint: it may be starting anew: try again") from error
 
 
-def tells_stacks(pid: int) -> bool:
-    """Return whether the process handles DUMP_SIGNAL, which would end one that does not."""
+def can_dump_stacks(pid: int) -> bool:
+    """Return whether the process handles DUMP_SIGNAL; the signal would end one that does not."""
     return _has(_status(pid), "SigCgt")
 
 
-def deaf_threads(pid: int) -> set[str]:
-    """Return the threads that block DUMP_SIGNAL now: they always do, or they are answering it."""
+def threads_blocking_dump(pid: int) -> set[str]:
+    """Return the threads that block DUMP_SIGNAL now: those that always do, and those that are answering it."""
     return {task for task in _tasks(pid) if _has(_status(pid, f"task/{task}/"), "SigBlk")}
 
 
-def awaits_telling(pid: int) -> bool:
+def has_pending_dump(pid: int) -> bool:
     """Return whether DUMP_SIGNAL is pending and no thread has taken it."""
     return _has(_status(pid), "ShdPnd")
 
 
 def _has(status: dict[str, str], mask: str) -> bool:
+    """Return whether this signal mask of a `/proc/PID/status` contains DUMP_SIGNAL."""
     return bool(int(status.get(mask, "0"), 16) >> (DUMP_SIGNAL - 1) & 1)
 
 
@@ -75,6 +77,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _tasks(pid: int) -> list[str]:
+    """Return the ids of the threads of a process, none if it has ended."""
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -82,6 +85,7 @@ def _tasks(pid: int) -> list[str]:
 
 
 def _status(pid: int, below: str = "") -> dict[str, str]:
+    """Return the fields of `/proc/PID/status`, or of a thread's below it; none if it has ended."""
     try:
         with open(f"/proc/{pid}/{below}status") as file:
             return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
@@ -90,16 +94,18 @@ def _status(pid: int, below: str = "") -> dict[str, str]:
 
 
 def _parent(pid: int) -> int:
+    """Return the pid of the parent process, or 0 if the process has ended."""
     return int(_status(pid).get("PPid", "0"))
 
 
 def _zygotes_beside(pid: int) -> list[int]:
-    """Return the zygotes that are children of the same agent."""
+    """Return the zygotes that have the same parent as this process."""
     agent = _parent(pid)
     return [one for one in pids() if _parent(one) == agent and _is_zygote(one)]
 
 
 def _is_zygote(pid: int) -> bool:
+    """Return whether the process is a zygote, by its command line."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return os.fsencode(ZYGOTE) in file.read().split(b"\0")
@@ -108,6 +114,7 @@ def _is_zygote(pid: int) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str]:
+    """Return the environment that the kernel shows for a process, empty if it has ended."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")

@@ -1,4 +1,4 @@
-"""Having ranks write their Python stacks into their logs, and reading them there."""
+"""Have ranks write their Python stacks into their logs, and read them there."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.coordinator.tracebacks import stacks_in
 from launcher.errors import said_by_the_system
-from launcher.node.inside.ranks_here import awaits_telling, deaf_threads, is_stopped, tells_stacks
+from launcher.node.inside.ranks_here import can_dump_stacks, has_pending_dump, is_stopped, threads_blocking_dump
 from launcher.node.inside.words import RankStacks
 from launcher.node.ranks.start import DUMP_SIGNAL
 from launcher.run.layout import RunDir
@@ -26,11 +26,11 @@ def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.
         return RankStacks(rank.rank, pid, problem=problem)
     log = run.path / rank.log
     try:
-        before, deaf = log.stat().st_size, deaf_threads(pid)
+        before, deaf = log.stat().st_size, threads_blocking_dump(pid)
         if not signal_process(rank.process, DUMP_SIGNAL):
             return RankStacks(rank.rank, pid, problem="has just ended")
         until = clock() + _BOUND_S
-        while awaits_telling(pid) or deaf_threads(pid) - deaf:
+        while has_pending_dump(pid) or threads_blocking_dump(pid) - deaf:
             if clock() >= until:
                 return RankStacks(rank.rank, pid, problem=f"did not answer within {_BOUND_S:g} s")
             time.sleep(_LOOK_S)
@@ -42,15 +42,16 @@ def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.
 
 
 def _cannot(pid: int) -> str:
-    """Return why the process must not be asked for its stacks, or "" if it may be."""
+    """Return why the process cannot be asked for its stacks, or "" if it can."""
     if is_stopped(pid):
-        return "is stopped (SIGSTOP, or a debugger): it tells nothing before it goes on"
-    if not tells_stacks(pid):
-        return "tells no Python stacks: it is another program, or has just been started"
+        return "is stopped (SIGSTOP, or a debugger): it answers only once it continues"
+    if not can_dump_stacks(pid):
+        return "answers with no Python stacks: it is another program, or has just been started"
     return ""
 
 
 def _written(log: Path, since: int) -> Iterator[str]:
+    """Yield the lines that the log has gained since it had this size."""
     with log.open("rb") as file:
         file.seek(since)
         yield from file.read(_MOST_BYTES).decode(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""The host's end of a visit: what the visitor says, as it comes, and what it is told."""
+"""The host's end of a visit: receive the visitor's messages and answer them."""
 
 import os
 
@@ -13,7 +13,7 @@ _words: msgspec.json.Decoder[FromVisitor] = msgspec.json.Decoder(FromVisitor)
 
 
 class Talk:
-    """Over two descriptors."""
+    """A connection to a visitor over two descriptors, one for reading and one for writing."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source = source
@@ -22,14 +22,14 @@ class Talk:
         self._lines: list[bytes] = []
 
     def begin(self) -> Question:
-        """Greet, and wait for what is asked. Raise EOFError."""
+        """Send the greeting and return the visitor's question; raise EOFError if the visitor leaves."""
         write_all(self._sink, greeting())
         while not self._lines:
             self._read()
         return decoded(self._lines.pop(0), _questions)
 
-    def hear(self) -> list[FromVisitor]:
-        """Return the new messages, waiting for some if there are none. Raise EOFError once the visitor has left."""
+    def receive(self) -> list[FromVisitor]:
+        """Return the new messages, waiting for some if there are none; raise EOFError once the visitor has left."""
         if not self._lines:
             self._read()
         lines, self._lines = self._lines, []
@@ -37,13 +37,15 @@ class Talk:
 
     @property
     def has_more(self) -> bool:
-        """Return whether a message was read already."""
+        """Return whether complete lines have been read that `receive` has not returned yet."""
         return bool(self._lines)
 
-    def tell(self, word: FromHost) -> None:
+    def send(self, word: FromHost) -> None:
+        """Send a message to the visitor."""
         write_all(self._sink, encoded(word))
 
     def _read(self) -> None:
+        """Read what the visitor has sent and split it into lines; raise EOFError at its end."""
         data = os.read(self.source, PIECE_BYTES * 2)
         if not data:
             raise EOFError

@@ -1,6 +1,8 @@
-"""Looks into the ranks of a node, on that node: `python -m launcher.node.inside.there RUN_DIR ATTEMPT NODE`.
+"""Serve one request about the ranks of a node, on that node: `python -m launcher.node.inside.there RUN_DIR ATTEMPT
+NODE`.
 
-It answers one question on its stdin and ends with it, or with who asked: whoever may start programs as this user.
+It answers one question on its stdin and ends with it or with the visitor; being started as this user is the only
+permission it needs.
 """
 
 import os
@@ -35,27 +37,29 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import become_subreaper, end_all, signal_process, tagged
 from launcher.run.records import RankProcess
 
-_NATIVE_S = 10.0  # somebody asked, and waits for it
+_NATIVE_S = 10.0  # a user waits for the answer
 
 
 class NodeHost:
-    """One node's ranks, and whoever asks about them."""
+    """Serves one visitor's question about the ranks of this node."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, node: int, talk: Talk) -> None:
         self._run, self._attempt, self._node, self._talk = run, attempt, node, talk
 
     def serve(self) -> int:
+        """Answer one question, with the reason if it cannot be answered; return 0."""
         try:
             self._answer(self._talk.begin())
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            return Exit.OK  # nobody is there any more
+            return Exit.OK  # the visitor has left
         except LaunchError as error:
-            self._talk.tell(VisitDeclined(error.lines, error.exit_code))
+            self._talk.send(VisitDeclined(error.lines, error.exit_code))
         except OSError as error:
-            self._talk.tell(VisitDeclined((said_by_the_system(error),), Exit.REFUSED))
+            self._talk.send(VisitDeclined((said_by_the_system(error),), Exit.REFUSED))
         return Exit.OK
 
     def _answer(self, question: Question) -> None:
+        """Answer the question."""
         match question:
             case RunCommand():
                 self._run_command(question)
@@ -69,29 +73,34 @@ class NodeHost:
                     address = environment_of(asked[0], self._run).get("NCCL_RAS_ADDR", ADDRESS)
                     looks = with_nccl(looks, address, _NATIVE_S)
                 for look, rank in zip(looks, asked, strict=True):
-                    self._talk.tell(replace(stacks_of(rank, self._run), look=look))
-                self._talk.tell(CommandEnded())
+                    self._talk.send(replace(stacks_of(rank, self._run), look=look))
+                self._talk.send(CommandEnded())
             case KillHere(rank=rank):
-                self._talk.tell(KilledHere(self._all_of_the_run() if rank is None else self._one(rank)))
+                self._talk.send(KilledHere(self._kill_all() if rank is None else self._kill_rank(rank)))
             case _:
                 assert_never(question)
 
     def _subject(self, rank: RankProcess) -> Subject:
+        """Return the rank as a subject for `look_at`."""
         return Subject(rank.rank, self._node, rank.process.pid, Path(rank.environment["LAUNCH_PROGRESS"]))
 
-    def _one(self, rank: int) -> int:
+    def _kill_rank(self, rank: int) -> int:
+        """Kill this rank and return how many processes that ended: 0 or 1."""
         return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))
 
-    def _all_of_the_run(self) -> int:
-        """End all processes of the run here except this one, which must still answer, and return their number."""
+    def _kill_all(self) -> int:
+        """End all processes of the run on this node except this one, which must still answer, and return their
+        number.
+        """
         ended, _ = end_all(lambda: tagged(str(self._run.path), os.getuid()))
         return len(ended)
 
     def _run_command(self, asked: RunCommand) -> None:
+        """Run the requested command, or the user's shell, in the environment and folder of its rank."""
         rank = rank_here(self._attempt, self._node, asked.rank)
         environment = environment_of(rank, self._run)
         if any(b"\0" in word for word in asked.argv):
-            raise Refused("a word of the command with a NUL")
+            raise Refused("an argument of the command contains a NUL byte")
         if asked.window is not None and asked.window.term:
             environment["TERM"] = asked.window.term
         argv = asked.argv or (users_shell(),)
@@ -99,6 +108,7 @@ class NodeHost:
 
 
 def main() -> int:
+    """Serve the visitor on stdin and stdout, and return the exit code."""
     run = RunDir(Path(sys.argv[1]))
     source, sink = take_stdio()
     become_subreaper()  # what a command leaves behind ends with it

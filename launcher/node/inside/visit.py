@@ -1,4 +1,4 @@
-"""The visitor's end: asking the host on a rank's node, and hearing what it says."""
+"""The visitor's end of a visit: send a question to the host on a rank's node, and receive its answers."""
 
 import os
 import select
@@ -39,8 +39,8 @@ _MOST_NOISE = 1000  # lines that a login shell may print before the greeting
 _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 
 
-def host_words(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
-    """Return the command line of the host; `run_dir` is its path on that node."""
+def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
+    """Return the command line that starts the host; `run_dir` is its path on that node."""
     return [python, "-P", "-m", "launcher.node.inside.there", run_dir, str(attempt.number), str(node)]
 
 
@@ -48,16 +48,18 @@ def host_here(
     run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> Running:
     """Start a host from this machine; `before` is the command that runs it on another node."""
-    argv = [*before, *host_words(sys.executable, str(run.path), attempt, node)]
+    argv = [*before, *host_command(sys.executable, str(run.path), attempt, node)]
     return Running(f"node {node}", ProgramChannel(argv, environment))
 
 
 def machine_of(run: RunDir, node: int) -> str:
-    """Return the cluster's name of this node's machine, as the run's coordinator last recorded it. Raise Refused."""
+    """Return the cluster's name of this node's machine, as the coordinator last recorded it; raise Refused if
+    it has none.
+    """
     state = readable(run.state, RunState)
     found = next((each.host for each in (state.nodes if state is not None else ()) if each.node == node), "")
     if not found:
-        raise Refused(f"node {node} of {run.path.name}: nobody has said which machine it is")
+        raise Refused(f"node {node} of {run.path.name}: its machine is not recorded")
     return found
 
 
@@ -78,7 +80,7 @@ def relay(running: Running, source: int, sink: int) -> None:
 
 
 class Visit(ClosedAtTheEnd):
-    """A connection to a rank's node: it sends one request, then messages both ways until the command has ended."""
+    """A connection to a rank's node: it sends one question, then messages go both ways until the command has ended."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -89,7 +91,7 @@ class Visit(ClosedAtTheEnd):
         return self._running.ready_fd
 
     def ask(self, question: Question) -> None:
-        """Send the question after the host's greeting. Raise what prevents the connection."""
+        """Wait for the host's greeting and send the question; raise what prevents the connection."""
         until = time.monotonic() + GREETING_S
         for _ in range(_MOST_NOISE):
             line = self._running.readline(max(0.0, until - time.monotonic()))
@@ -102,12 +104,12 @@ class Visit(ClosedAtTheEnd):
                 return
         raise Garbled(f"{self._running.who}: no greeting, but much else")
 
-    def say(self, word: FromVisitor) -> None:
-        """Send a message. Raise Broken if the connection has ended."""
+    def send(self, word: FromVisitor) -> None:
+        """Send a message; raise Broken if the connection has ended."""
         self._running.write(encoded(word))
 
-    def heard(self) -> Iterator[FromHost]:
-        """Yield the messages that have arrived, without waiting. Raise the error that the host answers."""
+    def received(self) -> Iterator[FromHost]:
+        """Yield the messages that have arrived, without waiting; raise the error that the host answers."""
         word: FromHost | None = None
         while not isinstance(word, CommandEnded):
             try:
@@ -127,7 +129,7 @@ class Visit(ClosedAtTheEnd):
         return found
 
     def kill(self, question: KillHere) -> int:
-        """Have the host end the processes of the question; return how many it ended."""
+        """Have the host kill the processes that the question names, and return how many it ended."""
         self.ask(question)
         word = self._next(_KILL_S)
         if not isinstance(word, KilledHere):
@@ -135,9 +137,13 @@ class Visit(ClosedAtTheEnd):
         return word.processes
 
     def close(self) -> None:
+        """Close the connection; the host then ends what it has started."""
         self._running.close()
 
     def _next(self, limit_s: float) -> FromHost:
+        """Return the next message, waiting at most this long; raise the host's refusal, or Broken if the
+        connection ends.
+        """
         line = self._running.readline(limit_s)
         if not line:
             raise self._gone("the connection broke: what was started there is ended")
@@ -149,4 +155,5 @@ class Visit(ClosedAtTheEnd):
         return word
 
     def _gone(self, what: str) -> LaunchError:
+        """Return the error that the connection broke, with the last lines that the host printed."""
         return Broken(f"{self._running.who}: {what}", *self._running.last_words(4))

@@ -2,7 +2,7 @@
 
 ```
 visitor: RunCommand, AskStacks, … ─►   then Given, InputEnds, Resized, Signalled
-                                       ◄─ host: Said, RankStacks …, and last CommandEnded or VisitDeclined
+                                       ◄─ host: Output, RankStacks …, and last CommandEnded or VisitDeclined
 ```
 """
 
@@ -21,7 +21,7 @@ _Line = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The terminal of who asks."""
+    """The size and type of the visitor's terminal."""
 
     rows: _Cells
     columns: _Cells
@@ -29,7 +29,10 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class RunCommand(msgspec.Struct, frozen=True, tag="command"):
-    """Run this beside the rank, in its environment and folder. Words as bytes: a file's name need be no text."""
+    """A request to run a command beside the rank, in its environment and folder.
+
+    The arguments are bytes, because a file's name need not be text; without any, the user's shell is run.
+    """
 
     rank: _RankNumber
     argv: tuple[_Bytes, ...]  # none: the user's shell
@@ -58,16 +61,18 @@ Question = RunCommand | AskStacks | AttachDebugger | KillHere
 
 
 class Given(msgspec.Struct, frozen=True, tag="given"):
-    """To its stdin, or typed at its terminal."""
+    """Input for the command's stdin, or typed at its terminal."""
 
     data: _Bytes
 
 
 class InputEnds(msgspec.Struct, frozen=True, tag="input_ends"):
-    """A message that stdin has ended."""
+    """The end of the command's stdin."""
 
 
 class Resized(msgspec.Struct, frozen=True, tag="resized"):
+    """A new size of the visitor's terminal."""
+
     window: Window
 
 
@@ -80,13 +85,15 @@ class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
 FromVisitor = Given | InputEnds | Resized | Signalled
 
 
-class Said(msgspec.Struct, frozen=True, tag="said"):
+class Output(msgspec.Struct, frozen=True, tag="said"):
+    """Output of the command, on stdout or with `err` on stderr."""
+
     data: _Bytes
     err: bool = False  # on stderr
 
 
 class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
-    """The stacks of one rank; if there are no lines, why not."""
+    """The stacks of one rank, or with no lines the problem why there are none."""
 
     rank: _RankNumber
     pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
@@ -96,22 +103,22 @@ class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
 
 
 class CommandEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The end of a conversation. The code is 128 + n if signal n ended the command."""
+    """The last message about a command: its exit code, 128 + n if signal n ended it."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
 class VisitDeclined(msgspec.Struct, frozen=True, tag="declined"):
-    """The reason why a request cannot be fulfilled."""
+    """The answer to a request that cannot be fulfilled: the error's lines and exit code."""
 
     lines: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=100)]
     exit_code: int
 
 
 class KilledHere(msgspec.Struct, frozen=True, tag="killed"):
-    """The end of a conversation, with the number of processes that were ended."""
+    """The answer to KillHere: the number of processes that were ended."""
 
     processes: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 
 
-FromHost = Said | RankStacks | CommandEnded | VisitDeclined | KilledHere
+FromHost = Output | RankStacks | CommandEnded | VisitDeclined | KilledHere

@@ -23,8 +23,8 @@ class MachineUse(NamedTuple):
 
 
 def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
-    """Return the machine's use; `interface` has the node's address and is always counted. What the kernel does not
-    report is 0.
+    """Return the machine's use; the network interface `interface` is always counted. Counters that the kernel
+    does not report are 0.
     """
     memory = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(root / "proc/meminfo") if rest.split()}
     total = memory.get("MemTotal", 0)
@@ -35,6 +35,7 @@ def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
 
 
 def _cpu_s(root: Path) -> float:
+    """Return the seconds of processor time used by all cores since boot."""
     for line in _lines(root / "proc/stat"):
         words = line.split()
         if words[0] == "cpu":
@@ -44,8 +45,8 @@ def _cpu_s(root: Path) -> float:
 
 
 def _network(interface: str | None, root: Path) -> tuple[int, int]:
-    """Return bytes received and sent by physical devices, and by the interface in use if it is virtual (a bond, a
-    container's); devices below that one are not counted twice.
+    """Return bytes received and sent by physical devices, and by `interface` if it is virtual (a bond, a
+    container's); the devices below that one are not counted twice.
     """
     folder = root / "sys/class/net"
     below = {name.removeprefix("lower_") for name in _names(folder / (interface or "-")) if name.startswith("lower_")}
@@ -63,7 +64,7 @@ def _network(interface: str | None, root: Path) -> tuple[int, int]:
 
 
 def _disks(root: Path) -> tuple[int, int]:
-    """Return bytes read and written by physical disks; devices built on them would count twice."""
+    """Return bytes read and written by physical disks, without devices built on them, which would count twice."""
     read = written = 0
     blocks = root / "sys/block"
     for line in _lines(root / "proc/diskstats"):
@@ -74,6 +75,7 @@ def _disks(root: Path) -> tuple[int, int]:
 
 
 def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each line `name: value` of a file."""
     for line in _lines(path):
         name, colon, rest = line.partition(":")
         if colon:
@@ -81,6 +83,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> list[str]:
+    """Return the lines of a file, none if it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -88,6 +91,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _names(folder: Path) -> list[str]:
+    """Return the names in a folder, none if it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -95,6 +99,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _number(path: Path) -> int:
+    """Return the number in a file, or 0 if there is none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

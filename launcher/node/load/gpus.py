@@ -12,14 +12,20 @@ _ID_BYTES = 96
 
 
 class _Utilization(ctypes.Structure):
+    """NVML's `nvmlUtilization_t`."""
+
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
 class _Memory(ctypes.Structure):
+    """NVML's `nvmlMemory_t`."""
+
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 class _Process(ctypes.Structure):
+    """NVML's `nvmlProcessInfo_t`."""
+
     _fields_ = (
         ("pid", ctypes.c_uint),
         ("memory", ctypes.c_ulonglong),
@@ -29,7 +35,7 @@ class _Process(ctypes.Structure):
 
 
 class Gpu(NamedTuple):
-    """One of the node's, and the bytes that each process holds on it."""
+    """The load of one GPU, and the bytes that each process holds on it."""
 
     load: GpuLoad
     held: Mapping[int, int]
@@ -43,12 +49,13 @@ class Gpus:
         self._library = _driver() if library is None and self._visible != [] else library
 
     def look(self) -> list[Gpu]:
-        """Return the state of each GPU; none without a driver, and one that does not answer is left out."""
+        """Return the load of each GPU that answers; none without a driver."""
         if self._library is None:
             return []
         return [gpu for index, device in self._devices() if (gpu := self._gpu(index, device)) is not None]
 
     def _devices(self) -> Iterator[tuple[int, ctypes.c_void_p]]:
+        """Yield index and NVML handle of each of the node's GPUs."""
         count = ctypes.c_uint()
         if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return
@@ -60,6 +67,7 @@ class Gpus:
                 yield index, device
 
     def _is_ours(self, index: int, device: ctypes.c_void_p) -> bool:
+        """Return whether `visible` names the GPU, by its index or its UUID."""
         if self._visible is None or str(index) in self._visible:
             return True
         if all(name.isdigit() for name in self._visible):
@@ -69,6 +77,7 @@ class Gpus:
         return any(name.value.decode(errors="replace").startswith(one) for one in self._visible)
 
     def _gpu(self, index: int, device: ctypes.c_void_p) -> Gpu | None:
+        """Return the load of a GPU, or None if it does not answer."""
         memory, busy = _Memory(), _Utilization()
         if self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
             return None
@@ -77,6 +86,7 @@ class Gpus:
         return Gpu(load, self._held(device))
 
     def _held(self, device: ctypes.c_void_p) -> dict[int, int]:
+        """Return the bytes that each process holds on the GPU, by pid; empty if the driver does not report them."""
         found, count = (_Process * _MOST_PROCESSES)(), ctypes.c_uint(_MOST_PROCESSES)
         ask = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)  # not of drivers before 510
         if ask is None or ask(device, ctypes.byref(count), found) != 0:

@@ -1,7 +1,7 @@
-"""Samples every five seconds what a node's machine and ranks use.
+"""Sample every five seconds what a node's machine and ranks use.
 
-A thread looks, so that no driver holds the agent up, and the next heartbeat takes the newest along. What was seen while
-ranks ran is kept in a file of metrics, ever further apart as the run grows older.
+A thread takes the samples, so that a slow driver cannot block the agent, and the next heartbeat carries the newest.
+Samples of running ranks are kept in a file of metrics, further and further apart as the run grows older.
 """
 
 import os
@@ -28,7 +28,7 @@ Pids = Mapping[int, int]  # by rank
 
 
 class Sampler:
-    """`ranks` is asked, by the sampler's thread, for the pids of the ranks that live."""
+    """Samples the load of a node in a thread of its own, which calls `ranks` for the pids of the live ranks."""
 
     def __init__(
         self, node: NodePlan, ranks: Callable[[], Pids], every_s: float = EVERY_S, kept: MetricsFile | None = None
@@ -43,6 +43,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._work, name="load", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that samples."""
         self._thread.start()
 
     def fresh(self) -> NodeLoad | None:
@@ -51,6 +52,7 @@ class Sampler:
         return sample
 
     def _work(self) -> None:
+        """Sample for ever, at the interval."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if self._node.gpus is None else ",".join(self._node.gpus)
         gpus = Gpus(visible)
         while True:
@@ -58,18 +60,18 @@ class Sampler:
             self.take(gpus)
 
     def take(self, gpus: Gpus) -> None:
-        """Sample now, for whoever asks next and for the file."""
+        """Sample now, for `fresh` and for the file."""
         self._fresh = sample = self.sample(gpus)
         if self._kept is not None and sample.ranks:
             self._kept.add(sample.node, int(sample.at), named_values(sample))
 
     def close(self) -> None:
-        """Write the newest of what is kept."""
+        """Write the newest samples to the file."""
         if self._kept is not None:
             self._kept.close()
 
     def sample(self, gpus: Gpus) -> NodeLoad:
-        """Return current use, averaged since the last sample."""
+        """Return the current load, averaged since the last sample."""
         cards, pids = gpus.look(), dict(self._ranks())
         at = boottime()
         seen = {pid: (at, use) for pid, use in self._trees.look(pids.values()).items()}
@@ -125,6 +127,7 @@ def node_load(
     cards: Sequence[Gpu],
     ranks: Sequence[RankLoad],
 ) -> NodeLoad:
+    """Return the load of a node between two readings of its counters."""
     (since, was), (at, use) = before, now
     passed_s = max(_LEAST_S, at - since)
     return NodeLoad(
@@ -144,4 +147,5 @@ def node_load(
 
 
 def _rate(before: int, now: int, passed_s: float) -> int:
+    """Return the increase of a counter per second, or 0 if it has decreased."""
     return int(max(0, now - before) / passed_s)  # less than before: a counter of something that is gone

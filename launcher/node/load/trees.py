@@ -1,6 +1,6 @@
-"""The processes of each rank and what they have used so far, from /proc.
+"""Read the processes of each rank and what they have used so far, from /proc.
 
-On a machine with thousands of processes most belong to others: those are looked at once a minute.
+On a machine with thousands of processes most belong to others: those are read only once a minute.
 """
 
 import os
@@ -26,7 +26,7 @@ class Process(NamedTuple):
 
 
 class TreeUse(NamedTuple):
-    """The use of a process and all below it so far, and what they hold now."""
+    """What a process and all its descendants have used so far, and the memory that they hold now."""
 
     started_s: float
     cpu_s: float
@@ -37,7 +37,7 @@ class TreeUse(NamedTuple):
 
 
 class Trees:
-    """Looks again and again."""
+    """Finds process trees again and again, and remembers which processes do not matter."""
 
     def __init__(self) -> None:
         self._strangers: set[int] = set()
@@ -45,7 +45,7 @@ class Trees:
         self._looks = 0
 
     def look(self, roots: Collection[int]) -> dict[int, TreeUse]:
-        """Return the use of each of these process trees; a root that has ended is left out."""
+        """Return the use of each of these process trees by the pid of its root; a root that has ended is left out."""
         if self._looks % _LOOKS == 0 or not self._roots.issuperset(roots):
             self._strangers = set()
         self._looks, self._roots = self._looks + 1, set(roots)
@@ -71,6 +71,7 @@ def read_process(pid: int) -> Process | None:
 
 
 def _below(root: int, children: dict[int, list[Process]]) -> Iterator[Process]:
+    """Yield the descendants of a process."""
     stack = [root]
     while stack:
         for one in children.get(stack.pop(), ()):
@@ -79,6 +80,7 @@ def _below(root: int, children: dict[int, list[Process]]) -> Iterator[Process]:
 
 
 def _use(tree: list[Process]) -> TreeUse:
+    """Return the sum of what these processes use."""
     moved = [_moved(one.pid) for one in tree]
     return TreeUse(
         started_s=tree[0].started_s,

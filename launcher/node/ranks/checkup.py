@@ -1,4 +1,4 @@
-"""Having a node's devices checked: a process for each, forked from the zygote, and ended where nothing comes of it."""
+"""Check a node's devices: one process for each, forked from the zygote and ended at a time limit."""
 
 import asyncio
 import signal
@@ -25,11 +25,11 @@ _MOST_NAMED, _MOST_BYTES = 4, 1 << 20
 
 
 class NodeUnfit(LaunchError):
-    """A device of this node does not do what it should."""
+    """A device of this node failed its check."""
 
 
 class Checkup:
-    """The checks of one node. `look` raises NodeUnfit."""
+    """The device checks of one node."""
 
     def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
         """Prepare to check devices; `program` checks one."""
@@ -39,6 +39,7 @@ class Checkup:
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """Return the names of the node's devices."""
         return devices_of(self._gpus)
 
     def devices_of_ranks(self, local_ranks: Collection[int]) -> tuple[str, ...]:
@@ -57,6 +58,7 @@ class Checkup:
         return list(found)
 
     async def _look(self, zygote: ZygoteLink | None, device: str, bound_s: float) -> DeviceHealth:
+        """Check one device and return its health."""
         log = self._home.attempt.health_log(self._home.node.index, device)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         try:
@@ -73,6 +75,7 @@ class Checkup:
         return judge(device, said, ending)
 
     def _starter(self, zygote: ZygoteLink | None, device: str) -> Starter:
+        """Return what starts the check: the zygote, or a new interpreter if there is none."""
         home = self._home
         entry = replace(home.plan.entry, kind="script", target=str(self._program), args=(device,))
         ordinary = OrdinaryStarter(entry, home.environment, home.workdir, home.run.code, self._reaper)
@@ -96,6 +99,7 @@ class Checkup:
 
 
 def _lines(log: Path, begin: int) -> list[bytes]:
+    """Return the log's lines from this byte on."""
     with log.open("rb") as file:
         file.seek(begin)
         return file.read(_MOST_BYTES).splitlines()

@@ -26,15 +26,16 @@ def step_end_of(control: Path) -> Path:
 
 
 class ControlPipe:
-    """The agent's end of it."""
+    """The agent's end of a rank's control FIFOs."""
 
     def __init__(self, path: Path) -> None:
         self._fds = {one: _fifo(one) for one in (path, step_end_of(path))}
         self._path = path
 
-    def say(self, word: Mapping[str, object], *, at_step_end: bool) -> None:
-        """Send a message to the rank. One that reads nothing any more does not join the others, which then fail, and
-        all are replaced.
+    def send(self, word: Mapping[str, object], *, at_step_end: bool) -> None:
+        """Send a message to the rank, without waiting until it is read.
+
+        A rank that reads nothing any more does not join the others, which then fail, and all are replaced.
         """
         fd = self._fds.get(step_end_of(self._path) if at_step_end else self._path)
         if fd is not None:
@@ -42,6 +43,7 @@ class ControlPipe:
                 os.write(fd, msgspec.json.encode(word) + b"\n")
 
     def close(self) -> None:
+        """Close and delete the FIFOs."""
         for path, fd in self._fds.items():
             os.close(fd)
             path.unlink(missing_ok=True)
@@ -49,7 +51,8 @@ class ControlPipe:
 
 
 def _fifo(path: Path) -> int:
+    """Create the FIFO anew and return a descriptor of it."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
-    # Read and write, so that a word waits there for a rank that has not opened it yet.
+    # Read and write, so that a message waits there for a rank that has not opened it yet.
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

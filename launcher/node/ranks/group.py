@@ -1,4 +1,4 @@
-"""The ranks of one node in one generation: starting them, watching them, ending every process that they left."""
+"""The ranks of one node in one generation: start them, watch them, end every process that they left."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from launcher.clock import WakingClock
 from launcher.coordinator.classify import classify, failed, finished
-from launcher.coordinator.tracebacks import read_error_file, last_exception, likeliest, main_stack
+from launcher.coordinator.tracebacks import last_exception, likeliest, main_stack, read_error_file
 from launcher.errors import Exit
-from launcher.node.environment import hot_words, rank_environment, rank_of_role_words
+from launcher.node.environment import hot_variables, rank_environment, role_rank_variables
 from launcher.node.ranks.control import ControlPipe, control_of
 from launcher.node.ranks.looking import NO_ANSWER, Subject, look_at, times_of
 from launcher.node.ranks.native import with_native
@@ -61,7 +61,7 @@ class Home:
     offered: OfferedZygote | None = None
     notes: Path | None = None  # recovery.mode hot: the folder in memory where ranks note what is theirs alone
     snapshots: Path | None = None  # the folder in memory where they keep the newest state
-    gate: int | None = None  # at which the next agent of this node would hear what it is to be
+    gate: int | None = None  # where the next agent of this node would receive its arguments
     oom: OomCounter = field(default_factory=OomCounter)
 
     @property
@@ -71,6 +71,7 @@ class Home:
 
     @property
     def workdir(self) -> Path:
+        """Return the folder in which ranks begin."""
         return self.run.path / self.plan.workdir
 
 
@@ -80,10 +81,10 @@ class Listener(Protocol):
     def begun(self, rank: int) -> None:
         """Called when the rank's process exists."""
 
-    def news(self) -> None:
+    def on_report(self) -> None:
         """Called when a rank has reported something."""
 
-    def last_news(self) -> None:
+    def on_last_report(self) -> None:
         """Called when a rank has ended, because its last report must be sent before its end."""
 
     def ended(self, exited: Exited) -> None:
@@ -92,6 +93,8 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Rank:
+    """One rank of this node: its process, its pipes, its log, and how it ended."""
+
     number: int
     local: int
     log: LogFile
@@ -109,6 +112,7 @@ class _Rank:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def close(self) -> None:
+        """Close the pipes to the rank."""
         self.pipe.close()
         if self.control is not None:
             self.control.close()
@@ -143,13 +147,14 @@ class RankGroup:
         begun = await asyncio.gather(*(self._begin(rank) for rank in self._ranks), return_exceptions=True)
         for error in begun:
             if error is not None:
-                raise error  # of what has begun all the same the end is heard, and seen to
+                raise error  # the ends of those that have started are handled all the same
         return tuple(rank.pid for rank in self._ranks)
 
     async def continue_in_place(
         self, word: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
     ) -> tuple[int, ...]:
-        """Be the ranks of another generation: survivors are told of it, the others are started anew.
+        """Become the ranks of another generation: survivors get a message about it, the others are started anew; return
+        all pids.
 
         What the dead ones have left behind is ended first; `keep` and `waiting` are as for `stop`. Raise OSError.
         """
@@ -166,7 +171,7 @@ class RankGroup:
             rank.number = start.first_rank + rank.local
             if rank.number not in word.survivors:
                 rank.replaced = True  # it may live, if it was yet to meet the others
-            elif rank.exit is not None:  # it ended a moment ago, and was told of as one of the generation before
+            elif rank.exit is not None:  # it ended a moment ago, and was reported for the generation before
                 end = replace(rank.exit, generation=start.generation, rank=rank.number)
                 self._tell(end)
             else:
@@ -187,7 +192,7 @@ class RankGroup:
         return tuple(rank.pid for rank in self._ranks)
 
     def _keep(self, rank: _Rank, word: ContinueInPlace) -> None:
-        """Tell a rank its new generation, in which it writes to another log."""
+        """Send a surviving rank its new generation, in which it writes to another log."""
         before = str(rank.log.path)
         path = self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number)
         rank.log = LogFile(path, self._behind)
@@ -197,33 +202,37 @@ class RankGroup:
         if rank.control is not None:
             logs = {"log": str(rank.log.path), "log_before": before}
             said = {"generation": self.generation, **logs, "environment": environment}
-            rank.control.say(said, at_step_end=word.at_step_end)
+            rank.control.send(said, at_step_end=word.at_step_end)
 
     def _prepare(self, local: int) -> _Rank:
+        """Return a rank that is not started yet, with its pipes."""
         number = self.start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number), self._behind)
         fifo = self._home.attempt.progress(self._home.node.index, local)
         progress = Progress(partial(self._measure, local))
         rank = _Rank(number, local, log, progress, active_at=self._clock.now(), started_at=time.time())
         self._error_file(rank).unlink(missing_ok=True)
-        rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._heard(rank))
+        rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._on_report(rank))
         if self._home.hot:
             rank.control = ControlPipe(control_of(fifo))
         return rank
 
     def _measure(self, local: int, step: int, values: Mapping[str, float]) -> None:
+        """Add metrics that a rank has reported to the file."""
         self._metrics.add(self.start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
+        """Return the variables of a rank beyond its node's environment."""
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
         environment = rank_environment(self.start, rank.local, str(fifo), str(self._error_file(rank)))
-        environment |= rank_of_role_words(self._home.plan, rank.number)
+        environment |= role_rank_variables(self._home.plan, rank.number)
         if self._home.notes is not None:
             joins = rank.local in self._joins
-            environment |= hot_words(self._home.plan, control_of(fifo), self._home.notes, joins=joins)
+            environment |= hot_variables(self._home.plan, control_of(fifo), self._home.notes, joins=joins)
         return environment
 
     async def _begin(self, rank: _Rank) -> None:
+        """Start a rank and record its process."""
         fifo = str(self._home.attempt.progress(self._home.node.index, rank.local))
         environment = self._environment(rank)
         rank.pid = await self._starter.start(environment, rank.log.path, fifo, lambda death: self._ended(rank, death))
@@ -232,15 +241,18 @@ class RankGroup:
         self._listener.begun(rank.number)
 
     def _note_process(self, rank: _Rank, environment: dict[str, str]) -> None:
+        """Record the rank's process and environment in the background, for `launch exec` and others."""
         if rank.process is not None:
             found = RankProcess(rank.number, self.generation, rank.process, environment, self._log_of(rank))
             place = self._home.attempt.rank_process(self._home.node.index, rank.local)
             self._behind.do(lambda: write_record(place, found, fsync=False))
 
     def _log_of(self, rank: _Rank) -> str:
+        """Return the path of the rank's log within the run directory."""
         return str(rank.log.path.relative_to(self._home.run.path))
 
     def _error_file(self, rank: _Rank) -> Path:
+        """Return the file in which torch's `@record` writes the rank's exception."""
         return self._home.attempt.error_file(self._home.node.index, rank.local)
 
     def heartbeats(self) -> tuple[RankHeartbeat, ...]:
@@ -248,6 +260,7 @@ class RankGroup:
         return tuple(self._heartbeat(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _heartbeat(self, rank: _Rank, now: float) -> RankHeartbeat:
+        """Return what the heartbeat contains about this rank."""
         if rank.log.grew() and not rank.dumps:
             rank.active_at = now
         progress = rank.progress
@@ -291,6 +304,7 @@ class RankGroup:
         return await asyncio.to_thread(times_of, self._subjects())
 
     def _subjects(self) -> list[Subject]:
+        """Return the live ranks as subjects to be inspected."""
         now, node = self._clock.now(), self._home.node.index
         return [
             Subject(
@@ -306,8 +320,8 @@ class RankGroup:
         ]
 
     async def _with_stack(self, rank: _Rank, look: RankLook) -> RankLook:
-        """Return the look with the stack that faulthandler writes, for a rank that could not answer because Python's
-        lock is held.
+        """Return the look with the stack that faulthandler writes, for a rank that could not answer because
+        Python's lock is held.
         """
         if look.problem != NO_ANSWER or look.state in ("T", "t") or rank.process is None:
             return look
@@ -344,16 +358,18 @@ class RankGroup:
         """Return whether each of its ranks has ended and was reported."""
         return all(rank.ended.is_set() for rank in self._ranks)
 
-    def _heard(self, rank: _Rank) -> None:
+    def _on_report(self, rank: _Rank) -> None:
+        """Note that the rank is active, and call the listener."""
         rank.active_at = self._clock.now()
-        self._listener.news()
+        self._listener.on_report()
 
     def _ended(self, rank: _Rank, death: Death) -> None:
+        """Handle the death of a rank's process: report it, unless the rank was replaced."""
         rank.close()
         rank.log.grew()
         failed = death.status != 0 and not rank.progress.done
         tail = rank.log.tail() if failed else ()
-        self._listener.last_news()
+        self._listener.on_last_report()
         rank.ended.set()
         if rank.replaced:
             return
@@ -364,8 +380,8 @@ class RankGroup:
             self._behind.close()
 
     def _tell(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
-        """Report an end to the coordinator; that a rank finished is recorded here too, in case no other process
-        survives to do so.
+        """Report an end to the coordinator; that a rank finished is recorded on this disk too, in case no other
+        process survives to do so.
         """
         node = self._home.node.index
         if finished(end):
@@ -374,6 +390,7 @@ class RankGroup:
         self._listener.ended(Exited(node, end, tail))
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
+        """Return the record of how a rank ended: code, signal, exception, and what was in its log."""
         told = likeliest(rank.progress.exception, read_error_file(self._error_file(rank)))
         exception = told or last_exception(tail)
         failed_to_start = rank.progress.start_failed if death.code == CANNOT_START else ""
@@ -405,8 +422,8 @@ class RankGroup:
         )
 
     def _left_out(self, said: str) -> str:
-        """Return the file missing from the frozen code, or "" if it is another reason or the node does not see the
-        project.
+        """Return the file that the rank missed because the code snapshot leaves it out, or "" if that is not
+        why it failed.
         """
         with contextlib.suppress(OSError, ValueError):
             plan = self._home.plan
@@ -425,7 +442,7 @@ class RankGroup:
     async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int], waiting: Pids = tuple) -> None:
         """End every process of this generation, and all that it left behind.
 
-        `keep` are ours, though what is below them is not; those `waiting` to be ranks are of no generation.
+        The processes in `keep` and those `waiting` in reserve are not ended; descendants of `keep` are.
         """
         self._stopping = True
         if hung:
@@ -442,7 +459,7 @@ class RankGroup:
         await self.wait(_LAST_EXITS_S)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Return True once every rank that was started has ended and was reported."""
+        """Wait until every rank has ended and was reported; return False if that takes longer than this."""
         waits = [asyncio.create_task(rank.ended.wait()) for rank in self._ranks if rank.pid]
         if not waits:
             return True
@@ -472,7 +489,7 @@ class RankGroup:
             await self._quiet(ranks, before)
 
     async def _quiet(self, ranks: list[_Rank], before: Mapping[int, int]) -> None:
-        """Wait until each has written something since it had so many bytes, and writes no more."""
+        """Wait until each log has grown beyond the size `before` and grows no more."""
         last, deadline = before, time.monotonic() + self._dump_bound_s
         while time.monotonic() < deadline:
             await asyncio.sleep(_DUMP_QUIET_S)
@@ -484,9 +501,11 @@ class RankGroup:
 
 
 def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:
+    """Return the orphans from these process trees that are now children of this process, without those to keep."""
     return [pid for pid in orphans(os.getpid(), trees) if pid not in keep]
 
 
 def _is_suspect(end: RankExit) -> bool:
+    """Return whether the rank failed by itself, so that its device may be faulty."""
     by_itself = end.hung or not end.stopping
     return by_itself and failed(end) and classify(end) is not Cause.COMMUNICATION

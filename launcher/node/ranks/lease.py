@@ -36,12 +36,12 @@ LEASE, _NAME = "LAUNCH_LEASE", "launch-lease"
 _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Slept(Enum):
+class AfterSuspend(Enum):
     """How to treat a lease that expired while watchdog, agent and ranks were suspended together."""
 
-    FORGIVEN = auto()  # nobody can have taken the place of this agent meanwhile
-    ASKED = auto()  # the coordinator knows whether somebody has: until it answers the ranks are held still
-    COUNTS = auto()  # others may go on without the coordinator, too
+    FORGIVEN = auto()  # no other node can have replaced this one meanwhile
+    ASKED = auto()  # only the coordinator knows whether one has: the ranks stay stopped until it answers
+    COUNTS = auto()  # others may have replaced it, even without the coordinator
 
 
 class Lease:
@@ -56,7 +56,7 @@ class Lease:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "Lease":
-        """Open the one that the supervisor of this agent reads too, or make one where it passed none."""
+        """Open the lease that the supervisor of this agent reads too, or make one if it passed none."""
         word = environ.pop(LEASE, "")
         fd = int(word) if word.isdecimal() else -1
         if not _is_lease(fd):  # a container passes variables on, and not descriptors
@@ -71,10 +71,12 @@ class Lease:
         return self._shared[1] != 0.0
 
     def break_off(self) -> None:
+        """Mark the lease as expired, with all that ran under it being ended."""
         self._shared[1] = 1.0
 
     @property
     def until(self) -> float:
+        """Return the time by `boottime` at which the lease expires."""
         return self._shared[0]
 
     @until.setter
@@ -91,53 +93,56 @@ def shared_memory() -> tuple[int, dict[str, str]]:
 
 
 def _is_lease(fd: int) -> bool:
+    """Return whether the descriptor is one of `shared_memory`."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}")
     except OSError:
         return False
 
 
-def after_suspend(plan: "Plan", index: int) -> Slept:
+def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
     """Decide how to treat a lease that expired while all of this node was suspended."""
     if leader_may_be_replaced(plan):
-        return Slept.COUNTS  # nor does a FORGIVEN coordinator decide alone then
-    return Slept.FORGIVEN if index == 0 else Slept.ASKED
+        return AfterSuspend.COUNTS  # nor does a FORGIVEN coordinator decide alone then
+    return AfterSuspend.FORGIVEN if index == 0 else AfterSuspend.ASKED
 
 
 class LeaseWatch:
-    """The remaining time of a lease, for a caller that looks at it often."""
+    """The remaining time of a lease, for a caller that asks often enough to notice that it was suspended."""
 
-    def __init__(self, slept: Slept, clock: Callable[[], float] = boottime) -> None:
+    def __init__(self, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._slept, self._clock = slept, clock
         self._waking = WakingClock(clock)
         self._until, self._slept_before_s = 0.0, 0.0
 
     def left_s(self, until: float) -> float:
+        """Return the seconds until the lease expires, without time spent suspended if that does not count."""
         slept_s = self._waking.slept_s
         self._waking.now()
-        if until != self._until and until > self._clock():  # else it says of before the sleep that all was well then
+        if until != self._until and until > self._clock():  # a renewal from before the suspension does not count
             self._slept_before_s = slept_s
         self._until = until
-        forgiven_s = 0.0 if self._slept is Slept.COUNTS else self._waking.slept_s - self._slept_before_s
+        forgiven_s = 0.0 if self._slept is AfterSuspend.COUNTS else self._waking.slept_s - self._slept_before_s
         return until + forgiven_s - self._clock()
 
     def asks(self, until: float) -> bool:
         """Return whether the lease has expired except for suspended time, which the coordinator must judge."""
-        return self._slept is Slept.ASKED and until <= self._clock()
+        return self._slept is AfterSuspend.ASKED and until <= self._clock()
 
 
 class Held:
-    """Processes that are held still, and go on when they are let go."""
+    """Processes that are stopped with SIGSTOP until `let_go`."""
 
     def __init__(self) -> None:
         self._held: dict[ProcessId, None] = {}
 
     def hold(self, pids: Iterable[int]) -> None:
-        """Stop these processes; those that are stopped already are left to their stopper."""
+        """Stop these processes; those that are stopped already are left to whatever stopped them."""
         moving = (process_id(pid) for pid in pids if not is_stopped(pid))
         self._held |= {one: None for one in moving if one is not None and signal_process(one, signal.SIGSTOP)}
 
     def let_go(self) -> None:
+        """Continue all processes that were stopped here."""
         while self._held:
             signal_process(self._held.popitem()[0], signal.SIGCONT)
 
@@ -148,11 +153,11 @@ class Watchdog:
 
     lease: Lease
     pid: int
-    slept: Slept
+    slept: AfterSuspend
 
 
-def start_watchdog(slept: Slept, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:
-    """Start the process that ends what is below this one when the lease has run out."""
+def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:
+    """Start the watchdog, which ends all processes below this one when the lease has expired."""
     agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()
     if pid:
@@ -171,6 +176,7 @@ def start_watchdog(slept: Slept, clock: Callable[[], float] = boottime, lease: L
 
 
 def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
+    """Run the watchdog: end all processes below the agent, and the agent, once the lease expires."""
     handle, held, me = os.pidfd_open(agent), Held(), (os.getpid(),)
     while True:
         while (left_s := watch.left_s(lease.until)) > 0:

@@ -1,4 +1,4 @@
-"""Looking at what the ranks of a node are doing, without disturbing them: asked of each, and seen from outside."""
+"""Inspect what the ranks of a node are doing, without disturbing them: by asking each, and from /proc."""
 
 import os
 import time
@@ -26,7 +26,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A rank to be looked at. `progress` is the FIFO on which it reports: questions and answers lie beside it."""
+    """A rank to be inspected; questions and answers are files beside its progress FIFO."""
 
     rank: int
     node: int
@@ -37,19 +37,24 @@ class Subject:
 
     @property
     def question(self) -> Path:
+        """Return the FIFO on which the rank is asked."""
         return self.progress.with_suffix(".look")
 
     @property
     def answer(self) -> Path:
+        """Return the file in which the rank answers what it is doing."""
         return self.progress.with_suffix(".flight")
 
     @property
     def times(self) -> Path:
+        """Return the file in which the rank answers when it entered its newest collectives."""
         return self.progress.with_suffix(".entered")
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
+    """The kernel's counters of a process: its state, its processor time and the bytes that it moved."""
+
     state: str = ""
     cpu_s: float = 0.0
     moved_bytes: int = 0
@@ -97,7 +102,7 @@ def times_of(
 
 
 def _ask(subject: Subject, number: int, only: str = "") -> str:
-    """Return why it cannot be asked, or ""."""
+    """Ask the rank; return why it cannot be asked, or ""."""
     try:
         fd = os.open(subject.question, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -114,6 +119,7 @@ def _ask(subject: Subject, number: int, only: str = "") -> str:
 
 
 def _answer(path: Path, number: int, kind: type[_Said]) -> _Said | None:
+    """Return the rank's answer to question `number` or a later one, or None while there is none."""
     try:
         if path.lstat().st_size > _MOST_BYTES:
             return None
@@ -124,6 +130,7 @@ def _answer(path: Path, number: int, kind: type[_Said]) -> _Said | None:
 
 
 def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | None, problem: str) -> RankLook:
+    """Build the look at a rank from its answer and the kernel's counters."""
     now = _use_of(subject.pid)
     look = RankLook(
         rank=subject.rank,

@@ -1,4 +1,4 @@
-"""The native stack of a rank's main thread, by py-spy or gdb where one of them is installed."""
+"""Read the native stack of a rank's main thread with py-spy or gdb, if one of them is installed."""
 
 import os
 import re
@@ -42,8 +42,9 @@ def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[Ran
 
 
 def _native(look: RankLook, until: float) -> tuple[str, ...]:
+    """Return the native stack of a rank's main thread, empty if it must not be traced or there is no tool."""
     if look.ended or look.state not in ("R", "S"):
-        return ()  # tracing waits until the kernel lets it go on, or has whoever stopped it lose it
+        return ()  # tracing would wait for the kernel, or take the process from what stopped it
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     if tool := shutil.which("py-spy", path=path):
         return _traced([tool, "dump", "--native", "--pid", str(look.pid)], look, until, _of_py_spy)
@@ -58,6 +59,7 @@ def _native(look: RankLook, until: float) -> tuple[str, ...]:
 def _traced(
     argv: Sequence[str], look: RankLook, until: float, frames_in: Callable[[Sequence[str], int], list[str]]
 ) -> tuple[str, ...]:
+    """Run a tracer on the rank and return the frames that it prints; if it fails, one line that says why."""
     name, process, left_s = Path(argv[0]).name, process_id(look.pid), until - time.monotonic()
     if process is None or left_s <= 0:
         return ()
@@ -87,17 +89,17 @@ def _traced(
 
 
 def _of_py_spy(lines: Sequence[str], pid: int) -> list[str]:
-    """Return the frames of the main thread, Python's among them, the innermost first."""
+    """Return the main thread's frames from py-spy's output, Python's among them, innermost first."""
     begin = next((number for number, line in enumerate(lines) if line.startswith(f"Thread {pid} ")), len(lines))
     return [line.strip() for line in takewhile(lambda line: line.startswith(" "), lines[begin + 1 :])]
 
 
 def _of_gdb(lines: Sequence[str], _: int) -> list[str]:
-    """Return the frames up to the first that is not in any library: what follows it are none."""
+    """Return the frames from gdb's output up to the first outside any library; later ones are not real frames."""
     found = [match[1] for line in lines if (match := _GDB_FRAME.match(line))]
     return [*takewhile(lambda frame: frame != "?? ()", found)]
 
 
 def _why(said: Sequence[str]) -> str:
-    """Return the line in which a tool says why it could not trace a process."""
-    return next((line.strip() for line in said if re.search("denied|not permitted|rror", line)), "told no stack")
+    """Return the line in which a tracer says why it could not trace a process."""
+    return next((line.strip() for line in said if re.search("denied|not permitted|rror", line)), "it printed no stack")

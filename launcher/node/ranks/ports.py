@@ -1,7 +1,7 @@
-"""Holding a free port for MASTER_PORT: bound but not listening, outside the range the kernel hands out by itself.
+"""Hold a free port for MASTER_PORT: bound but not listening, outside the range from which the kernel assigns ports.
 
-The rank that listens on it later binds with SO_REUSEADDR, as torch's store does, which the kernel allows beside a
-bound socket that does not listen; nobody else is given the port meanwhile.
+The rank that listens on it later binds with SO_REUSEADDR, as torch's store does, which the kernel allows beside a bound
+socket that does not listen; no other program is given the port meanwhile.
 """
 
 import random
@@ -14,10 +14,10 @@ _TRIES = 64
 
 
 class HeldPort:
-    """A port kept free on one address until it is let go."""
+    """A port that is kept free on one address until `release`."""
 
     def __init__(self, address: str, number: int | None = None) -> None:
-        """Take this port, or draw one that nobody has. Raises OSError where another program has it."""
+        """Bind this port, or a random one that is free; raise OSError if another program has it."""
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if number is None:
@@ -31,17 +31,19 @@ class HeldPort:
             raise
 
     def release(self) -> None:
+        """Stop holding the port."""
         self._socket.close()
 
 
 def drawn() -> Iterator[int]:
-    """Yield numbers of ports at random, for another machine, where nobody can see which are free."""
+    """Yield random port numbers without end, which may be in use."""
     draw = random.SystemRandom()
     while True:
         yield draw.randint(_FIRST, _LAST)
 
 
 def _bind(held: socket.socket, address: str) -> int:
+    """Bind the socket to a random free port and return its number."""
     for port in islice(drawn(), _TRIES):
         # Two sockets that reuse may share a port: only one that does not proves that it is free.
         with socket.socket(held.family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""Getting a node ready for ranks: the user's setup, then the zygote and its imports, then the check of its devices."""
+"""Prepare a node for ranks: run the user's setup, start the zygote and its imports, then check its devices."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ _MOST_LETTERS = 100
 
 
 class SetupFailed(LaunchError):
-    """The user's `run.setup` did not end well on this node; without a log: their interpreter cannot run ranks."""
+    """The user's `run.setup` failed on this node, or, with an empty log, their interpreter cannot run ranks."""
 
     def __init__(self, text: str, log: str) -> None:
         super().__init__(text)
@@ -48,13 +48,13 @@ class SetupFailed(LaunchError):
 
 
 class PortTaken(LaunchError):
-    """A port that is promised to a rank of this node belongs to another program."""
+    """A port that a rank of this node has to listen on belongs to another program."""
 
 
 class Preparation:
-    """`run` once; `wait` until ranks can start; `renew` where the zygote has gone since.
+    """The preparation of a node: call `run` once, `wait` until ranks can start, `renew` if the zygote has died since.
 
-    With `recovery.health` ranks cannot start before its devices are known to be fit, or not known to be unfit.
+    With `recovery.health` ranks cannot start before the node's devices have passed, or could not be checked.
     """
 
     def __init__(
@@ -90,10 +90,12 @@ class Preparation:
 
     @property
     def starter(self) -> Starter:
+        """Return what starts a rank: a reserve process if one is ready, else the zygote or a new interpreter."""
         return FromReserve(self.reserve, self._begins_anew)
 
     @property
     def _begins_anew(self) -> Starter:
+        """Return what starts a rank without the reserve."""
         return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary)
 
     @property
@@ -103,6 +105,7 @@ class Preparation:
         return tuple(link.pid for link in links if link is not None and link.pid)
 
     async def run(self) -> None:
+        """Prepare the node; `wait` returns once that is done or has failed."""
         if not self._home.plan.one_machine:  # else the supervisor holds them
             await self._hold_ports()
         if self._home.plan.setup is not None:
@@ -121,8 +124,9 @@ class Preparation:
         self._settled.set()
 
     async def _hold_ports(self) -> None:
-        """Keep the ports free that the ranks of this node are to listen on, once those of an attempt before are gone.
-        Raise PortTaken."""
+        """Hold the ports that ranks of this node will listen on, once an earlier attempt has released them;
+        raise PortTaken.
+        """
         deadline = time.monotonic() + self._home.plan.spec.recovery.lease_s
         for address in self._home.plan.addresses_of(self._home.node.index):
             host, _, port = address.rpartition(":")
@@ -135,7 +139,7 @@ class Preparation:
             self._ports.append(held)
 
     async def check_again(self, local_ranks: Collection[int]) -> None:
-        """Check the devices of these failed ranks. Raise NodeUnfit; then no rank can start here any more."""
+        """Check the devices of these failed ranks; raise NodeUnfit, after which no rank can start on this node."""
         self.health = []
         if self._checkup is None or self.failure is not None:
             return
@@ -147,6 +151,7 @@ class Preparation:
             self._settled.set()
 
     async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
+        """Check these devices and keep the result; raise NodeUnfit."""
         try:
             self.health = await checkup.look(self._zygote, devices, bound_s)
         except NodeUnfit as unfit:
@@ -154,11 +159,13 @@ class Preparation:
             raise
 
     async def wait(self) -> None:
+        """Wait until the node is prepared or its preparation has failed."""
         await self._settled.wait()
 
     async def stay_warm(self, rest_s: float = _REST_S) -> None:
-        """Replace each zygote once it is gone, so that the next start finds its imports done. Of zygotes that die again
-        and again one is replaced in `rest_s`, because imports take processor time from ranks.
+        """Replace each zygote that dies, so that the next start finds its imports done.
+
+        Zygotes that die again and again are replaced once in `rest_s`, because imports take processor time from ranks.
         """
         while self._zygote is not None:
             await self._zygote.gone.wait()
@@ -167,13 +174,14 @@ class Preparation:
             await asyncio.sleep(rest_s)
 
     async def renew(self) -> None:
-        """Replace a zygote that was killed by its standby or a new one; all who ask meanwhile wait for the same one."""
+        """Replace a zygote that was killed by its standby or a new one; concurrent callers wait for the same one."""
         await asyncio.wait([self._renewal])  # its zygote may have been killed with the ranks of a generation
         if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
             self._renewal = asyncio.create_task(self._raise_zygote())
         await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
 
     async def fill_reserve(self, start: Start) -> None:
+        """Start as many reserve processes as the spec asks for."""
         await self.renew()
         await self.reserve.fill(self._begins_anew, start)
 
@@ -183,6 +191,7 @@ class Preparation:
             await self._zygote.settle()
 
     async def close(self) -> None:
+        """End the zygote and the reserve processes."""
         if self._noting is not None:
             self._noting.join(_LAST_S)
         self._decline()
@@ -192,10 +201,12 @@ class Preparation:
             await self._zygote.close()
 
     async def _set_up(self, text: str) -> None:
+        """Run the user's setup script; raise SetupFailed if it fails."""
         log = self._home.run.setup_log(self._home.attempt.number, self._home.node.index)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
 
         async def begin() -> int:
+            """Start the script and return its pid."""
             make_dir(log.parent)
             words = ["/bin/sh", "-c", text]
             return spawn(words, self._home.environment, self._home.workdir, log, umask=self._home.plan.umask)
@@ -221,8 +232,10 @@ class Preparation:
         self._noting.start()
 
     async def _raise_zygote(self) -> str:
-        """Start a zygote and wait for its imports; one that dies importing is not tried again, unless it was killed.
-        Return why this interpreter can run neither it nor a rank, or "".
+        """Start a zygote and wait for its imports; one that dies while importing is not started again, unless it was
+        killed.
+
+        Return why this interpreter can run neither a zygote nor a rank, or "".
         """
         why = ""
         if self._usable:
@@ -236,7 +249,7 @@ class Preparation:
         return why
 
     async def _take_over(self) -> ZygoteLink | None:
-        """Return the standby of the previous zygote as the new one, or None."""
+        """Return the standby of the previous zygote as the new one, or None if there is none that becomes ready."""
         standby = self._zygote.standby if self._zygote is not None else None
         if standby is None or not standby.pid:
             return None
@@ -244,7 +257,9 @@ class Preparation:
         return await self._come_forward(standby)
 
     async def _accept(self) -> ZygoteLink | None:
-        """Return the offered zygote if it is the one that this agent would start, or None; its log says why not."""
+        """Return the offered zygote if it is the one that this agent would start, else None, with the reason in
+        its log.
+        """
         offered, entry, home = self._offered, self._home.plan.entry, self._home
         if offered is None or offered.python != entry.python:
             self._decline()
@@ -276,6 +291,7 @@ class Preparation:
             self._offered = None
 
     async def _import_anew(self) -> str:
+        """Start a new zygote and wait for its imports; return why it failed, or ""."""
         entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper, self._home.gate)
         self.doing = _importing(entry.preload)
         log = self._home.attempt.zygote_log(self._home.node.index)
@@ -292,10 +308,11 @@ class Preparation:
         death = None if zygote.ready.is_set() else await _death_of(zygote)
         killed = death is not None and death.signal == signal.SIGKILL
         self._zygote = zygote if zygote.ready.is_set() or killed else None
-        return _last_words(death, log) if death is not None and not zygote.began else ""
+        return _last_log_line(death, log) if death is not None and not zygote.began else ""
 
 
 def _held(host: str, port: int) -> HeldPort | None:
+    """Return the port, held, or None if another program has it."""
     try:
         return HeldPort(host, port)
     except OSError:
@@ -303,20 +320,21 @@ def _held(host: str, port: int) -> HeldPort | None:
 
 
 async def _death_of(zygote: ZygoteLink) -> Death | None:
-    """Return how a zygote that says nothing any more ended, or None if it lives and talks nonsense."""
+    """Return how a zygote that has closed its connection ended, or None if it lives and sent garbage."""
     try:
         return await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
     except TimeoutError:
         return None
 
 
-def _last_words(death: Death, log: Path) -> str:
-    """Return the last line of a zygote that failed to start, or "" if a signal ended it."""
+def _last_log_line(death: Death, log: Path) -> str:
+    """Return the last line in the log of a zygote that failed to start, or "" if a signal ended it."""
     said = LogFile(log).tail() or (f"it left with exit code {death.code}",)
     return said[-1] if death.signal is None else ""
 
 
 def _importing(names: Sequence[str]) -> str:
+    """Return the text that these modules are being imported."""
     if not names:
         return "starting Python"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -337,6 +355,7 @@ async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _first(*events: asyncio.Event, within_s: float | None = None) -> None:
+    """Wait until one of these events is set, at most this long."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     _, rest = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:

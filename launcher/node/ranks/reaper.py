@@ -1,4 +1,4 @@
-"""The one place in an agent that waits for children: its own, and the orphans that it inherits as a subreaper."""
+"""Wait for all children of an agent: its own, and the orphans that it inherits as a subreaper."""
 
 import asyncio
 import os
@@ -15,42 +15,45 @@ class Death(NamedTuple):
 
     @property
     def code(self) -> int | None:
+        """Return the exit code, or None if a signal ended the process."""
         return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
 
     @property
     def signal(self) -> int | None:
+        """Return the signal that ended the process, or None."""
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
 
 
 class Reaper:
-    """Reaps on SIGCHLD and tells whoever asked about that pid; a pid nobody asked about is an orphan, and forgotten."""
+    """Reaps children on SIGCHLD and calls back for each watched pid; an unwatched pid is an orphan and is dropped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched: dict[int, Callable[[Death], None]] = {}
         self._births = 0  # that are under way: of a child whose pid is not known yet
-        self._early: dict[int, Death] = {}  # of children that nobody had asked about meanwhile
+        self._early: dict[int, Death] = {}  # deaths of children that are not watched yet
         self._loop = loop
         self.on_stop: Callable[[], None] = lambda: None  # called when a signal has stopped a child
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
     def watch(self, pid: int, tell: Callable[[Death], None]) -> None:
-        """Call `tell` once, when this child, or child to be, has ended."""
+        """Call `tell` once when this child has ended, even if it is not born yet."""
         if pid in self._early:
             self._loop.call_soon(tell, self._early.pop(pid))
         else:
             self._watched[pid] = tell
 
     def expect_birth(self) -> None:
-        """Keep the deaths of unknown children until `born`: one may be of the child whose pid is told next."""
+        """Keep the deaths of unknown children until `born`, as one may be the child whose pid is reported next."""
         self._births += 1
 
     def born(self) -> None:
-        """End a birth: the pid is known and watched, or there is none."""
+        """End one `expect_birth`: the pid is known and watched, or there is no child."""
         self._births -= 1
         if not self._births:
             self._early.clear()
 
     def reap(self) -> None:
+        """Wait for all children that have ended, and call back for those that are watched."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)

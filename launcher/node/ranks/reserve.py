@@ -32,6 +32,8 @@ _SPARE_TRIES = 2  # in a generation, beyond one for each place: there may be no 
 
 @dataclass(slots=True, eq=False)
 class _Process:
+    """One process in reserve: its pipes, the ranks that it can become, and whether it has ended."""
+
     progress: Progress
     pipe: ProgressPipe
     control: ControlPipe
@@ -43,6 +45,7 @@ class _Process:
 
     @property
     def is_ready(self) -> bool:
+        """Return whether the process lives and has reported that it waits to become a rank."""
         return self.progress.waits and self.pid != 0 and not self.ended and runs(self.pid)
 
     def can_be(self, environment: Mapping[str, str]) -> bool:
@@ -52,12 +55,15 @@ class _Process:
         return self.told_of.items() <= environment.items()
 
     def close(self) -> None:
+        """Close the pipes to the process."""
         self.pipe.close()
         self.control.close()
 
 
 class Reserve:
-    """The processes in reserve on one node. `note` hears of each that is ready, and why there are none any more."""
+    """The processes in reserve on one node; `note` is called when one is ready, and with the reason if there
+    are none.
+    """
 
     def __init__(self, home: Home, note: Note) -> None:
         self._home = home
@@ -98,13 +104,15 @@ class Reserve:
             self._filling = False
 
     def _lacks(self, start: Start) -> int:
+        """Return how many processes are missing for ranks as those of `start`."""
         return self._wanted - sum(one.can_be(sizes(start)) for one in self._processes)
 
     def close(self) -> None:
-        """End all of them."""
+        """Kill all processes in reserve."""
         self._end(self._processes)
 
     def _end(self, processes: Sequence[_Process]) -> None:
+        """Kill these processes."""
         for process in [*processes]:
             self._processes.remove(process)
             known = process_id(process.pid) if process.pid else None
@@ -112,23 +120,23 @@ class Reserve:
                 signal_process(known, signal.SIGKILL)
 
     def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
-        """Make a reserve process this rank and return its pid, or None if none is ready."""
+        """Make a reserve process the rank with this environment and return its pid, or None if none is ready."""
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
         if process is None:
-            if self._wanted and 0 < before < self._asked_in and (why := self._why_nobody(environment, before)):
-                self._tell_that_none(why)
+            if self._wanted and 0 < before < self._asked_in and (why := self._why_none(environment, before)):
+                self._report_none(why)
             return None
         self._processes.remove(process)
         process.tell = tell
         logs = {"log": str(log), "log_before": str(self._log)}
         word = {"generation": self._asked_in, **logs, "environment": dict(environment)}
         give_up(process.pid, first=False)
-        process.control.say(word, at_step_end=False)
+        process.control.send(word, at_step_end=False)
         process.pipe.close()
         return process.pid
 
-    def _why_nobody(self, environment: Mapping[str, str], before: int) -> str:
+    def _why_none(self, environment: Mapping[str, str], before: int) -> str:
         """Return why no reserve process took the place, or "" if that was reported in generation `before`."""
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
@@ -141,10 +149,11 @@ class Reserve:
         return "none is begun before each rank here has reported some steps" if self._generation < before else ""
 
     async def _begin(self, starter: Starter, start: Start) -> None:
+        """Start one process in reserve."""
         self._number += 1
         fifo = self._home.attempt.reserve(self._home.node.index, self._number)
         progress, control = Progress(), ControlPipe(control_of(fifo))
-        pipe = ProgressPipe(fifo, progress, lambda: self._heard(process))
+        pipe = ProgressPipe(fifo, progress, lambda: self._on_report(process))
         process = _Process(progress, pipe, control, sizes(start))
         self._processes.append(process)
         environment = {**sizes(start), "LAUNCH_RESERVE": str(fifo)}
@@ -155,21 +164,25 @@ class Reserve:
             raise
         process.pid = pid
         give_up(pid, first=True)
-        self._heard(process)  # what it said before that was known
+        self._on_report(process)  # what it said before that was known
 
-    def _heard(self, process: _Process) -> None:
+    def _on_report(self, process: _Process) -> None:
+        """Report once that the process is ready."""
         if process.progress.waits and process.pid and not process.ended and not process.told:
             process.told, node = True, self._home.node.index
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 
     def _ended(self, process: _Process, death: Death) -> None:
+        """Handle the end of a process: of one that is a rank now, pass it on; of another, give up if its
+        successors would end alike.
+        """
         process.ended = True
         is_ours = process in self._processes
         self._forget(process)
         if process.tell is not None:
             process.tell(death)
             return
-        # Asked of each: else the next rank that is killed would be taken for one that memory was short for.
+        # Read for each end, or the next killed rank would seem to be killed for memory.
         for_memory = is_ours and death.signal == signal.SIGKILL and self._home.oom.grew()
         if is_ours and death.code is not None:  # by itself: the next one would, too
             said = LogFile(self._log).tail()
@@ -179,25 +192,28 @@ class Reserve:
             self._give_up(f"{tries} were begun in one generation, the last was killed {how}")
 
     def _forget(self, process: _Process) -> None:
+        """Close the process's pipes and remove it from the reserve."""
         process.close()
         if process in self._processes:
             self._processes.remove(process)
 
     def _give_up(self, why: str) -> None:
-        """Stop trying until the next generation."""
+        """Report why there is no reserve, and start none until the next generation."""
         self._tries = 0
-        self._tell_that_none(why)
+        self._report_none(why)
 
-    def _tell_that_none(self, why: str) -> None:
+    def _report_none(self, why: str) -> None:
+        """Report that the node has no process in reserve, and why."""
         self._note("no_reserve", f"node {self._home.node.index} has no process in reserve: {why}")
 
     @property
     def _log(self) -> Path:
+        """Return the log of the processes in reserve."""
         return self._home.attempt.reserve_log(self._home.node.index)
 
 
 class FromReserve:
-    """A rank from the reserve; where nobody is ready there, as ever."""
+    """Starts a rank from the reserve, or with another starter if no reserve process is ready."""
 
     def __init__(self, reserve: Reserve, starter: Starter) -> None:
         self._reserve = reserve

@@ -1,4 +1,4 @@
-"""Starting one rank process: forked from the zygote, or the ordinary way where that cannot be."""
+"""Start one rank process: forked from the zygote, or in a new interpreter if that is impossible."""
 
 import contextlib
 import json
@@ -27,11 +27,13 @@ class Starter(Protocol):
         """Return True if ranks answer DUMP_SIGNAL with their stacks."""
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Start one rank with these variables on top of the node's; return its pid. `tell` hears of its death."""
+        """Start one rank with these variables on top of the node's and return its pid; `tell` is called with
+        its death.
+        """
 
 
 class OrdinaryStarter:
-    """A new interpreter per rank, or the user's command as it is."""
+    """Starts a new interpreter per rank, or the user's command as it is."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class OrdinaryStarter:
         reaper: Reaper,
         umask: int | None = None,
     ):
-        """Start ranks with this `umask`, or this process's if it is None."""
+        """Take the rank's command and environment; ranks get this `umask`, or this process's if it is None."""
         self._entry = entry
         self._environment = node_environment
         self._workdir = workdir
@@ -90,7 +92,7 @@ class OrdinaryStarter:
 
 
 class ZygoteStarter:
-    """Forks from the zygote; where it refuses, says why once and starts the ordinary way."""
+    """Forks ranks from the zygote; if it refuses, writes the reason to the rank's log and starts a new interpreter."""
 
     dumps_stacks = True
 
@@ -107,11 +109,13 @@ class ZygoteStarter:
 
 
 def _say(write: int, line: bytes) -> None:
+    """Write the line to the pipe and close it; a process that has died already is ignored."""
     with contextlib.suppress(BrokenPipeError), open(write, "wb") as pipe:  # it died before it read: the reaper tells
         pipe.write(line)
 
 
 def _note(log: Path, text: str) -> None:
+    """Append a line to the log."""
     fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, text.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The agent's end of the zygote: starting it, and asking it for forks. The other end is zygote.py."""
+"""The agent's end of the zygote: start it and request forks from it; the other end is zygote.py."""
 
 import asyncio
 import contextlib
@@ -25,11 +25,11 @@ TellDeath = Callable[[Death], None]
 
 
 class ForkRefused(LaunchError):
-    """The zygote will not or cannot fork; the rank has to be started the ordinary way."""
+    """The zygote will not or cannot fork, so the rank has to be started in a new interpreter."""
 
 
 class ZygoteGone(ForkRefused):
-    """There is no zygote to ask any more."""
+    """The zygote has ended."""
 
 
 def spawn(
@@ -62,7 +62,7 @@ def spawn(
 
 @dataclass(frozen=True, slots=True)
 class OfferedZygote:
-    """One whose imports are through: a child of this agent's since before it became the agent."""
+    """A zygote whose imports are complete, started before this process became the agent."""
 
     fd: int
     python: str
@@ -81,14 +81,16 @@ class OfferedZygote:
 
 @dataclass(frozen=True, slots=True)
 class _PendingFork:
+    """A fork that was requested and not answered yet."""
+
     answer: "asyncio.Future[int]"
     tell: TellDeath
 
 
 class ZygoteLink:
-    """One zygote process. `ready` is set once its imports are through; `gone` once it has ended.
+    """A connection to one zygote; `ready` is set once its imports are complete, `gone` once it has ended.
 
-    Where it has imported something it leaves a `standby`, a fork of itself, to take over without any import.
+    A zygote that has imported something leaves a `standby`, a fork of itself, to take over without any import.
     """
 
     def __init__(self, reaper: Reaper, gate: int | None = None) -> None:
@@ -97,7 +99,7 @@ class ZygoteLink:
         Its standby waits at the file descriptor `gate` to become the next agent (`stand_by` in zygote.py).
         """
         self._reaper, self._gate = reaper, gate
-        self._wishes: dict[int, _PendingFork] = {}
+        self._pending: dict[int, _PendingFork] = {}
         self._number = 0
         self._socket: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -112,6 +114,7 @@ class ZygoteLink:
     async def start(
         self, python: str, environment: Mapping[str, str], cwd: Path, preload: Sequence[str], log: Path
     ) -> None:
+        """Start a zygote and have it import these modules."""
         ours, theirs = socket.socketpair()
         with theirs:
             argv = [python, str(ZYGOTE), "serve", str(theirs.fileno()), str(os.getpid())]
@@ -152,18 +155,18 @@ class ZygoteLink:
         self._number += 1
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._reaper.expect_birth()
-        self._wishes[self._number] = _PendingFork(answer, tell)
+        self._pending[self._number] = _PendingFork(answer, tell)
         self._say({"op": "fork", "id": self._number, "order": order})
-        # Shielded: who asked may change its mind, the fork comes all the same, and `settle` has to know of it.
+        # Shielded: if the caller is cancelled, the fork still happens, and `settle` must wait for it.
         return await asyncio.shield(answer)
 
     async def settle(self) -> None:
-        """Return once every fork that was asked for has been answered: no more will come of themselves."""
-        while self._wishes:
-            await asyncio.wait([wish.answer for wish in self._wishes.values()])
+        """Return once every requested fork has been answered."""
+        while self._pending:
+            await asyncio.wait([fork.answer for fork in self._pending.values()])
 
     async def close(self) -> None:
-        """Close the stream, upon which the zygote ends itself."""
+        """Close the connection, upon which the zygote ends itself."""
         if self.standby is not None:
             await self.standby.close()
         if self._writer is not None:
@@ -172,11 +175,12 @@ class ZygoteLink:
             await asyncio.wait([self._reading])
 
     def _say(self, words: Order) -> None:
+        """Send a message, unless the connection is closed."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(_line(words))
 
     def _died(self, death: Death) -> None:
-        """Read to the end what it has said: a rank of which it told lives on."""
+        """Handle the zygote's end, after reading what it has sent: ranks that it reported live on."""
         if not self.death.done():
             self.death.set_result(death)
         if self._socket is None or self._reading is None:
@@ -186,22 +190,25 @@ class ZygoteLink:
             self._socket.shutdown(socket.SHUT_RD)
 
     def _lose(self) -> None:
+        """Fail all pending forks and set `gone`."""
         self.gone.set()
-        for wish in self._wishes.values():
-            if not wish.answer.done():
-                wish.answer.set_exception(ZygoteGone("the zygote is gone"))
+        for fork in self._pending.values():
+            if not fork.answer.done():
+                fork.answer.set_exception(ZygoteGone("the zygote is gone"))
             self._reaper.born()
-        self._wishes.clear()
+        self._pending.clear()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Receive messages until the connection ends."""
         with contextlib.suppress(OSError, ValueError, RecursionError):  # its wire is broken
             while line := await reader.readline():
-                self._hear(_words.decode(line))
+                self._handle(_words.decode(line))
         if self._writer is not None:
             self._writer.close()
         self._lose()
 
-    def _hear(self, word: "_Word") -> None:
+    def _handle(self, word: "_Word") -> None:
+        """Handle a message of the zygote."""
         match word:
             case _Began():
                 self.began = True
@@ -211,48 +218,55 @@ class ZygoteLink:
             case _Ready():
                 self.ready.set()
             case _Forked():
-                wish = self._wish(word.id)
-                self._reaper.watch(word.pid, wish.tell)
+                fork = self._pop_pending(word.id)
+                self._reaper.watch(word.pid, fork.tell)
                 self._reaper.born()
-                if not wish.answer.done():
-                    wish.answer.set_result(word.pid)
+                if not fork.answer.done():
+                    fork.answer.set_result(word.pid)
             case _Refused():
-                wish = self._wish(word.id)
+                fork = self._pop_pending(word.id)
                 self._reaper.born()
-                if not wish.answer.done():
-                    wish.answer.set_exception(ForkRefused(word.reason))
+                if not fork.answer.done():
+                    fork.answer.set_exception(ForkRefused(word.reason))
             case _Error():
                 pass  # it did not understand us: then it forks nothing either
 
-    def _wish(self, number: int) -> _PendingFork:
-        if number not in self._wishes:
-            raise ValueError(f"it answers {number}, which nobody asked for")
-        return self._wishes.pop(number)
+    def _pop_pending(self, number: int) -> _PendingFork:
+        """Remove and return the pending fork with this number; raise ValueError if there is none."""
+        if number not in self._pending:
+            raise ValueError(f"it answers {number}, which was not requested")
+        return self._pending.pop(number)
 
 
 class _Began(msgspec.Struct, tag="began", tag_field="op"):
-    pass
+    """The zygote has begun to import."""
 
 
 class _Ready(msgspec.Struct, tag="ready", tag_field="op"):
-    pass
+    """The zygote has imported everything."""
 
 
 class _Forked(msgspec.Struct, tag="forked", tag_field="op"):
+    """A rank was forked."""
+
     id: int
     pid: _Pid
 
 
 class _Refused(msgspec.Struct, tag="refused", tag_field="op"):
+    """A rank was not forked, and why."""
+
     id: int
     reason: str
 
 
 class _Error(msgspec.Struct, tag="error", tag_field="op"):
-    pass
+    """The last message could not be understood."""
 
 
 class _StandsBy(msgspec.Struct, tag="standby", tag_field="op"):
+    """A standby was forked."""
+
     pid: _Pid
 
 
@@ -261,4 +275,5 @@ _words: msgspec.json.Decoder[_Word] = msgspec.json.Decoder(_Word)
 
 
 def _line(words: Order) -> bytes:
+    """Return a message as a line of JSON."""
     return json.dumps(words).encode() + b"\n"

@@ -24,7 +24,7 @@ import msgspec
 
 from launcher.node import ZYGOTE
 from launcher.node.environment import cleaned, node_environment
-from launcher.node.standing_by import tell
+from launcher.node.standing_by import send_arguments
 from launcher.plan.model import Plan
 from launcher.run.patience import say
 from launcher.run.processes import TAG
@@ -106,7 +106,7 @@ class SharedZygote:
 
     def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         with contextlib.suppress(OSError):  # it has ended: its stream says so too
-            tell(self._socket, words, fds)
+            send_arguments(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
         """Return the kind of its next message or why it refuses; None if nothing comes in time."""

@@ -1,7 +1,7 @@
 """Find the host that is a node of a run, and reach into it with our own version of the launcher."""
 
 from launcher.errors import LaunchError, Refused
-from launcher.node.inside.visit import host_words, machine_of
+from launcher.node.inside.visit import host_command, machine_of
 from launcher.places.ssh.facts import survey
 from launcher.places.ssh.host_client import Place, settled_in
 from launcher.places.ssh.host_clients import lines_to
@@ -31,4 +31,4 @@ def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
     place, line = line_to(run, node)
     found = survey(line, place.host)
     python = settled_in(line, found)
-    return line.start(host_words(python, f"{found.facts.workdir}/runs/{run.id}", attempt, node))
+    return line.start(host_command(python, f"{found.facts.workdir}/runs/{run.id}", attempt, node))

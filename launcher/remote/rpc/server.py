@@ -82,7 +82,7 @@ def answer_all(
             tell(encoded(reply))
             _tell_exactly(reply.follows, pieces, tell)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return Exit.OK  # nobody is there any more, or what was announced cannot be kept: the other side has to see that
+        return Exit.OK  # the visitor has left, or what was announced cannot be kept: the other side has to see that
     except Garbled as error:
         tell(encoded(Reply(error=error.lines, exit_code=error.exit_code)))
         return Exit.INTERNAL

@@ -16,9 +16,9 @@ from launcher.node.inside.words import (
     Given,
     InputEnds,
     KillHere,
+    Output,
     Resized,
     RunCommand,
-    Said,
     Signalled,
     Window,
 )
@@ -58,7 +58,7 @@ class FakeRank:
         with self.host() as visit:
             visit.ask(RunCommand(more.pop("rank", 3), tuple(map(os.fsencode, argv)), more.pop("window", None)))
             for word in more.pop("then", ()):
-                visit.say(word)
+                visit.send(word)
             return to_the_end(visit)
 
 
@@ -66,11 +66,11 @@ def to_the_end(visit, until=None):
     out, err = bytearray(), bytearray()
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
-        for word in visit.heard():
+        for word in visit.received():
             match word:
                 case CommandEnded(code=code):
                     return bytes(out), bytes(err), code
-                case Said():
+                case Output():
                     (err if word.err else out).extend(word.data)
         if until is not None and until in out:
             return bytes(out), bytes(err), None
@@ -124,7 +124,7 @@ def test_a_signal_goes_to_the_command_and_what_it_has_started(rank):
         started = b"sh -c 'echo ready; exec sleep 600'"  # is there when it says so: who waits for it hears after it
         visit.ask(RunCommand(3, (b"sh", b"-c", b"trap 'echo heard; exit 5' INT; %s; exit 6" % started)))
         to_the_end(visit, until=b"ready")
-        visit.say(Signalled(signal.SIGINT))
+        visit.send(Signalled(signal.SIGINT))
         assert to_the_end(visit) == (b"heard\n", b"", 5)
 
 
@@ -133,10 +133,10 @@ def test_a_terminal_of_its_own(rank):
     with rank.host() as visit:
         visit.ask(RunCommand(3, (b"sh", b"-c", b"stty size; echo $TERM; read line; stty size; exec sleep 600"), WINDOW))
         assert to_the_end(visit, until=b"xterm\r\n")[0] == b"24 80\r\nxterm\r\n"
-        visit.say(Resized(Window(50, 132)))
-        visit.say(Given(b"\n"))
+        visit.send(Resized(Window(50, 132)))
+        visit.send(Given(b"\n"))
         assert b"50 132" in to_the_end(visit, until=b"50 132\r\n")[0]
-        visit.say(Given(b"\x03"))
+        visit.send(Given(b"\x03"))
         assert to_the_end(visit)[2] == 130
 
 
@@ -180,7 +180,7 @@ def test_what_is_no_python_is_never_signalled(rank):
     with rank.host() as visit:
         [told] = visit.stacks(AskStacks())
     assert (told.rank, told.lines) == (3, ())
-    assert told.problem.startswith("tells no Python stacks")
+    assert told.problem.startswith("answers with no Python stacks")
     assert rank.process.poll() is None
 
 

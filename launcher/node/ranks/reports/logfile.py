@@ -18,34 +18,35 @@ _TAIL_LINES = 20
 
 
 class WriteBehind:
-    """Writes that are done in order, later. What a full or failing disk does not take is left out."""
+    """Writes that a thread does later, in order; one that the disk refuses is dropped."""
 
     def __init__(self) -> None:
         self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def do(self, write: Callable[[], object]) -> None:
-        """Return at once."""
+        """Queue a write and return at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="write behind", daemon=True)
             self._thread.start()
         self._writes.put(write)
 
     def close(self) -> None:
-        """Wait for the last of them; a disk that hangs is not waited for."""
+        """Wait for the last write, but not for ever: a disk may hang."""
         if self._thread is not None:
             self._writes.put(None)
             self._thread.join(_LAST_S)
             self._thread = None
 
     def _work(self) -> None:
+        """Do the queued writes."""
         while (write := self._writes.get()) is not None:
             with contextlib.suppress(OSError):
                 write()
 
 
 class LogFile:
-    """One rank's log, seen from outside: the rank itself writes it."""
+    """One rank's log as its agent reads it; the rank itself writes it."""
 
     def __init__(self, path: Path, behind: WriteBehind | None = None) -> None:
         """Read this log; `behind` writes the times of growth without blocking the caller of `grew`."""
@@ -71,6 +72,7 @@ class LogFile:
         return True
 
     def _note(self, line: bytes) -> None:
+        """Append a line to the file of times."""
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._times, flags, 0o600)
         try:
@@ -79,7 +81,7 @@ class LogFile:
             os.close(fd)
 
     def since(self, size: int) -> list[str]:
-        """Return the lines that were written after it was so long, as far as they are not too many."""
+        """Return the lines that were written after the log had this size, up to a limit."""
         try:
             with self.path.open("rb") as file:
                 file.seek(size)
@@ -88,7 +90,7 @@ class LogFile:
             return []
 
     def tail(self) -> tuple[str, ...]:
-        """Return its last lines without control characters; of a crash only the innermost frames."""
+        """Return the log's last lines without control characters; of a crash only the innermost frames."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -101,4 +103,5 @@ class LogFile:
 
 
 def _plain(line: str) -> str:
+    """Return the line with control characters replaced by spaces, cut to 2,000 characters."""
     return "".join(char if char.isprintable() or char == "\t" else " " for char in line)[:2000]

@@ -1,6 +1,6 @@
 """Keeps what the ranks of a node report, with its step and time, a line each, for `launch metrics`.
 
-    {"generation": 2}                                                      whoever starts anew says so
+    {"generation": 2}                                                      written by each new agent
     {"step": 120, "at": 1767225600.25, "rank": 0, "values": {"loss": 0.31}}
 
 A thread writes, so that no disk holds the agent up; what a full disk does not take is left out. The first 10,000
@@ -29,12 +29,15 @@ _Key = tuple[int, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
+    """One report of metrics: the step, the time, the rank and the values."""
+
     step: int
     at: float
     rank: int
     values: Mapping[str, float]
 
     def line(self, left_out: int) -> bytes:
+        """Return the report as a line of JSON, with how many reports were left out before it."""
         plain = {name: value if math.isfinite(value) else repr(value) for name, value in self.values.items()}
         line = {"step": self.step, "at": self.at, "rank": self.rank, "values": plain}
         return _encoded({**line, "left_out": left_out} if left_out else line)
@@ -42,7 +45,7 @@ class _Reported:
 
 @dataclass(slots=True)
 class _Series:
-    """Reports of the same metrics by one rank."""
+    """The reports of the same metrics by one rank that were not written yet, and the extremes so far."""
 
     seen: int = 0
     next_at: float = 0.0
@@ -52,6 +55,7 @@ class _Series:
     bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # the least and the most of each so far
 
     def add(self, report: _Reported) -> None:
+        """Add a report, and keep it as an extreme if it has a new least or largest value."""
         self.seen += 1
         self.waiting += 1
         self.newest = report
@@ -75,14 +79,17 @@ class _Series:
 
 
 class MetricsFile:
-    """The reports of one generation's ranks on this node, added to the attempt's file. No report, no file."""
+    """Writes the reports of one generation's ranks on this node to the attempt's file, which exists only once
+    there are any.
+    """
 
     def __init__(
         self, path: Path, generation: int, now: Callable[[], float] = time.monotonic, kept_whole: int = KEPT_WHOLE,
         spread: int = _SPREAD,
     ) -> None:  # fmt: skip
-        """Start the file's writer. Reports beyond `kept_whole` are thinned to one in each of `spread` parts of the
-        time that has passed.
+        """Start the file's writer.
+
+        Reports beyond `kept_whole` are thinned to one in each of `spread` parts of the time that has passed.
         """
         self._path, self._now, self._began, self._kept_whole, self._spread = path, now, now(), kept_whole, spread
         self._series: dict[_Key, _Series] = {}
@@ -105,7 +112,7 @@ class MetricsFile:
             self._lines.put(series.take())
 
     def close(self) -> None:
-        """Write the last of each, once no rank reports any more. A disk that hangs is not waited for."""
+        """Write the last report of each series, once no rank reports any more; a disk that hangs is not waited for."""
         if self._first:
             return
         for series in self._series.values():
@@ -116,7 +123,8 @@ class MetricsFile:
         self._thread.join(_LAST_S)
 
     def _work(self) -> None:
-        whole = False  # whoever wrote before us may have been killed in the middle of a line
+        """Write the queued lines, many at once."""
+        whole = False  # an earlier writer may have been killed in the middle of a line
         while not self._over or not self._lines.empty():
             batch = [self._lines.get()]
             while not self._lines.empty():
@@ -124,7 +132,7 @@ class MetricsFile:
             whole = self._write((b"" if whole else b"\n") + b"".join(batch))
 
     def _write(self, data: bytes) -> bool:
-        """Return whether all of the data was written."""
+        """Append the data; return whether all of it was written."""
         try:
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
@@ -136,4 +144,5 @@ class MetricsFile:
 
 
 def _encoded(line: Mapping[str, object]) -> bytes:
+    """Return the line as JSON."""
     return msgspec.json.encode(line) + b"\n"

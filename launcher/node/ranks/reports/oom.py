@@ -1,26 +1,29 @@
-"""Evidence that the kernel killed for memory: the counters of this process's cgroup, v2 or v1."""
+"""Find evidence that the kernel killed a process for memory, in the counters of this process's cgroup, v2 or v1."""
 
 from pathlib import Path
 
 
 class OomCounter:
-    """`grew()` is True once after the kernel has killed something in our cgroup for memory."""
+    """The number of processes that the kernel has killed for memory in this process's cgroups."""
 
     def __init__(self, files: list[Path] | None = None) -> None:
         self._files = _counter_files() if files is None else files
         self._seen = self._count()
 
     def grew(self) -> bool:
+        """Return whether the number has grown since the last call."""
         now = self._count()
         grew = now > self._seen
         self._seen = now
         return grew
 
     def _count(self) -> int:
+        """Return the number of kills in all cgroups."""
         return sum(_kills(path) for path in self._files)
 
 
 def _kills(path: Path) -> int:
+    """Return the number of kills in a counter file, 0 if it cannot be read."""
     try:
         text = path.read_text()
     except OSError:
