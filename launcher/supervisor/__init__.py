@@ -1,1 +1,1 @@
-"""The supervisor of a run: its program, and what those of all places share."""
+"""The supervisor of a run: its program, and what the supervisors of all places share."""

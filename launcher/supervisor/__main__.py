@@ -18,7 +18,7 @@ from launcher.errors import LaunchError
 from launcher.run.durable import Damaged
 from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import name_this
-from launcher.supervisor.attempt_end import say_damage
+from launcher.supervisor.attempt_end import record_damage
 from launcher.supervisor.standby import detach, report
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def supervise(strategy: "Strategy", go: BinaryIO) -> int:
         with waiting_for_disks():
             return strategy.supervise(go)
     except Damaged as error:
-        say_damage(strategy.run, error)
+        record_damage(strategy.run, error)
         raise
 
 

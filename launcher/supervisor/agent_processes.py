@@ -68,7 +68,7 @@ class FrozenWatch:
 
 @dataclass(slots=True)
 class AgentProcess:
-    """A child that is to be there: an agent, or what starts agents on other machines."""
+    """A child process to keep running: an agent, or the program that starts agents on other machines."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -85,7 +85,7 @@ class AgentProcess:
     frozen: FrozenWatch = field(default_factory=FrozenWatch)
     leads: bool = False  # its end is that of its attempt: it is not brought back
     stops_by: int = signal.SIGTERM  # the signal at which it has its ranks end, and leaves
-    gate: socket.socket | None = None  # where its zygote's standby is told to become the next agent
+    gate: socket.socket | None = None  # over which its zygote's standby is asked to become the next agent
 
     def start(self) -> int:
         """Start the process and return its pid."""
@@ -108,6 +108,7 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
+        """Start the process, as the prepared child if there is one that lives, and return its pid."""
         place, self.place = self.place, None
         if place is not None and place.take(self.argv, environment, log, fds):
             return place.pid
@@ -126,32 +127,34 @@ class AgentProcess:
         return child.pid
 
     def died(self, status: int) -> None:
-        """Have the standby of its zygote take its place, where that is to come back and there is one."""
+        """Record that the process has ended; if it is to be restarted, take over the standby of its zygote if
+        there is one.
+        """
         self.pid, self.last = None, status
         if self.gate is not None and comes_back(status) and not self.leads:
-            self.place = AgentPlace.left_at(self.gate)
+            self.place = AgentPlace.standby_at(self.gate)
         if self.place is not None:
             self.gate = None
-        self.let_go()
+        self.dismiss_standby()
 
-    def let_go(self) -> None:
-        """Close the channel by which a standby could become the next agent, so that it does not."""
+    def dismiss_standby(self) -> None:
+        """Close the channel by which a standby could become the next agent, so that it exits."""
         if self.gate is not None:
             self.gate.close()
         self.gate = None
 
     @property
     def pids(self) -> set[int]:
-        """Return the pid of the process, and of the standby that is to replace it."""
+        """Return the pid of the process, and of the prepared child that is to replace it, as far as there are any."""
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def copies(self) -> HistoryCopies | None:
-        """Return what the coordinator in this agent is told of copies of its history, or None before it starts."""
+        """Return the numbers shared with the coordinator in this agent, or None before it starts."""
         return self.lease.copies if self.lease is not None else None
 
     def enforce_lease(self) -> float | None:
         """End what the agent's lease does not cover any more, and an agent that is frozen alone; return the seconds to
-        the next look, None: none.
+        the next check, or None if there is no lease.
         """
         if not self.pid or self.lease is None:
             return None
@@ -166,7 +169,7 @@ class AgentProcess:
             os.kill(agent, signal.SIGKILL)  # our own child, not reaped yet
         return due.look_s if frozen_s is None or due.look_s is None else min(due.look_s, _FROZEN_LOOK_S)
 
-    def stay_away(self, now: float) -> None:
+    def schedule_restart(self, now: float) -> None:
         """Set when the dead process is started again: the delay grows with each death in a row, until one lives
         long enough.
         """
@@ -187,7 +190,7 @@ class AgentProcess:
 
 
 class Due(NamedTuple):
-    """The supervisor's next step for an agent's lease."""
+    """The supervisor's next step for an agent's lease: what to end now, and when to check again."""
 
     end: bool  # what runs below the agent
     kill: bool  # the agent too
@@ -195,13 +198,13 @@ class Due(NamedTuple):
 
 
 class SupervisedLease:
-    """The lease of an agent as its supervisor enforces it where the watchdog is frozen, or gone, as well."""
+    """The lease of an agent as its supervisor enforces it if the watchdog is frozen or gone as well."""
 
     def __init__(self, lease: Lease, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
-        """Return what is to be done now; the watchdog comes first, and an agent may leave by itself."""
+        """Return what is to be done now; the watchdog acts first, and an agent may leave by itself."""
         left_s = _AFTER_WATCHDOG_S + self._watch.left_s(self._lease.until)
         if left_s > 0:
             return Due(end=False, kill=False, look_s=min(left_s, _LEASE_LOOK_S))
@@ -242,7 +245,7 @@ class AgentPlace:
 
     @classmethod
     def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
-        """Start an agent process for node 0 that imports now and waits; `before` is the prepared child that
+        """Start an agent process for node 0 that imports now and waits; `before` is a prepared child that
         becomes it.
         """
         ours, theirs = socket.socketpair()
@@ -252,7 +255,7 @@ class AgentPlace:
             return cls(ours, agent.start(), warm=before is not None)
 
     @classmethod
-    def left_at(cls, gate: "Socket") -> "AgentPlace | None":
+    def standby_at(cls, gate: "Socket") -> "AgentPlace | None":
         """Return the standby in a dead agent's zygote if it lives and is now our child, else None."""
         pid = _last_sender(gate)
         if pid is None or parent_of(pid) != os.getpid() or not runs(pid):
@@ -263,7 +266,7 @@ class AgentPlace:
         return cls(gate, pid, warm=True)
 
     def leave(self) -> None:
-        """Close the socket, at which the waiting process exits."""
+        """Close the socket, upon which the waiting process exits."""
         self.socket.close()
 
     def take(self, argv: Sequence[str], environment: Mapping[str, str], log: int, keep: Sequence[int]) -> bool:
@@ -310,10 +313,12 @@ def agent_process(
 
 
 def _argv(run_dir: str, attempt: str, node: int) -> Sequence[str]:
+    """Return the command line of an agent."""
     return (sys.executable, "-P", "-m", "launcher.node", run_dir, attempt, str(node))
 
 
 def _environment(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:
+    """Return an agent's environment, with the variable that marks processes of this run."""
     return {**job_environment(environ), TAG: run_dir}
 
 
@@ -340,23 +345,25 @@ class AgentProcesses:
         self._spared = set(spared)  # children with all below them that outlive us
 
     def start(self) -> None:
+        """Start all agents."""
         for agent in self._agents:
             agent.start()
 
     def add(self, agents: Sequence[AgentProcess]) -> None:
-        """Watch these too."""
+        """Watch these agents too."""
         self._agents += agents
 
     def drop(self, agents: Sequence[AgentProcess]) -> None:
-        """Watch these no more: they have ended."""
+        """Stop watching these agents, which have ended."""
         for agent in agents:
-            agent.let_go()
+            agent.dismiss_standby()
             self._agents.remove(agent)
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Sleep until that moment or a signal, enforce leases, restart what died; return the first one's wait status.
+        """Wait until that moment or a signal, enforce leases, and restart agents that died; return the first agent's
+        wait status if it has ended, else None.
 
-        An agent that left because all is done, or because a newer attempt took over, is not brought back.
+        An agent that left because all is done, or because a newer attempt took over, is not restarted.
         """
         moments = [agent.returns_at for agent in self._agents if agent.returns_at is not None] if bring_back else []
         moments += [] if until is None else [until]
@@ -375,10 +382,11 @@ class AgentProcesses:
         return None
 
     def all_gone(self, for_good: bool) -> bool:
-        """Return True if no agent runs and, unless `for_good`, none is to be started again."""
+        """Return True if no agent runs and, unless `for_good`, none is to be restarted."""
         return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:
+        """Send SIGTERM to the first agent, if it runs."""
         first = self._agents[0].pid
         if first is not None:
             os.kill(first, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
@@ -413,17 +421,17 @@ class AgentProcesses:
         end_all(lambda: orphans(os.getpid(), self._spared | standbys))
         self._dead()
         for agent in self._agents:
-            agent.let_go()
+            agent.dismiss_standby()
 
     def _dead(self) -> list[tuple[int, int]]:
-        """Return pid and wait status of each child that has ended, and note the status of our agents."""
+        """Return pid and wait status of each child that has ended, and record the status of agents among them."""
         dead = _reaped()
         for agent in self._agents:
             agent.last = dict(dead).get(agent.pid or 0, agent.last)
         return dead
 
     def _lost(self, pid: int, status: int) -> None:
-        """End what it left; it is started again after a while, like a node that rebooted."""
+        """End what the agent left; it is restarted after a delay, like a node that rebooted."""
         agent = next((agent for agent in self._agents if agent.pid == pid), None)
         if agent is None:
             return  # an orphan that we inherited
@@ -431,7 +439,7 @@ class AgentProcesses:
         others = {pid for other in self._agents for pid in other.pids}
         end_all(lambda: orphans(os.getpid(), self._spared | others))
         if comes_back(status) and not agent.leads:
-            agent.stay_away(time.monotonic())
+            agent.schedule_restart(time.monotonic())
 
 
 def comes_back(status: int) -> bool:
@@ -440,6 +448,7 @@ def comes_back(status: int) -> bool:
 
 
 def _reaped() -> list[tuple[int, int]]:
+    """Wait for all children that have ended, and return their pids and wait statuses."""
     dead: list[tuple[int, int]] = []
     while True:
         try:

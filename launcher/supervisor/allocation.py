@@ -13,7 +13,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd
 from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
-from launcher.supervisor.attempt_end import last_word, pass_on_stop, write_end, write_known_end
+from launcher.supervisor.attempt_end import pass_on_stop, settle_end, write_end, write_known_end
 from launcher.supervisor.messenger import LINGER_S, Messenger
 from launcher.supervisor.roles import AgentsOf, RolesOfRun
 from launcher.supervisor.wakeup import Wakeup
@@ -25,7 +25,7 @@ _SURE_S = 8.0  # beyond the spec's grace, before a stop is made sure
 class EndRequests(Protocol):
     """A source of requests to end the attempt early."""
 
-    def next_look(self) -> float | None:
+    def next_check(self) -> float | None:
         """Return the moment at which to ask again if nothing wakes the supervisor before, or None."""
 
     def to_end(self) -> bool:
@@ -35,12 +35,14 @@ class EndRequests(Protocol):
 
 
 class StopSignal:
-    """Ends the attempt on SIGTERM; the sender has written the reason for this attempt or for the one before."""
+    """Requests the attempt's end on SIGTERM; the sender has written the reason for this attempt or for the one
+    before.
+    """
 
     def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None) -> None:
         self._wakeup, self._attempt, self._before = wakeup, attempt, before
 
-    def next_look(self) -> float | None:
+    def next_check(self) -> float | None:
         return None
 
     def to_end(self) -> bool:
@@ -59,12 +61,13 @@ def claim_attempt(marker: Path) -> bool:
 
 
 def _agents_here(keep: Sequence[int], plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+    """Return the agents of all nodes, run on this machine."""
     return [agent_process(plan, attempt, node.index, keep=keep) for node in plan.nodes]
 
 
 class Allocation:
-    """One attempt, supervised from this machine; `carry_out` returns how it ended, once all its processes here are
-    gone. If another attempt follows, the standby of each agent here waits in that agent's `place`.
+    """One attempt, supervised from this machine; `carry_out` returns how it ended, once all its processes here
+    have exited. If another attempt follows, the standby of each agent here waits in that agent's `place`.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Allocation:
         self._sure_at: float | None = None
 
     def carry_out(self) -> AttemptEnd:
+        """Run the attempt, close its notifications, and return how it ended."""
         wait_s = 0.0
         try:
             end = self._carried_out()
@@ -104,6 +108,7 @@ class Allocation:
             self._messenger.close(wait_s)
 
     def _carried_out(self) -> AttemptEnd:
+        """Run the attempt until all its processes here have exited, and return how it ended."""
         end = self._prepare()
         if end is not None:
             return end
@@ -118,7 +123,7 @@ class Allocation:
         self._roles.close()
         if self._by_roles is not None and write_known_end(self._run, self._attempt, self._plan) is None:
             write_end(self._run, self._attempt, self._by_roles, self._plan, self._roles.failure(self._by_roles))
-        end = last_word(self._run, self._attempt, self._plan, status)
+        end = settle_end(self._run, self._attempt, self._plan, status)
         if end.state is not State.QUEUED:
             self._agents.end()
         return end
@@ -130,10 +135,10 @@ class Allocation:
         while True:
             stopping = self._sure_at is not None
             if not stopping:
-                self._by_roles = self._roles.look()
+                self._by_roles = self._roles.update()
                 if self._by_roles is not None:
                     return None
-            looks = (self._sure_at or self._requests.next_look(), self._roles.next_look())
+            looks = (self._sure_at or self._requests.next_check(), self._roles.next_update())
             soonest = min((one for one in looks if one is not None), default=None)
             status = self._agents.watch(soonest, bring_back=not stopping)
             if status is not None:

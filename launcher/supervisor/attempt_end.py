@@ -1,4 +1,4 @@
-"""Writing how an attempt ended where the coordinator could not do it itself."""
+"""Write how an attempt ended if the coordinator could not do it itself."""
 
 import contextlib
 import os
@@ -36,8 +36,8 @@ from launcher.states import Action, Cause, State, exit_of
 def write_end(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
 ) -> None:
-    """Write the attempt's end record, then the event and the state that follow from it. Raises Fenced if a newer
-    attempt exists.
+    """Write the attempt's end record, then the event and the state that follow from it; raise Fenced if a newer attempt
+    exists.
 
     `plan` is None if it cannot be read any more.
     """
@@ -47,11 +47,11 @@ def write_end(
     settle(run, attempt, end, plan, failure)
 
 
-def say_damage(run: RunDir, error: Damaged) -> None:
-    """Write an end of the newest attempt that names the damaged record without which its supervisor cannot go on.
+def record_damage(run: RunDir, error: Damaged) -> None:
+    """Write an end of the newest attempt that names the damaged record without which its supervisor cannot continue.
 
     Nothing is written if the attempt belongs to another process: a supervisor that was cut off may not have noticed
-    that the run goes on elsewhere.
+    that the run continues elsewhere.
     """
     last, me = newest(run), this_process()
     if last is None:
@@ -79,21 +79,21 @@ def settle(
 
 
 def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
-    """Raise Fenced if a newer attempt has taken over; a fence without such an attempt stops nobody."""
+    """Raise Fenced if a newer attempt has taken over; a fence without such an attempt is ignored."""
     last = newest(run)
     if last is None or last.number > attempt.number:
         check_fence(run, attempt.number)
 
 
 def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alone: bool = False) -> None:
-    """Write that the attempt was cancelled, unless it has an end. Raises LaunchError if that cannot be written."""
+    """Write that the attempt was cancelled, unless it has an end; raise LaunchError if that cannot be written."""
     if has_ended(run, attempt):
         return
     try:
-        read_record(attempt.end, AttemptEnd)  # a damaged one says something else, perhaps
+        read_record(attempt.end, AttemptEnd)  # a damaged one may hold another end
         write_end(run, attempt, msgspec.structs.replace(cancelled(), alone=alone), plan)
     except (Damaged, OSError) as error:
-        text = f"nothing of {run.path.name} is left, but its folder cannot say that it was cancelled"
+        text = f"no process of {run.path.name} is left, but its folder cannot be written to record the cancel"
         raise LaunchError(text, str(error)) from error
 
 
@@ -115,14 +115,15 @@ def is_cancelled(attempt: AttemptDir) -> bool:
 
 
 def _stop_kind(attempt: AttemptDir) -> str | None:
+    """Return the kind of the attempt's stop request, or None if there is none."""
     request = readable(attempt.stop, StopRequest)
     return request.kind if request is not None else None
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """Record a request to stop. The first request stands, but a cancel replaces any other.
+    """Record a request to stop; the first one counts, but a cancel replaces any other.
 
-    If it cannot be written, the signal that follows has to do.
+    If it cannot be written, the signal that follows has to suffice.
     """
     request = StopRequest(kind, time.time(), this_process())
     with contextlib.suppress(OSError, Damaged):
@@ -134,13 +135,14 @@ def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
 
 
 def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
-    """Copy a stop request from the attempt before, which had just ended when it was written, to this one."""
+    """Copy a stop request to this attempt from the attempt before, which had just ended when it was written."""
     late = readable(before.stop, StopRequest) if before is not None else None
     if late is not None and not attempt.stop.exists():
         write_record(attempt.stop, late)
 
 
 def cancelled(text: str = "cancelled") -> AttemptEnd:
+    """Return the end of an attempt that a user cancelled."""
     return AttemptEnd(State.CANCELLED, Cause.CANCELLED, Exit.CANCELLED, time.time(), text)
 
 
@@ -152,9 +154,9 @@ def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
 
 
 def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd | None:
-    """Write the end that follows from the records of an attempt whose coordinator is gone, and return it.
+    """Write and return the end that follows from the records of an attempt whose coordinator is gone.
 
-    Return None if nobody had asked for that end and not every rank is known to have finished.
+    Return None if no end was requested and not every rank is known to have finished.
     """
     end = readable(attempt.end, AttemptEnd)
     if end is not None:
@@ -175,8 +177,8 @@ def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd 
 def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
     """Return whether the exits of all ranks of the newest generation are on disk, and each had done all its work.
 
-    Always False where each node has a disk of its own, as the result may lack its second copies, and where the run
-    goes on until all its roles have ended.
+    Always False if each node has a disk of its own, as the result may lack its second copies, and if the run continues
+    until all its roles have ended.
     """
     history = read_lines(run.events, Event)
     opened = [one.generation for one in history if one.attempt == attempt.number and one.kind == "generation_opened"]
@@ -193,8 +195,10 @@ def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
     return len(exits) == size and all(map(finished, exits.values()))
 
 
-def last_word(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) -> AttemptEnd:
-    """Return the coordinator's, or write for it what happened, and what follows; `status`: how its agent ended."""
+def settle_end(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) -> AttemptEnd:
+    """Return the end that the coordinator wrote, or write and return one; `status` is its agent's wait status,
+    None if it was ended.
+    """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():
         text = "a newer attempt took over"
@@ -212,6 +216,7 @@ def last_word(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) 
 
 
 def _how(status: int) -> str:
+    """Return how an agent with this wait status ended, as the predicate of a sentence."""
     if os.WIFSIGNALED(status):
         return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
     if os.WEXITSTATUS(status) == Exit.LOST:
@@ -264,6 +269,7 @@ def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None)
 def _final_state(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, last: RunState, failure: Failure | None
 ) -> RunState:
+    """Return the run's state after this end of an attempt."""
     return msgspec.structs.replace(
         last,
         attempt=attempt.number,

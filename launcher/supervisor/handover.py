@@ -29,7 +29,7 @@ _GIVEN_UP_S = 60.0  # a submitter on another machine, whose state is unknown her
 
 
 def is_open(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether the attempt has neither a handle nor an end, so that its place may or may not have it."""
+    """Return whether the attempt has neither a handle nor an end, so that its place may or may not have received it."""
     return not attempt.handle.exists() and not attempt.end.exists() and run.plan.exists()
 
 
@@ -53,7 +53,7 @@ class Handover:
 
     @classmethod
     def of(cls, run: RunDir, attempt: AttemptDir) -> "Handover":
-        """Return the handover that an attempt is, or is part of. Raises Damaged if its records cannot be read."""
+        """Return the handover that an attempt is, or is part of; raise Damaged if its records cannot be read."""
         intent = read_intent(attempt)
         if not intent.batch:
             return cls(attempt.path, intent, ((run, attempt),))
@@ -62,15 +62,15 @@ class Handover:
         return cls(folder.path, intent, tuple((one, one.attempt(attempt.number)) for one in runs))
 
     def is_open(self) -> bool:
-        """Return whether any of its attempts is."""
+        """Return whether any of its attempts has neither a handle nor an end."""
         return any(is_open(run, attempt) for run, attempt in self.members)
 
     def is_in_hand(self) -> bool:
-        """Return whether a process is handing it over now, or its live submitter is about to."""
+        """Return whether a process is handing it over now, or a live submitter is about to."""
         lives = alive(self.intent.created_by)
         if lives is False:
             return False
-        # A lock that is free tells nothing as long as its submitter lives: its file is there before it is locked.
+        # A free lock means nothing while the submitter lives: its file exists before it is locked.
         is_recent = time.time() - self.intent.created_at < _GIVEN_UP_S
         return (not self._was_left() and (lives or is_recent)) or self.is_locked()
 
@@ -83,10 +83,10 @@ class Handover:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = False) -> Iterator[int | None]:
-        """Hold the lock, or yield None if another process does. A client process that inherits it holds it as long as
-        it lives.
+        """Hold the lock, or yield None if another process does; a child that inherits the descriptor holds it as long
+        as it lives.
 
-        Afterwards the lock file records that the submitter is done with it, whatever came of it.
+        Afterwards the lock file records that the submitter is done with it, whether it succeeded or not.
         """
         with locked(self.lock, wait=wait) as lock:
             try:
@@ -96,7 +96,7 @@ class Handover:
                     os.ftruncate(lock, 1)  # works on a full disk too
 
     def withdraw(self) -> None:
-        """Write that all its attempts were cancelled before they began, so that nobody hands them over later."""
+        """Write that all its attempts were cancelled before they began, so that no process hands them over later."""
         for run, attempt in self.members:
             write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, attempt.number))
 
@@ -107,6 +107,7 @@ class Handover:
                 give_up(run, attempt, why)
 
     def _was_left(self) -> bool:
+        """Return whether its submitter is done with it or has died."""
         try:
             return self.lock.stat().st_size > 0
         except FileNotFoundError:
@@ -114,6 +115,6 @@ class Handover:
 
 
 def is_being_handed(run: RunDir, to: str) -> Refused:
-    """Return the error of a cancel that comes while its submitter is at it."""
+    """Return the error of a cancel that comes while the submitter is handing the run over."""
     hint = f"hint: launch cancel {run.path.name} again, in a moment"
     return Refused(f"{run.path.name} is being handed to {to}: nothing was ended", hint)

@@ -1,4 +1,4 @@
-"""Start the process that sends notifications of an attempt (`notify/`), and leave it to itself."""
+"""Start the process that sends the notifications of an attempt (`notify/`), without waiting for it."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import say
 from launcher.run.processes import TAG
 
-LINGER_S = 600.0  # how long it goes on trying after the run has ended, where nothing is held up by that
+LINGER_S = 600.0  # how long it keeps trying after the run has ended, if nothing waits for it
 _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
@@ -24,10 +24,11 @@ class Messenger:
             try:
                 self._child = _started(run.path, attempt, linger_s)
             except OSError as error:
-                say(f"nobody is told of this attempt: {error}")
+                say(f"no notification of this attempt is sent: {error}")
 
     @property
     def pids(self) -> tuple[int, ...]:
+        """Return the pid of the notifying process, if there is one."""
         return (self._child.pid,) if self._child is not None else ()
 
     def close(self, wait_s: float = 0.0) -> None:
@@ -48,6 +49,7 @@ class Messenger:
 
 
 def _started(folder: Path, attempt: AttemptDir, linger_s: float) -> "subprocess.Popen[bytes]":
+    """Start the notifying process."""
     log = os.open(attempt.messenger_log, _LOG, 0o600)
     try:
         return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The roles of a run beside its main one: opened, watched until they are ready, ended with the run.
+"""Run the roles of a run beside its main one: open them, watch until they are ready, end them with the run.
 
 Each has a run directory of its own below the run's, with attempts, records, logs and a coordinator as any run has.
 """
@@ -26,7 +26,7 @@ from launcher.run.records import AttemptEnd, Event, Failure, Handle, RunState
 from launcher.spec.model import Readiness
 from launcher.states import State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
-from launcher.supervisor.attempt_end import ask_to_stop, first_state, last_word
+from launcher.supervisor.attempt_end import ask_to_stop, first_state, settle_end
 
 _ANSWER_S = 0.5
 _PAGES = 256
@@ -38,6 +38,8 @@ AgentsOf = Callable[[Plan, AttemptDir], Sequence[AgentProcess]]  # of a role: no
 
 @dataclass(slots=True)
 class _Part:
+    """One role, or one of its ranks that restarts alone: its run directory, its attempt and its agents."""
+
     run: RunDir
     plan: Plan  # with what is known of the run's code since it was frozen, and of all addresses
     attempt: AttemptDir | None = None  # that goes on
@@ -46,15 +48,19 @@ class _Part:
 
     @property
     def name(self) -> str:
+        """Return the name of the part's run directory."""
         return self.run.path.name
 
     @property
     def has_ended(self) -> bool:
+        """Return whether the part was started and its first agent has ended."""
         return self.attempt is not None and self.agents[0].pid is None
 
 
 class RolesOfRun:
-    """Call `look` before the agents are watched, each time, and `main_ended` where the run outlasts its own role."""
+    """The roles of a run; call `update` each time before the agents are watched, and `main_ended` if the run
+    outlasts its main role.
+    """
 
     def __init__(
         self,
@@ -65,7 +71,9 @@ class RolesOfRun:
         mains: Sequence[AgentProcess],
         agents_of: AgentsOf,
     ) -> None:
-        """Take the agents of all roles that are watched, and of these the main role's; `agents_of` gives another's."""
+        """Take the agents that are watched, with those of the main role in `mains`; `agents_of` makes those of
+        another role.
+        """
         self._run, self._attempt, self._agents, self._mains, self._agents_of = run, attempt, agents, mains, agents_of
         self._ports: list[HeldPort] = []
         self._addresses = self._draw([plan, *plan.roles]) if plan.role else {}
@@ -77,14 +85,18 @@ class RolesOfRun:
         self._ready = {name: role.ready for name, role in plan.spec.roles.items()}
         self._generations: dict[str, int] = {}  # the newest of those that others follow, as it was last seen
 
-    def next_look(self) -> float | None:
-        """Return the moment, by time.monotonic, at which to look again, if nothing wakes the supervisor before."""
+    def next_update(self) -> float | None:
+        """Return the moment, by time.monotonic, at which to call `update` again if nothing wakes the supervisor
+        before, or None.
+        """
         is_watched = self._roles.awaited() or self._roles.followed()
         moments = [self._roles.next_start(), time.monotonic() + _READY_S if is_watched else None]
         return min((one for one in moments if one is not None), default=None)
 
-    def look(self) -> AttemptEnd | None:
-        """Start who may start; return how the run ends where a role has failed for good."""
+    def update(self) -> AttemptEnd | None:
+        """Start the roles that may start, and handle those that have ended; return how the run ends if a role
+        decides that, else None.
+        """
         now, awaited = time.monotonic(), self._roles.awaited()
         for part in self._parts:
             if part.attempt is not None and part.has_ended:
@@ -113,7 +125,7 @@ class RolesOfRun:
         return None
 
     def main_ended(self, end: AttemptEnd) -> AttemptEnd | None:
-        """Take in how the run's own role ended; return how the run ends, where all others have."""
+        """Record how the main role ended; return how the run ends if all others have ended, else None."""
         return self._roles.ended(self._main, end, time.monotonic())
 
     def failure(self, end: AttemptEnd) -> Failure | None:
@@ -133,7 +145,7 @@ class RolesOfRun:
         )
 
     def _has_restarted(self, name: str) -> bool:
-        """Return whether this one has a newer generation in its attempt than when it was last asked for."""
+        """Return whether the role has a newer generation in its attempt than at the last call."""
         pairs = {self._main: (self._run, self._attempt)} | {one.name: (one.run, one.attempt) for one in self._parts}
         run, attempt = pairs[name]
         state, before = readable(run.state, RunState), self._generations.get(name, 0)
@@ -143,6 +155,7 @@ class RolesOfRun:
         return 0 < before < state.generation
 
     def _restart_followers(self, name: str) -> None:
+        """Ask the roles that restart together with this one to restart."""
         followers = self._roles.restarted(name)
         for part in self._parts:
             if part.name in followers and not part.is_asked:
@@ -150,7 +163,9 @@ class RolesOfRun:
                 self._note(f"role {part.name} starts again, as {name} has")
 
     def stop(self, within_s: float, *, goes_on: bool) -> None:
-        """Have them end, and wait for it so long; the caller ends what is left. `goes_on`: they all start again."""
+        """Ask all roles to end and wait for that, at most this long beyond their grace; with `goes_on` they
+        will start again. The caller ends what is left.
+        """
         asked = [part for part in self._parts if part.attempt is not None]
         for part in asked:
             _ask(part, RESTART if goes_on else "cancel")
@@ -160,7 +175,7 @@ class RolesOfRun:
             self._agents.watch(deadline, bring_back=False)
 
     def close(self) -> None:
-        """Write how each ended that is not known to have, now that nothing of them runs, and free their ports."""
+        """Write an end for each role that has none, now that none of its processes runs, and release its ports."""
         for part in self._parts:
             if part.attempt is not None:
                 self._close(part, part.attempt)
@@ -168,8 +183,9 @@ class RolesOfRun:
             port.release()
 
     def _draw(self, plans: Collection[Plan]) -> dict[str, tuple[str, ...]]:
-        """Return the address of each rank by role; on this machine its port is kept free from now on, on others by the
-        agent there from its start."""
+        """Return the address of each rank by role; on this machine its port is held from now on, on others by
+        the agent there once it has started.
+        """
         addresses, taken = dict[str, list[str]](), set[str]()
         for plan in plans:
             for node in plan.nodes[: plan.nodes_max]:
@@ -179,12 +195,14 @@ class RolesOfRun:
         return {key: tuple(some) for key, some in addresses.items()}
 
     def _address(self, plan: Plan, address: str, taken: Collection[str]) -> str:
+        """Return an address with a free port on this machine, or with a random port on another."""
         if plan.one_machine:
             self._ports.append(HeldPort(address))
             return f"{address}:{self._ports[-1].number}"
         return next(one for one in (f"{address}:{number}" for number in drawn()) if one not in taken)
 
     def _open(self, part: _Part) -> None:
+        """Open an attempt of the role and start its agents."""
         run, plan = part.run, part.plan
         before = newest(run)
         _make(self._run, run, plan)
@@ -208,17 +226,20 @@ class RolesOfRun:
         self._note(f"role {part.name} starts")
 
     def _start(self, agents: Sequence[AgentProcess]) -> None:
+        """Start these agents."""
         for agent in agents:
             agent.start()
 
     def _close(self, part: _Part, attempt: AttemptDir) -> AttemptEnd:
+        """End the role's agents, and return how its attempt ended."""
         self._agents.end_now(part.agents)
         self._agents.drop(part.agents)
         part.attempt = None
         status = part.agents[0].last if part.plan.one_machine else None  # else it is of what had started the agent
-        return last_word(part.run, attempt, part.plan, status)
+        return settle_end(part.run, attempt, part.plan, status)
 
     def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
+        """Return whether the role is ready, in the way that the spec names."""
         way = self._ready.get(part.plan.role) or Readiness()
         first, count = part.plan.role_rank, part.plan.nodes_max * part.plan.ranks_per_node
         key = part.plan.address_keys[way.port if isinstance(way.port, str) else ""]
@@ -226,6 +247,7 @@ class RolesOfRun:
         return is_ready(way, part.run, attempt, part.plan, mine)
 
     def _note(self, text: str) -> None:
+        """Append an event about roles, unless the disk refuses it."""
         with contextlib.suppress(OSError):  # a disk that takes nothing now: no program waits for it
             append_line(self._run.events, Event(time.time(), self._attempt.number, "role", text))
 
@@ -240,8 +262,8 @@ def _ask(part: _Part, kind: str) -> None:
 
 
 def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
-    """Return the event of a user's last resume, which resets the budgets of all roles, if it is newer than all that
-    happened in this one.
+    """Return the event of a user's last resume if it is newer than all events of this role, else None; it
+    resets the budgets of all roles.
     """
     resumed = [event for event in read_lines(whole.events, Event) if event.kind == "resumed"]
     history = read_lines(role.events, Event)
@@ -249,7 +271,7 @@ def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
 
 
 def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:
-    """Make the role's run directory, with the code and the secrets of the run."""
+    """Create the role's run directory, with the code and the secrets of the run."""
     make_dir(whole.roles)
     make_dir(run.path)
     for ours, theirs in ((run.code, whole.code), (run.secrets, whole.secrets)):
@@ -259,7 +281,7 @@ def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:
 
 
 def is_ready(way: Readiness, run: RunDir, attempt: AttemptDir, plan: Plan, addresses: Collection[str]) -> bool:
-    """Return whether each rank of the role is ready."""
+    """Return whether every rank of the role is ready."""
     if way.file is not None:
         return Path(plan.run_dir, plan.workdir, way.file).exists()
     if way.log is not None:
@@ -278,6 +300,7 @@ def _have_logged(run: RunDir, attempt: AttemptDir, text: str, ranks: int) -> boo
 
 
 def _answers(address: str, path: str | None) -> bool:
+    """Return whether a server accepts a connection at the address and, with `path`, answers a GET with success."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), _ANSWER_S) as line:
@@ -285,7 +308,7 @@ def _answers(address: str, path: str | None) -> bool:
                 return True
             line.sendall(f"GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
             head = line.recv(64)
-            for _ in range(_PAGES):  # who answers is let to say all
+            for _ in range(_PAGES):  # read all that the server sends
                 if not line.recv(4096):
                     break
     except OSError:

@@ -1,4 +1,4 @@
-"""Start a supervisor before it is needed: it boots, reports, and begins when it gets the message to.
+"""Start a supervisor before it is needed: it boots, reports that it is up, and begins when it receives a message.
 
 Two pipes connect it with its starter: on one it writes a line once it is up, from the other it reads the message.
 Afterwards it is no child of the starter, and outlives it.
@@ -30,7 +30,7 @@ def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
 
 
 class StandbySupervisor:
-    """A started supervisor, as seen by its starter; `keep` are descriptors it inherits, `start` is a function
+    """A started supervisor, as seen by its starter; `keep` are descriptors that it inherits, `start` a function
     that starts it.
     """
 
@@ -66,7 +66,7 @@ class StandbySupervisor:
         self._up = os.fdopen(up_read, "rb")
 
     def report(self, limit_s: float | None = None) -> bytes:
-        """Return the line by which the supervisor reports that it is up. Raises LaunchError with its output if
+        """Return the line by which the supervisor reports that it is up; raise LaunchError with its output if
         it does not start.
         """
         ready, _, _ = select.select([self._up], [], [], limit_s)
@@ -82,17 +82,18 @@ class StandbySupervisor:
             raise LaunchError("the supervisor of the run did not start", *complaint[-_LAST_LINES:])
         return line
 
-    def tell(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
+        """Send a message to the supervisor."""
         os.write(self._go, word)
 
     def start(self, attempt: int) -> None:
-        """Have the supervisor run this attempt. Raises LaunchError if it did not start."""
+        """Have the supervisor run this attempt; raise LaunchError if it did not start."""
         self.report(_BOOT_S)
-        self.tell(f"{attempt}\n".encode())
+        self.send(f"{attempt}\n".encode())
         self.close()
 
     def drop(self) -> None:
-        """Have it leave: there is no attempt for it."""
+        """Have the supervisor exit, as there is no attempt for it."""
         self.close()
 
     def close(self) -> None:
@@ -105,12 +106,12 @@ class StandbySupervisor:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's own settings among these variables; an agent passes none of ours on to ranks."""
+    """Return the user's own settings among these variables."""
     return {name: environ[name] for name in _SETTINGS if name in environ}
 
 
 class SupervisorStarter(Protocol):
-    """A function that has a supervisor started."""
+    """A function that starts a supervisor."""
 
     def __call__(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]

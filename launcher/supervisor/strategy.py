@@ -14,11 +14,11 @@ from launcher.supervisor.own_log import log_to
 
 
 class Strategy:
-    """The way in which the supervisor of one run works at one place; making one starts nothing, as the process
-    has yet to detach.
+    """How the supervisor of one run works at one place; creating it starts nothing, as the process has yet to
+    detach.
     """
 
-    stands_by = True  # it is started before it is needed, and begins when its starter says so
+    stands_by = True  # it is started before it is needed, and begins on a message of its starter
     leaves_with = int(Exit.OK)  # where the run continues without it it
     detached = False  # its starter has detached it already
 
@@ -31,7 +31,7 @@ class Strategy:
         return b"up\n"
 
     def supervise(self, go: BinaryIO) -> int:
-        """Supervise the run until it has ended or goes on without this process, and return the exit code.
+        """Supervise the run until it has ended or continues without this process, and return the exit code.
 
         `go` yields what the starter sends; it ends once all was sent or the starter died.
         """

@@ -41,33 +41,34 @@ class OtherRun:
 
     @property
     def over(self) -> bool:
+        """Return whether the other run has ended or is gone."""
         return self.state is None or self.state.ended
 
 
-def has_come_to_it(wish: AwaitedRun, other: OtherRun) -> bool:
-    """Return whether what is waited for has happened; a run that succeeded in fewer steps has made all of its steps."""
-    match wish.until:
+def is_fulfilled(awaited: AwaitedRun, other: OtherRun) -> bool:
+    """Return whether the awaited event has happened; a run that succeeded in fewer steps has made all of its steps."""
+    match awaited.until:
         case "ended":
             return other.over
-        case "step" if other.step is not None and other.step >= wish.step:
+        case "step" if other.step is not None and other.step >= awaited.step:
             return True
         case _:
             return other.state is State.SUCCEEDED
 
 
-def never_will(wish: AwaitedRun, other: OtherRun) -> str:
-    """Return why it cannot happen any more, or "" if it can or has."""
-    if has_come_to_it(wish, other) or not other.over:
+def why_impossible(awaited: AwaitedRun, other: OtherRun) -> str:
+    """Return why the awaited event cannot happen any more, or "" if it can or has."""
+    if is_fulfilled(awaited, other) or not other.over:
         return ""
     how = "was taken away" if other.state is None else f"is {other.text}"
-    return f"{wish.run_id}, which it was to follow, {how}"
+    return f"{awaited.run_id}, which it was to follow, {how}"
 
 
-def waits_for(wish: AwaitedRun, other: OtherRun) -> str:
-    """Return what is waited for, for people."""
-    wanted = {"ended": "to end", "step": f"to come to step {wish.step}"}.get(wish.until, "to succeed")
+def waits_for(awaited: AwaitedRun, other: OtherRun) -> str:
+    """Return the text that shows what is waited for."""
+    wanted = {"ended": "to end", "step": f"to come to step {awaited.step}"}.get(awaited.until, "to succeed")
     match other.state:
-        case State.RUNNING if wish.until == "step" and other.step is not None:
+        case State.RUNNING if awaited.until == "step" and other.step is not None:
             how = f"at step {other.step}"
         case None:
             how = "gone"
@@ -78,7 +79,7 @@ def waits_for(wish: AwaitedRun, other: OtherRun) -> str:
             how = f"it is {other.text}"
         case _:
             assert_never(other.state)
-    return f"waits for {wish.run_id} {wanted} ({how})"
+    return f"waits for {awaited.run_id} {wanted} ({how})"
 
 
 def has_happened(one: AwaitedRun) -> bool:
@@ -114,17 +115,18 @@ def not_followed(index: int, error: LaunchError) -> Misfit:
     return Misfit(f"queue.after.{index}", said, more[0].removeprefix("hint: ") if more else "")
 
 
-def say_queued(run: RunDir, attempt: AttemptDir, why: str) -> None:
+def record_queued(run: RunDir, attempt: AttemptDir, why: str) -> None:
     """Record that the run waits, and why; written once for each reason."""
     _say(run, attempt, State.QUEUED, why)
 
 
-def say_starting(run: RunDir, attempt: AttemptDir) -> None:
-    """Record that the run waits no more."""
+def record_starting(run: RunDir, attempt: AttemptDir) -> None:
+    """Record that the run no longer waits."""
     _say(run, attempt, State.STARTING, "starting agents")
 
 
 def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
+    """Write the state and its message to `state.json`, unless it has them already."""
     last = readable(run.state, RunState)
     if last is None or (last.attempt, last.state, last.message) == (attempt.number, state, text):
         return
@@ -136,14 +138,14 @@ def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
 
 
 class Turn(Enum):
-    """The end of a wait that did not end the run."""
+    """The result of a wait that did not end the run."""
 
     COME = auto()  # the run starts
     STOPPED = auto()  # the wait was cut off
 
 
 class Waiter:
-    """The wait of one attempt, for its supervisor. What has happened once is not looked at again."""
+    """The wait of one attempt before it may start; an event that has happened once is not checked again."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, other: Callable[[Path], OtherRun]) -> None:
         self._run, self._attempt, self._plan, self._other = run, attempt, plan, other
@@ -162,7 +164,7 @@ class Waiter:
         leaves: Callable[[], bool] = lambda: False,
         at_first: Callable[[], None] | None = None,
     ) -> Turn | AttemptEnd:
-        """Return once the run may start, a stop is requested, or `leaves` returns True after a look.
+        """Return once the run may start, a stop is requested, or `leaves` returns True after a check.
 
         If the run cannot start, its end is written and returned.
 
@@ -172,7 +174,7 @@ class Waiter:
         again_at = 0.0
         while not wakeup.stop_asked:
             try:
-                never, reasons = self.look()
+                never, reasons = self.check()
                 self.held_back = self.held_back or bool(reasons)
                 if never:
                     return self._end(cancelled(never))
@@ -187,7 +189,7 @@ class Waiter:
                 fault = Cause.LAUNCHER_FAULT
                 return self._end(AttemptEnd(State.FAILED, fault, Exit.LAUNCHER_FAULT, time.time(), str(error)))
             if why:
-                say_queued(self._run, self._attempt, why)
+                record_queued(self._run, self._attempt, why)
             if at_first is not None and not self.waited:
                 at_first()
             self.waited = True
@@ -196,27 +198,33 @@ class Waiter:
             wakeup.sleep(every_s)
         return Turn.STOPPED
 
-    def look(self) -> tuple[str, list[str]]:
-        """Return why the run's turn can never come, and what it waits for: nothing holds it back if both are empty."""
+    def check(self) -> tuple[str, list[str]]:
+        """Return why the run's turn can never come, and the reasons why it waits; nothing holds it back if both
+        are empty.
+        """
         seen = [(one, self._other(Path(one.run_dir))) for one in self._awaited]
-        left = [(one, other) for one, other in seen if not has_come_to_it(one, other)]
+        left = [(one, other) for one, other in seen if not is_fulfilled(one, other)]
         self._awaited = [one for one, _ in left]
-        never = filter(None, (never_will(one, other) for one, other in left))
+        never = filter(None, (why_impossible(one, other) for one, other in left))
         reasons = [*self._by_itself(), *(waits_for(one, other) for one, other in left), *self._by_its_number()]
         return "; ".join(never), reasons
 
     def _end(self, end: AttemptEnd) -> AttemptEnd:
+        """Write the end of the run and return it."""
         write_end(self._run, self._attempt, end, self._plan)
         return end
 
     def _by_itself(self) -> Iterator[str]:
+        """Yield the reasons to wait that are the run's own: a hold, or a later start time."""
         if self._hold and not self._attempt.released.exists():
             yield f"held until `launch release {self._run.id}`"
         if self._starts_at is not None and time.time() < self._starts_at:
             yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._starts_at))}"
 
     def _by_its_number(self) -> Iterator[str]:
-        """Yield a reason to wait while as many runs submitted before this one, with it, are going on as may at once."""
+        """Yield a reason to wait while as many earlier runs of the same submission as may run at once have not
+        ended.
+        """
         going = list[Path]()
         for number, path in enumerate(self._earlier):
             if not self._other(path).over:
@@ -224,12 +232,13 @@ class Waiter:
             if len(going) == self._at_once:
                 self._earlier = [*going, *self._earlier[number + 1 :]]
                 names = ", ".join(one.name for one in going)
-                yield f"{self._at_once} of the runs that were submitted with it go on: {names}"
+                yield f"{self._at_once} of the runs that were submitted with it are running or waiting: {names}"
                 return
         self._earlier = going
 
 
 def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
+    """Return the runs that were submitted together with this one, and before it."""
     batch = read_intent(attempt).batch
     together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []
     return together[: together.index(run.path)] if run.path in together else []

@@ -25,18 +25,20 @@ class Wakeup:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        """Note that a stop was requested."""
         self.stop_asked = True
 
     def _warn(self, _number: int, _frame: FrameType | None) -> None:
+        """Note that a warning signal has come."""
         self.warned = True
 
     def wake(self) -> None:
-        """End the sleep; may be called from another thread."""
+        """End the wait; may be called from another thread."""
         with contextlib.suppress(BlockingIOError):  # full: it wakes already
             os.write(self._write, b"!")
 
     def sleep(self, timeout_s: float | None, also: Collection[int] = ()) -> None:
-        """Return when woken, now or meanwhile, when one of these can be read, or after that long."""
+        """Wait until woken, until one of the descriptors in `also` can be read, or for that long."""
         select.select([self._read, *also], [], [], None if timeout_s is None else max(0.0, timeout_s))
         try:
             os.read(self._read, 4096)
@@ -44,7 +46,7 @@ class Wakeup:
             return  # the clock woke us
 
     def wait(self, timeout_s: float) -> None:
-        """Wait that long, or until a stop is asked for."""
+        """Wait that long, or until a stop is requested."""
         deadline = time.monotonic() + timeout_s
         while not self.stop_asked and (left_s := deadline - time.monotonic()) > 0:
             self.sleep(left_s)

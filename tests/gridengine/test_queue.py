@@ -77,7 +77,7 @@ def test_of_runs_that_are_submitted_together_so_many_go_on_at_once_counted_here(
     desk.until_step(first, 3)
     status = desk.status(second)
     assert (status["state"], status["started_at"]) == ("queued", None)
-    assert status["message"] == f"1 of the runs that were submitted with it go on: {first}"
+    assert status["message"] == f"1 of the runs that were submitted with it are running or waiting: {first}"
     desk.let_go()
     assert desk.wait(second)["started_at"] >= desk.status(first)["ended_at"]
     plans = [read_plan(RunDir(desk.run_dir(run)), 2) for run in (first, second)]

@@ -145,7 +145,7 @@ def test_of_runs_that_are_submitted_together_so_many_go_on_at_once(desk):
     for run in runs[:2]:
         desk.until_step(run, 3)
     for run in runs[2:]:
-        queued(desk, run, f"2 of the runs that were submitted with it go on: {runs[0]}, {runs[1]}")
+        queued(desk, run, f"2 of the runs that were submitted with it are running or waiting: {runs[0]}, {runs[1]}")
     desk.launch("cancel", runs[0])
     desk.until_step(runs[2], 3)
     queued(desk, runs[3], f"{runs[1]}, {runs[2]}")

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.clock import lease_of_places, lease_of_ranks
 from launcher.errors import Exit
-from launcher.node.ranks.lease import Lease, AfterSuspend
+from launcher.node.ranks.lease import AfterSuspend, Lease
 from launcher.run.processes import become_subreaper, descendants, end_all, runs
 from launcher.supervisor.agent_processes import AgentProcess, FrozenWatch, SupervisedLease
 
@@ -27,7 +27,7 @@ def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_t
     for lived_s in (1, 1, 1, 29, 31, 1):
         agent.started_at = now
         now += lived_s
-        agent.stay_away(now)
+        agent.schedule_restart(now)
         away.append(agent.returns_at - now)
         now = agent.returns_at
     assert away == [0.0, 1.0, 2.0, 4.0, 0.0, 1.0]
@@ -107,7 +107,7 @@ def with_a_zygote(tmp_path):
         return [int(word) for word in lines[life - 1].split()]
 
     yield one, said
-    one.let_go()
+    one.dismiss_standby()
     if one.place is not None:
         one.place.leave()
     end_all(lambda: [pid for pid in descendants(os.getpid()) if pid not in strangers])
@@ -254,7 +254,7 @@ def agent(tmp_path):
 
     yield start
     for one in made:
-        one.let_go()
+        one.dismiss_standby()
         end_all(lambda one=one: [one.pid, *descendants(one.pid)])
         os.waitpid(one.pid, 0)
 

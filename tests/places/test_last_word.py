@@ -43,7 +43,7 @@ class KilledAgent:
 
 
 class NobodyAsks:
-    def next_look(self):
+    def next_check(self):
         return None
 
     def to_end(self):

@@ -11,7 +11,7 @@ from launcher.run.durable import create_record, readable
 from launcher.run.identity import this_process
 from launcher.run.records import AttemptEnd, RunState
 from launcher.states import State
-from launcher.supervisor.waiting import OtherRun, Turn, Waiter, has_come_to_it, never_will, waits_for
+from launcher.supervisor.waiting import OtherRun, Turn, Waiter, is_fulfilled, waits_for, why_impossible
 from tests.run_folder import RunFolder
 
 GONE = OtherRun(None)
@@ -28,29 +28,29 @@ def other(state, step=None):
 @pytest.mark.parametrize("state", list(State))
 def test_who_is_to_succeed_has_or_may_yet_or_never_will(state):
     seen = other(state)
-    assert has_come_to_it(wish(), seen) == (state is State.SUCCEEDED)
+    assert is_fulfilled(wish(), seen) == (state is State.SUCCEEDED)
     failed = state.ended and state is not State.SUCCEEDED
-    assert never_will(wish(), seen) == (f"prep-7k3f, which it was to follow, is {state}" if failed else "")
+    assert why_impossible(wish(), seen) == (f"prep-7k3f, which it was to follow, is {state}" if failed else "")
 
 
 @pytest.mark.parametrize("state", list(State))
 def test_any_end_is_an_end(state):
-    assert has_come_to_it(wish("ended"), other(state)) == state.ended
-    assert never_will(wish("ended"), other(state)) == ""
+    assert is_fulfilled(wish("ended"), other(state)) == state.ended
+    assert why_impossible(wish("ended"), other(state)) == ""
 
 
 @pytest.mark.parametrize("state", list(State))
 def test_steps_are_made_by_whoever_has_made_them_and_by_who_has_succeeded_with_less(state):
-    assert has_come_to_it(wish("step", 100), other(state, 100))
-    assert has_come_to_it(wish("step", 100), other(state, 99)) == (state is State.SUCCEEDED)
+    assert is_fulfilled(wish("step", 100), other(state, 100))
+    assert is_fulfilled(wish("step", 100), other(state, 99)) == (state is State.SUCCEEDED)
     never = state.ended and state is not State.SUCCEEDED
-    assert bool(never_will(wish("step", 100), other(state, 99))) == never
+    assert bool(why_impossible(wish("step", 100), other(state, 99))) == never
 
 
 def test_one_that_was_taken_away_has_ended_and_comes_to_nothing_else():
-    assert has_come_to_it(wish("ended"), GONE)
-    assert never_will(wish(), GONE) == "prep-7k3f, which it was to follow, was taken away"
-    assert never_will(wish("step", 1), GONE)
+    assert is_fulfilled(wish("ended"), GONE)
+    assert why_impossible(wish(), GONE) == "prep-7k3f, which it was to follow, was taken away"
+    assert why_impossible(wish("step", 1), GONE)
 
 
 def test_what_is_waited_for_is_said():

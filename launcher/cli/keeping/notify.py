@@ -19,7 +19,7 @@ from launcher.run.layout import RunDir
 from launcher.run.records import NOT_TOLD, TOLD, Event
 from launcher.spec.model import NotifyOptions
 from launcher.supervisor.notify.delivery import NotDelivered, deliver
-from launcher.supervisor.notify.late import tell_end
+from launcher.supervisor.notify.late import notify_of_end
 from launcher.supervisor.notify.message import Message
 from launcher.supervisor.notify.record import Notifying
 from launcher.supervisor.notify.settings import notifying_of, settings_file
@@ -136,7 +136,7 @@ def _tell_due(*, as_json: bool) -> int:
     reached, runs, sent = True, api.runs(), list[SentNotice]()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         try:
-            for told in tell_end(RunDir(one.path), status):
+            for told in notify_of_end(RunDir(one.path), status):
                 sent.append(SentNotice(one.id, told.recipient, told.problem))
                 if not as_json:
                     print(f"{one.id}: ended: {safe(told.recipient)}: {safe(told.problem) or 'delivered'}", flush=True)

@@ -16,7 +16,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd
 from launcher.supervisor.attempt_end import cut_short, write_end
 from launcher.supervisor.slots.take import Demand, Slots
-from launcher.supervisor.waiting import Turn, Waiter, say_starting
+from launcher.supervisor.waiting import Turn, Waiter, record_starting
 from launcher.supervisor.wakeup import Wakeup
 
 _TURN_S = 0.5
@@ -51,7 +51,7 @@ class TurnHere:
         if isinstance(turn, AttemptEnd):
             return turn
         if self._waiter.waited:
-            say_starting(self._run, self._attempt)
+            record_starting(self._run, self._attempt)
         return self._with(self._devices)
 
     def _take(self) -> str:

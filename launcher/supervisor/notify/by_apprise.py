@@ -1,4 +1,4 @@
-"""Sending by apprise, a library that knows over a hundred services by their URLs; needs the extra `notify`."""
+"""Send by apprise, a library that knows over a hundred services by their URLs; needs the extra `notify`."""
 
 import contextlib
 import logging
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import apprise
 
 _LOG = logging.getLogger("apprise")
-_ONE_AT_A_TIME = threading.Lock()  # it logs from threads of its own: another message's words could not be told apart
+_ONE_AT_A_TIME = threading.Lock()  # it logs from threads of its own: messages could not be assigned to their sends
 
 
 def opened(url: str) -> apprise.Apprise | None:
-    """Return the service of this URL, or None if apprise knows none of such a URL."""
+    """Return the service of this URL, or None if apprise does not know the URL."""
     service = apprise.Apprise()
     with _said():
         return service if service.add(url) else None
@@ -25,12 +25,12 @@ def send(url: str, title: str, text: str) -> str:
         return "apprise knows no service of such a URL"
     with _said() as words:
         done = service.notify(body=text, title=title, body_format=apprise.NotifyFormat.TEXT)
-    return "" if done else " ".join(words) or "apprise does not say why"
+    return "" if done else " ".join(words) or "apprise gives no reason"
 
 
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
-    """Give what apprise logs meanwhile, which then goes nowhere else: it may hold secrets."""
+    """Collect what apprise logs meanwhile, which goes nowhere else because it may contain secrets."""
     words = list[str]()
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign] # one use of it

@@ -47,7 +47,7 @@ def deliver(
     answer_s: float = _ANSWER_S,
     command_s: float = _COMMAND_S,
 ) -> None:
-    """Return once the message was taken. Raises NotDelivered.
+    """Deliver the message to the recipient; raise NotDelivered if it was not accepted.
 
     A server has `answer_s` for each answer, a command `command_s` in all; it runs in `folder`.
     """
@@ -67,13 +67,14 @@ def deliver(
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A message that is posted on becomes a request without one: better to hear that the address is another."""
+    """Refuses redirects, which would turn a post into a get: the error then names the new address."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
+    """Post the message to the recipient's web address; raise NotDelivered."""
     headers = {"Content-Type": "application/json", "User-Agent": "launch"}
     headers["Idempotency-Key"] = f"{message.run}/{message.key}/{recipient.id}"
     data = payload.body(recipient.kind, message)
@@ -103,6 +104,7 @@ def _without_login(address: str) -> tuple[str, dict[str, str]]:
 
 
 def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
+    """Return the error for a server's refusal, and whether to try again."""
     later = error.headers.get("Retry-After", "") if error.headers is not None else ""
     again = error.code >= 500 or error.code in _LATER
     said = f"it answers {error.code} {error.reason}"
@@ -122,6 +124,7 @@ def _said(error: Exception, limit_s: float) -> str:
 
 
 def _by_apprise(url: str, message: Message) -> None:
+    """Send the message with apprise; raise NotDelivered."""
     try:
         from launcher.supervisor.notify.by_apprise import send  # late: its library takes half a second to import
     except ImportError:
@@ -134,6 +137,7 @@ def _by_apprise(url: str, message: Message) -> None:
 def _by_mail(
     recipient: Recipient, message: Message, server: MailServer | None, answer_s: float, command_s: float
 ) -> None:
+    """Send the message by mail, through the server or else sendmail; raise NotDelivered."""
     sender = server.sender if server is not None else None
     if sender is None:
         named = server.user if server is not None and server.user is not None and "@" in server.user else None
@@ -151,7 +155,7 @@ def _by_mail(
             f"{server.host} refuses {recipient.address}: {code} {_text(said)}", again=code < 500
         ) from None
     except smtplib.SMTPResponseException as error:
-        text = f"{server.host} says {error.smtp_code} {_text(error.smtp_error)}"
+        text = f"{server.host} answered {error.smtp_code} {_text(error.smtp_error)}"
         raise NotDelivered(text, again=error.smtp_code < 500) from None
     except smtplib.SMTPNotSupportedError as error:
         raise NotDelivered(f"{server.host}: {error}", again=False) from None
@@ -162,7 +166,7 @@ def _by_mail(
 @contextlib.contextmanager
 def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
     """Yield a connection to the mail server, logged in; errors while it closes are ignored, as the mail was
-    taken or not.
+    accepted or not by then.
     """
     context = ssl.create_default_context()
     line: smtplib.SMTP
@@ -191,10 +195,12 @@ def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
 
 
 def _text(said: bytes | str) -> str:
+    """Return a server's answer as text."""
     return said.decode(errors="replace") if isinstance(said, bytes) else said
 
 
 def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
+    """Send the mail with this machine's sendmail; raise NotDelivered."""
     program = shutil.which("sendmail", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib")
     if program is None:
         text = (
@@ -205,12 +211,15 @@ def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
 
 
 def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: float) -> None:
+    """Run the recipient's command with the message as JSON on its stdin; raise NotDelivered."""
     words = {"LAUNCH_RUN_ID": message.run, "LAUNCH_NOTIFY": message.kind, "LAUNCH_NOTIFY_TITLE": message.title}
     _run(argv, payload.as_json(message), folder, words, limit_s)
 
 
 def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str], limit_s: float) -> None:
-    """Run a command in a session of its own, so that all its processes end if it takes too long."""
+    """Run a command in a session of its own, so that all its processes end if it takes too long; raise
+    NotDelivered if it fails.
+    """
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         told.write(data)
         told.seek(0)

@@ -16,7 +16,7 @@ _WAITS = (State.QUEUED, State.STARTING, State.REGROUPING)
 
 
 class Glance(msgspec.Struct, frozen=True):
-    """The records of a run, or of one of its roles, at one moment."""
+    """The records of a run, or of one of its roles, at one moment, from which notifications follow."""
 
     events: Sequence[Event]
     state: RunState | None
@@ -79,6 +79,7 @@ def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Mes
 
 
 def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None:
+    """Return the message that the run has started, or None if no generation was opened."""
     opened = next((one for one in life if one.kind == "generation_opened"), None)
     return None if opened is None else message.started(key, state, opened)
 
@@ -86,14 +87,16 @@ def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None
 def _restarted(
     key: str, life: Sequence[Event], state: RunState, most: int, at: float, role: str = ""
 ) -> Message | None:
+    """Return the message that the run or a role was restarted more than `most` times, or None if it was not."""
     restarts = restarts_by_cause(life)
     return message.restarted(key, state, at, restarts, role) if sum(restarts.values()) > most else None
 
 
 def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:
-    """Return a message if the run stands still for too long.
+    """Return a message if the run has made no progress for too long.
 
-    A running script that never reports a step or a metric cannot be told from one that stands still, so it gets none.
+    A running script that never reports a step or a metric cannot be distinguished from one that makes no progress, so
+    it gets none.
     """
     reports = state.step is not None or bool(state.metrics)
     if state.state.ended or glance.over or glance.still_s < after_s or not (state.state in _WAITS or reports):

@@ -22,18 +22,20 @@ from launcher.supervisor.notify.due import Glance, due, note_of, settled
 from launcher.supervisor.notify.message import Message, cleaned
 from launcher.supervisor.notify.record import Notifying
 
-LATE_S = 900.0  # who carries a run goes on telling for ten minutes after its end
+LATE_S = 900.0  # a run's own process sends notifications for ten minutes after its end
 
 
-class Told(msgspec.Struct, frozen=True):
-    """The result of a message to one recipient; without a problem it was delivered."""
+class Delivery(msgspec.Struct, frozen=True):
+    """The result of sending a message to one recipient; without a problem it was delivered."""
 
     recipient: str
     problem: str = ""
 
 
-def tell_end(run: RunDir, status: RunStatus) -> Iterator[Told]:
-    """Send the notification of the run's end that is due and was not sent. Raises if its records cannot be read."""
+def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
+    """Send the notification of the run's end to each recipient that lacks it, and yield each result; raise if
+    the records cannot be read.
+    """
     what = readable(run.notify, Notifying)
     if what is None or not _is_late(run, status, time.time()):
         return
@@ -62,33 +64,40 @@ def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: floa
 
 
 def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
-    """Return whether the run ended some time ago and was not cancelled, so that no process of its own still sends."""
+    """Return whether the run ended some time ago and was not cancelled, so that none of its own processes can
+    still be sending.
+    """
     attempt = newest(run)
     if attempt is None or not status.state.ended or (status.ended_at is not None and now - status.ended_at < LATE_S):
         return False
     end, stop = readable(attempt.end, AttemptEnd), readable(attempt.stop, StopRequest)
-    alone = end is not None and end.alone  # one host's word, of several
+    alone = end is not None and end.alone  # written by one host of several
     return not alone and (stop is None or stop.kind != "cancel")
 
 
-def _sent(run: RunDir, attempt: int, what: Notifying, message: Message, known: set[tuple[str, str]]) -> Iterator[Told]:
+def _sent(
+    run: RunDir, attempt: int, what: Notifying, message: Message, known: set[tuple[str, str]]
+) -> Iterator[Delivery]:
+    """Send the message to each recipient that lacks it, record that, and yield each result; stop if the run was
+    resumed.
+    """
     for to in what.recipients:
         if (message.key, to.id) in known:
             continue
         try:
             check_fence(run, attempt)
         except Fenced:
-            return  # it goes on
+            return  # the run was resumed
         kind, problem = TOLD, ""
         try:
             deliver(to, message, what, run.path)
         except NotDelivered as error:
             kind, problem = NOT_TOLD, error.text
             if error.again:
-                yield Told(to.label, f"{problem}; it is tried again the next time")
+                yield Delivery(to.label, f"{problem}; it is tried again the next time")
                 continue
         try:
             append_line(run.events, note_of(time.time(), attempt, kind, message, to, problem))
         except (Damaged, OSError) as error:
             problem = f"{problem}; not noted: {error}".removeprefix("; ")
-        yield Told(to.label, problem)
+        yield Delivery(to.label, problem)

@@ -56,9 +56,11 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """Return the message as plain text: the title, the lines and the end of the log."""
         return "\n".join([self.title, *self.lines[:-1], *self.tail, *self.lines[-1:]])
 
     def _numbers(self) -> str:
+        """Return step, metrics and checkpoint as one line."""
         of = f" of {self.total_steps}" if self.total_steps is not None else ""
         steps = [f"step {self.step}{of}"] if self.step is not None else []
         wrong = {name: f"{name} {one.value} since step {one.since}" for name, one in self.not_finite.items()}
@@ -67,6 +69,7 @@ class Message(msgspec.Struct, frozen=True):
         return ", ".join([*steps, *list((known | wrong).values())[:_METRICS], *saved])
 
     def _restarted(self) -> str:
+        """Return the restarts by cause as one line, or "" if there were none."""
         return f"restarts: {counted(self.restarts)}" if self.restarts else ""
 
 
@@ -78,11 +81,12 @@ def cleaned(message: Message, secrets: tuple[str, ...]) -> Message:
 
 
 def counted(restarts: Mapping[str, int]) -> str:
+    """Return the causes with their counts, separated by commas."""
     return ", ".join(f"{cause} {count}" for cause, count in sorted(restarts.items()))
 
 
 def started(key: str, state: RunState, opened: Event) -> Message:
-    """Return the message that the run has started, of the time its first generation opened; `state` may be later."""
+    """Return the message that the run has started, as of the time its first generation opened; `state` may be later."""
     state = msgspec.structs.replace(
         _going_on(state), step=opened.step, checkpoint=opened.checkpoint, metrics={}, not_finite={}, restarts={}
     )
@@ -92,14 +96,14 @@ def started(key: str, state: RunState, opened: Event) -> Message:
 
 
 def _going_on(state: RunState) -> RunState:
-    """Return the state as it was before any end of the run."""
+    """Return the state as it was before the run ended."""
     return msgspec.structs.replace(
         state, state=State.RUNNING, cause=None, exit_code=None, failure=None, message="", ended_at=None
     )
 
 
 def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int], role: str = "") -> Message:
-    """Return the message that the run, or a role of it, was restarted more often than it may be without a message."""
+    """Return the message that the run, or a role of it, was restarted so often."""
     state = _going_on(state) if state.state.ended else state
     title = f"{_who(state, role)} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
     return msgspec.structs.replace(
@@ -108,6 +112,7 @@ def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int],
 
 
 def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
+    """Return the message that the run has made no progress for so long."""
     done = f"after step {state.step}" if state.step is not None else f"while it is {state.state}"
     title = f"{state.run} stands still {done}: nothing new for {_minutes(stalled_s)}"
     return _of(key, "stalled", state, title, at)
@@ -136,6 +141,7 @@ def _look_at(state: RunState, role: str) -> str:
 
 
 def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
+    """Return a message of this kind with what the run's state shows."""
     failure = state.failure if state.state is not State.SUCCEEDED else None
     summary = failure.summary if failure is not None else state.message
     return Message(
@@ -163,8 +169,10 @@ def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
 
 
 def _many(number: int, noun: str) -> str:
+    """Return the number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _minutes(seconds: float) -> str:
+    """Return a time as seconds, or as minutes from two minutes on."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -31,6 +31,7 @@ def as_json(message: Message) -> bytes:
 
 
 def mail(message: Message, sender: str, to: str) -> EmailMessage:
+    """Return the message as a mail."""
     letter = EmailMessage()
     letter["From"], letter["To"] = sender, to
     letter["Subject"] = " ".join(message.title.split())
@@ -71,4 +72,5 @@ def _card(message: Message) -> dict[str, Any]:
 
 
 def _block(text: str, **more: str) -> dict[str, Any]:
+    """Return a text block of an adaptive card."""
     return {"type": "TextBlock", "text": text, "wrap": True, **more}

@@ -7,7 +7,7 @@ import msgspec
 
 
 class MailServer(msgspec.Struct, frozen=True):
-    """The SMTP server to send mail by; without one sendmail is used."""
+    """The SMTP server to send mail by; without one, sendmail is used."""
 
     host: str
     port: int = 587
@@ -33,7 +33,9 @@ class Recipient(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Return what people call it: the host of a web address, the scheme of an apprise URL, a command's program."""
+        """Return the recipient's name for users: the host of a web address, the scheme of an apprise URL, a
+        command's program.
+        """
         match self.kind:
             case "email":
                 return f"email {self.address}"
@@ -56,7 +58,7 @@ class Recipient(msgspec.Struct, frozen=True):
 
 
 class Notifying(msgspec.Struct, frozen=True):
-    """The notifications that a run sends, and their addresses."""
+    """The notifications that a run sends: to whom, on which occasions, and with which mail server."""
 
     recipients: tuple[Recipient, ...]
     on: tuple[str, ...]
@@ -65,6 +67,7 @@ class Notifying(msgspec.Struct, frozen=True):
     mail: MailServer | None = None
 
     def secrets(self) -> tuple[str, ...]:
+        """Return the strings that no message, log or error may contain."""
         password = self.mail.password if self.mail is not None else None
         return (
             *(one for recipient in self.recipients for one in recipient.secrets()),

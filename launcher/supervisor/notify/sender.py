@@ -40,7 +40,7 @@ Note = Callable[[str, Message, Recipient, str], None]
 
 
 def pause_after(tries: int, after_s: float = 0.0) -> float:
-    """Return the seconds to wait after so many failed tries, if the recipient asks for `after_s`."""
+    """Return the seconds to wait after this many failed tries, at least `after_s` as the recipient asked."""
     doubled_s: float = _FIRST_PAUSE_S * 2 ** min(tries - 1, _DOUBLINGS)
     return min(max(doubled_s, after_s), LONGEST_PAUSE_S)
 
@@ -60,11 +60,12 @@ class RecipientThread:
 
     @property
     def idle(self) -> bool:
+        """Return whether no message waits to be sent."""
         with self._changed:
             return not self._waiting
 
     def put(self, message: Message) -> None:
-        """Have the message sent after those that wait, unless it was put before."""
+        """Queue the message, unless it was queued before."""
         with self._changed:
             if message.key not in self._seen:
                 self._seen.add(message.key)
@@ -72,13 +73,13 @@ class RecipientThread:
                 self._changed.notify()
 
     def hurry(self, longest_s: float) -> None:
-        """Try now, and from now on wait at most so long between tries."""
+        """Try now, and from now on wait at most this long between tries."""
         with self._changed:
             self._longest_s = longest_s
             self._changed.notify()
 
     def give_up(self) -> None:
-        """Stop, and note each message that was not sent."""
+        """Stop, and record each message that was not sent."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -86,18 +87,19 @@ class RecipientThread:
                 self._note(NOT_TOLD, message, self.recipient, f"not reached in time, tried {self._tries} times")
 
     def _work(self) -> None:
+        """Send messages until `give_up`."""
         with waiting_for_disks():
             while (message := self._next()) is not None:
                 self._deliver(message, self._clock())
 
     def _next(self) -> Message | None:
-        """Wait for a message; None means that nothing more is to be sent."""
+        """Wait for a message and return it, or None once nothing more is to be sent."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopped)
             return None if self._stopped else self._waiting[0]
 
     def _deliver(self, message: Message, since: float) -> None:
-        """Try until the message was taken, refused for good, or is too old."""
+        """Try until the message is accepted, refused for good, or too old, and record the result."""
         self._tries = 0
         while (failed := self._try(message)) is not None:
             self._tries += 1
@@ -115,6 +117,7 @@ class RecipientThread:
                 self._waiting.popleft()
 
     def _try(self, message: Message) -> NotDelivered | None:
+        """Try once to send the message; return why it was not delivered, or None."""
         try:
             self._send(message)
         except NotDelivered as error:
@@ -139,6 +142,7 @@ class Sender:
         self._threads = [RecipientThread(one, self._send_to(one), self._note) for one in what.recipients]
 
     def _send_to(self, recipient: Recipient) -> Send:
+        """Return a function that sends a message to this recipient."""
         return lambda message: deliver(recipient, message, self._what, self._run.path)
 
     @property
@@ -152,8 +156,10 @@ class Sender:
             return False
         return False
 
-    def look(self, *, over: bool = False) -> bool:
-        """Hand what is due to the threads; return whether the run has ended. `over`: nothing more will be written."""
+    def queue_due(self, *, over: bool = False) -> bool:
+        """Queue what is due, and return whether the run has ended; `over` means that no more records will be
+        written.
+        """
         state, end = readable(self._run.state, RunState), readable(self._attempt.end, AttemptEnd)
         events, now = _events(self._run), boottime()
         if (now_is := mark(state)) != self._mark:
@@ -169,7 +175,7 @@ class Sender:
 
     def finish(self, linger_s: float) -> None:
         """Send what is left after the supervisor has exited, for at most `linger_s` seconds."""
-        ended = self.look(over=True)
+        ended = self.queue_due(over=True)
         limit_s = linger_s if ended else min(linger_s, _FOLLOWED_S)
         for thread in self._threads:
             thread.hurry(limit_s / 10)
@@ -206,6 +212,7 @@ def _glance_of(role: RunDir) -> Glance:
 
 
 def _events(run: RunDir) -> list[Event]:
+    """Return the run's events, or none if they cannot be read."""
     with contextlib.suppress(Damaged, OSError):
         return read_lines(run.events, Event)
     return []
@@ -222,14 +229,16 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
         if what is None or not _has_turn(run, stdin, stack):
             return
         sender = Sender(run, number, what)
-        sender.look()
+        sender.queue_due()
         while not stdin.poll(_LOOK_S * 1000) and not sender.fenced:
-            sender.look()
+            sender.queue_due()
         sender.finish(linger_s)
 
 
 def _has_turn(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
-    """Wait for the lock of the attempt before, which sees that there is a newer one; return whether it came free."""
+    """Wait for the lock of the attempt before, whose process stops once it sees a newer attempt; return whether
+    it was acquired.
+    """
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:
         if stdin.poll(_LOOK_S * 1000) and until is None:

@@ -43,6 +43,8 @@ class SmtpOptions(Struct, frozen=True):
 
 
 class NotifySettings(Struct, frozen=True):
+    """The content of the user's settings file."""
+
     to: tuple[NotifyTarget, ...] | None = None
     on: tuple[str, ...] | None = None
     restarts: int | None = None
@@ -55,9 +57,9 @@ _SMTP = Section(
     (
         Field("host", _HOST, "Who takes mail"),
         Field("port", Integer(1, 65535), "Its port"),
-        Field("user", word("the name of a user"), "Who logs in"),
+        Field("user", word("the name of a user"), "The user name to log in with"),
         Field("password", SecretText(), "What with: the variable that holds it at submit, or {file: PATH}"),
-        Field("from", word("an address such as me@example.org"), "Who mail is from", ("sender",)),
+        Field("from", word("an address such as me@example.org"), "The sender of the mail", ("sender",)),
         Field("tls", Choice(("auto", "tls", "starttls", "none")), "How it is encrypted"),
     ),
 )  # fmt: skip
@@ -67,16 +69,17 @@ SETTINGS = Section(
 
 
 def settings_file() -> Path:
+    """Return the path of the user's settings file."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(home) / "launch" / "notify.yaml"
 
 
 def read_settings(path: Path) -> NotifySettings:
-    """Return the settings in this file, or empty ones if it does not exist. Raises BadInput with every problem."""
+    """Return the settings in this file, or empty ones if it does not exist; raise BadInput with every problem."""
     shown = printable(str(path))
     if not path.exists():
         return NotifySettings()
-    refuse_strangers(path, shown, "says what runs as you")
+    refuse_strangers(path, shown, "names commands that run as you")
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise BadInput(
             f"{shown}: others can read it, and it holds addresses that are secrets", f"hint: chmod 600 {shown}"
@@ -96,7 +99,7 @@ def read_settings(path: Path) -> NotifySettings:
 def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mapping[str, str]) -> Notifying | None:
     """Return which notifications a run sends to whom, by its spec and the user's settings, or None if it sends none.
 
-    Raises BadInput, whose text contains no address.
+    Raise BadInput, whose text contains no address.
     """
     path = settings_file()
     own = read_settings(path)
@@ -117,6 +120,7 @@ def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mappin
 
 
 def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str], file: Path) -> None:
+    """Raise BadInput if a secret that an address is read from is not set."""
     lines = []
     for one in targets:
         if one.secret is not None and not is_set(one.secret, base, environ):
@@ -130,6 +134,7 @@ def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[
 
 
 def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str]) -> Iterator[Recipient]:
+    """Yield the recipients with their addresses, each once."""
     counts: dict[str, int] = {}
     for one in dict.fromkeys(targets):
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -137,6 +142,7 @@ def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[st
 
 
 def _address(target: NotifyTarget, base: Path, environ: Mapping[str, str]) -> str:
+    """Return the address of a recipient, read from its secret if it is one; raise BadInput if it is malformed."""
     if target.kind not in SECRET_ADDRESSES:
         return target.address
     about = f"notify: {target.kind}"
@@ -162,6 +168,7 @@ def _refuse_unknown(url: str, problem: str) -> None:
 
 
 def _is_web_address(text: str) -> bool:
+    """Return whether the text is a complete web address."""
     try:
         parts = urlsplit(text)
         return WEB_ADDRESS.fullmatch(text) is not None and bool(parts.hostname) and parts.port != 0
@@ -170,6 +177,7 @@ def _is_web_address(text: str) -> bool:
 
 
 def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str]) -> MailServer | None:
+    """Return the mail server of the settings with its password, or None."""
     if smtp is None:
         return None
     password = read_secret(smtp.password, base, environ, "notify: smtp") if smtp.password is not None else None
@@ -177,4 +185,5 @@ def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str
 
 
 def _source(secret: Secret) -> str:
+    """Return the name of the secret's file or variable."""
     return secret.file if secret.file is not None else secret.name

@@ -38,7 +38,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class SlotHolder:
-    """A holder of slots: `number` is a GPU's number, or how many CPU slots; a bare lock has no user and no run."""
+    """A holder of slots: `number` is the number of a GPU, or how many CPU slots; a bare lock has no user and no run."""
 
     kind: str
     number: str
@@ -48,7 +48,7 @@ class SlotHolder:
 
 @dataclass(frozen=True)
 class SlotWaiter:
-    """A place in the queue."""
+    """One run's place in the queue for slots."""
 
     stamp: int
     user: str
@@ -58,6 +58,7 @@ class SlotWaiter:
 
     @property
     def kind(self) -> str:
+        """Return the kind of slot that it waits for."""
         return GPU if self.demand.gpus else CPU
 
     @property
@@ -68,20 +69,21 @@ class SlotWaiter:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The holders, and the queue in its order."""
+    """The runs that hold slots of a machine, and the queue for them in order."""
 
     held: tuple[SlotHolder, ...]
     waiting: tuple[SlotWaiter, ...]
     alone: frozenset[str] = frozenset()  # runs whose other hosts are all silent
 
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
+        """Return the holders of slots of this kind."""
         return tuple(holder for holder in self.held if holder.kind == kind)
 
     def before(self, one: SlotWaiter) -> frozenset[SlotWaiter]:
         """Return the waiters for the same kind of slot that are served before this one.
 
         These are other users' runs that came earlier, and the same user's runs of higher priority. A user's runs share
-        the places that they came for, so that nobody else waits longer.
+        the places that they came for, so that other users wait no longer.
         """
         same = [other for other in self.waiting if other.kind == one.kind and other.turn != one.turn]
         own = sorted([one, *(other for other in same if other.user == one.user)], key=lambda other: other.turn)
@@ -118,18 +120,22 @@ def occupancy(table: str | None = None) -> Occupancy:
 
 
 def lock_name(gpu: str) -> str:
+    """Return the socket name that locks a GPU."""
     return f"launch/{GPU}/{gpu}"
 
 
 def held_name(kind: str, number: str, user: str, run: str) -> str:
+    """Return the socket name that shows which run holds the slots."""
     return _signed(f"launch/held/{kind}/{number}", user, run)
 
 
 def alone_name(user: str, run: str) -> str:
+    """Return the socket name that marks a run without its leader."""
     return _signed("launch/alone", user, run)
 
 
 def waits_name(waiter: SlotWaiter) -> str:
+    """Return the socket name of a place in the queue."""
     number = waiter.demand.gpus or waiter.demand.cpus
     since = f"{waiter.stamp:x}.{waiter.priority}" if waiter.priority else f"{waiter.stamp:x}"
     return _signed(f"launch/waits/{since}/{waiter.kind}/{number}", waiter.user, waiter.run)
@@ -143,12 +149,14 @@ def _signed(head: str, user: str, run: str) -> str:
 
 
 def _cut(text: str, room: int) -> str:
+    """Return the text quoted for a name, cut to this many characters."""
     while len(quoted := quote(text, safe="")) > room:
         text = text[:-1]
     return quoted
 
 
 def _read() -> str:
+    """Return the kernel's table of unix sockets."""
     with open(TABLE, encoding="utf-8", errors="replace") as file:
         return file.read()
 

@@ -1,8 +1,8 @@
-"""The slots of a machine that a run holds, or its place in the queue for them, where there is no scheduler to ask.
+"""Take the slots of a machine for a run, or a place in the queue for them, if there is no scheduler to ask.
 
-A slot is held by an abstract unix socket: its name is bound once on the machine, by a user of any name, without a file
-or a daemon, and the kernel frees it with the last process that has the socket. Seen are all users of a network
-namespace: a container with a network of its own is another machine to it.
+A slot is held by an abstract unix socket: its name can be bound only once on the machine, by any user, without a file
+or a daemon, and the kernel frees it with the last process that has the socket. All users of a network namespace are
+seen: a container with a network of its own counts as another machine.
 """
 
 import errno
@@ -33,7 +33,7 @@ from launcher.supervisor.slots.table import (
 __all__ = ["Demand", "Occupancy", "SlotHolder", "SlotWaiter", "Slots", "occupancy"]
 
 _MOST_NAMED = 3
-_LATE_S = 60.0  # all hosts of a run are told to go within that
+_LATE_S = 60.0  # all hosts of a run are told to begin within that time
 _KEEPS_S = 20.0, 40.0  # how long slots are held for a run that cannot begin, against an untrusted waiter
 
 
@@ -72,7 +72,7 @@ class Slots:
         return tuple(one.fileno() for one in self._held)
 
     def enqueue(self) -> None:
-        """Take a place in the queue; it goes with this process."""
+        """Take a place in the queue; it is released when this process exits."""
         if self._queued is None and not self._held:
             self._queued = _bind(waits_name(self._waiter))
             if self._queued is None:
@@ -101,7 +101,7 @@ class Slots:
         self._held, self._queued, self._taken = (), None, ()
 
     def contested(self) -> bool:
-        """Return whether another run that came before waits here, so that this one should let go.
+        """Return whether another run that came before waits here, so that this one should release its slots.
 
         After a time, a run that only claims to have come before counts too: hosts learn of runs at different times, and
         two runs that distrust each other must not wait for each other for ever.
@@ -138,10 +138,12 @@ class Slots:
         return len(by_priority | {one for one in ahead if one.turn > mine.turn} | (ahead & self._earlier))
 
     def _in_the_way(self, seen: Occupancy) -> list[SlotHolder]:
+        """Return the holders of slots that this run could use."""
         kind = self._waiter.kind
         return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]
 
     def _take(self, seen: Occupancy) -> tuple[str, ...] | None:
+        """Take the slots; return the GPUs taken, or () for CPU slots, or None if too little is free."""
         held = [holder.number for holder in self._in_the_way(seen)]
         if self._waiter.kind == GPU:
             chosen = tuple(gpu for gpu in self._gpus if gpu not in held)[: self._wanted]
@@ -165,33 +167,39 @@ class Slots:
         return chosen
 
     def _held_name(self, number: str) -> str:
+        """Return the socket name that shows that this run holds the slot."""
         return held_name(self._waiter.kind, number, self._waiter.user, self._waiter.run)
 
 
 class Alone:
-    """A mark for other runs that wait here: this run has slots but has lost its leader. It ends with the process."""
+    """A mark for other runs that wait here: this run has slots but has lost its leader. The mark ends with the
+    process.
+    """
 
     def __init__(self, run: str) -> None:
         self._name = alone_name(_user(), run)
         self._mark: socket.socket | None = None
 
     def set(self) -> None:
+        """Set the mark."""
         self._mark = self._mark or _bind(self._name)
 
     def clear(self) -> None:
+        """Remove the mark."""
         if self._mark is not None:
             self._mark.close()
             self._mark = None
 
 
 def _has(run: str, user: str, count: int, *, alone: bool) -> str:
+    """Return the text that the run holds this many slots."""
     if not run:
         return f"{count} taken"
     return f"{run} ({user}) has {count}" + (", which has lost its leader and asks the other hosts" if alone else "")
 
 
 def _bind(name: str) -> socket.socket | None:
-    """Return a socket bound to this name, or None if the name is taken. Raises LaunchError on any other error."""
+    """Return a socket bound to this name, or None if the name is taken; raise LaunchError on any other error."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(f"\0{name}")
@@ -204,6 +212,7 @@ def _bind(name: str) -> socket.socket | None:
 
 
 def _user() -> str:
+    """Return the user's name, or the user id if it has none."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

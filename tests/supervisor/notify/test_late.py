@@ -16,7 +16,7 @@ from launcher.run.records import NOT_TOLD, TOLD, Event, Failure
 from launcher.states import Cause, State
 from launcher.status.derive import derive
 from launcher.status.facts import read_facts
-from launcher.supervisor.notify.late import LATE_S, tell_end
+from launcher.supervisor.notify.late import LATE_S, notify_of_end
 from launcher.supervisor.notify.record import Notifying, Recipient
 
 
@@ -32,7 +32,7 @@ def to_tell(folder, web, on=("ended",)):
 
 
 def tell(folder):
-    return [(one.recipient, one.problem) for one in tell_end(folder.run, derive(read_facts(folder.path)))]
+    return [(one.recipient, one.problem) for one in notify_of_end(folder.run, derive(read_facts(folder.path)))]
 
 
 def notes(folder):

@@ -29,7 +29,7 @@ from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import name_this, signal_process
 from launcher.run.records import AgentRecord, Handle
 from launcher.supervisor.agent_processes import AgentProcesses, agent_process
-from launcher.supervisor.attempt_end import last_word
+from launcher.supervisor.attempt_end import settle_end
 from launcher.supervisor.own_log import log_to
 from launcher.supervisor.wakeup import Wakeup
 
@@ -86,7 +86,7 @@ def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index
                 sure_at = time.monotonic() + plan.spec.recovery.grace_s + _SURE_S
     agents.end()
     if agent.leads and fence(run) <= attempt.number:
-        last_word(run, attempt, plan, agent.last)
+        settle_end(run, attempt, plan, agent.last)
 
 
 def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:

@@ -31,7 +31,7 @@ class BatchWishes:
         self._limit_at = math.inf
         self._kind = "limit"
 
-    def next_look(self) -> float | None:
+    def next_check(self) -> float | None:
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:

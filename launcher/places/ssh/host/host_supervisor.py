@@ -34,7 +34,7 @@ from launcher.run.records import AttemptEnd
 from launcher.supervisor.attempt_end import cancelled, cut_short
 from launcher.supervisor.slots.take import Demand, Slots
 from launcher.supervisor.strategy import Strategy
-from launcher.supervisor.waiting import Waiter, say_queued
+from launcher.supervisor.waiting import Waiter, record_queued
 from launcher.supervisor.wakeup import Wakeup
 from launcher.wire.frames import wire_key
 
@@ -187,14 +187,14 @@ def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
             _stopped(supervisor)
             return False
         if supervisor.leads:
-            never, reasons = waits.look()
+            never, reasons = waits.check()
             if never:
                 supervisor.here.end(cancelled(never))
                 tell_others(supervisor)
                 return False
             supervisor.ready.held_back = bool(reasons)
             if reasons:
-                say_queued(supervisor.run, supervisor.attempt, "; ".join(reasons))
+                record_queued(supervisor.run, supervisor.attempt, "; ".join(reasons))
         if not watch.look():
             return False
         wakeup.sleep(_TURN_S)
@@ -213,7 +213,7 @@ def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -
         if ready.gpus is not None and (ready.began or (supervisor.leads and _all_begin(supervisor))):
             return True
         if supervisor.leads and ready.waits_for:
-            say_queued(supervisor.run, supervisor.attempt, ready.waits_for)
+            record_queued(supervisor.run, supervisor.attempt, ready.waits_for)
         if not watch.look():
             return False
         if ready.gpus is not None and slots.contested() and ready.let_go(slots):
@@ -300,7 +300,7 @@ def _all_begin(supervisor: SupervisorState) -> bool:
     too_few = 1 + len(there) - len(waits) < supervisor.plan.nodes_min
     if waits or (silent and (too_few or time.monotonic() < supervisor.since + supervisor.patience_s)):
         waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
-        say_queued(supervisor.run, supervisor.attempt, "; ".join(filter(None, waits)) or "waits for the other hosts")
+        record_queued(supervisor.run, supervisor.attempt, "; ".join(filter(None, waits)) or "waits for the other hosts")
         return False
     if any(one.voted_for > supervisor.attempt.number for one in there.values()):
         _open_anew(supervisor, there)

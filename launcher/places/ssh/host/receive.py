@@ -76,7 +76,7 @@ class AttemptReceiver:
     def pass_on(self, word: Supervisors | GoAhead) -> None:
         if self._supervisor is None:
             raise LaunchError("there is no supervisor that could be told")
-        self._supervisor.tell(encoded(word))
+        self._supervisor.send(encoded(word))
 
 
 def come_back(run: RunDir) -> str:
