@@ -21,7 +21,8 @@ BUDGET_S = 60
 
 TWO_AT_ONCE = {
     "a new agent's node is taken for free of the ranks of the one before": (
-        ATTENDANCE, "self._nodes.track_stale_agent(node)", "node.holds = 0", TESTS, "proves_nothing_about_the_one_before",
+        ATTENDANCE, "self._nodes.track_stale_agent(node)", "node.holds = 0",
+        TESTS, "proves_nothing_about_the_one_before",
     ),
     "a node that cannot be seen is lost before its lease ends": (
         ATTENDANCE, "node.link = Presence.UNKNOWN\n", "self._lose(node, 'it cannot be reached')\n",

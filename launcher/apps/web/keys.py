@@ -14,7 +14,7 @@ from launcher.apps.web.listening import in_address
 
 @dataclass(frozen=True)
 class Keys:
-    """A token and the values derived from it: a cookie, and a header for actions, neither of which reveals the token."""
+    """A token and two values derived from it, a cookie and a header for actions, neither of which reveals the token."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
