@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -185,7 +186,7 @@ def server(command, *words, health="/health", **how):
     """Its port, once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    process = subprocess.Popen([*command, str(port), *words], **how)
+    process = subprocess.Popen([*command, str(port), *words], start_new_session=True, **how)
     try:
         bound = time.monotonic() + STARTS_S
         while True:
@@ -200,6 +201,8 @@ def server(command, *words, health="/health", **how):
     finally:
         process.terminate()
         process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # LitServe's own processes outlive it
 
 
 class Client:
