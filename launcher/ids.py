@@ -51,6 +51,13 @@ def attempt_token(secret: str, number: int) -> str:
     return hmac.new(bytes.fromhex(secret), f"attempt {number}".encode(), "sha256").hexdigest()
 
 
+def role_secret(token: str, name: str) -> str:
+    """Return what the tokens of a role's attempts are derived from within the run's attempt that has this token."""
+    import hmac  # late: as above
+
+    return hmac.new(bytes.fromhex(token), f"role {name}".encode(), "sha256").hexdigest()
+
+
 def new_submit_token() -> str:
     """Return a submit token: the unique name, not a secret, by which a batch job is found before it has an id."""
     return os.urandom(8).hex()

@@ -16,7 +16,18 @@ from launcher.coordinator import verdict
 from launcher.coordinator.attempt import Attempt, AttemptPhase
 from launcher.coordinator.attendance import Attendance, Loss
 from launcher.coordinator.closing import Aftermath, Closer
-from launcher.coordinator.effects import Disconnected, Drain, In, Move, Now, Out, ProvenDead, StoodStill, Tick
+from launcher.coordinator.effects import (
+    Disconnected,
+    Drain,
+    EndAttempt,
+    In,
+    Move,
+    Now,
+    Out,
+    ProvenDead,
+    StoodStill,
+    Tick,
+)
 from launcher.coordinator.in_place.continuing import HotOpener
 from launcher.coordinator.in_place.draining import Drainer
 from launcher.coordinator.in_place.joining import Joiner
@@ -77,6 +88,8 @@ class Coordinator:
                 self._drainer.ask(event)
             case Move():
                 self._drainer.ask_to_move(event)
+            case EndAttempt():
+                self._stop_asked(messages.StopAsked(self._attempt.plan.nodes[0].index, event.kind))
             case Disconnected():
                 self._attendance.disconnect(event.node)
             case ProvenDead():

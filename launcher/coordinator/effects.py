@@ -56,6 +56,13 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class EndAttempt:
+    """A request to end the attempt, which no agent passes on."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoodStill:
     """The coordinator was suspended for this many seconds."""
 
@@ -105,7 +112,7 @@ class Finish:
     event: Event
 
 
-In = ToCoordinator | Disconnected | ProvenDead | Drain | Move | StoodStill | Tick
+In = ToCoordinator | Disconnected | ProvenDead | Drain | Move | EndAttempt | StoodStill | Tick
 Out = Send | Record | RecordExit | KeepHang | Finish
 
 

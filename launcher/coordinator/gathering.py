@@ -40,7 +40,8 @@ class Gathering:
 
     def _suffice(self, nodes: set[int]) -> bool:
         """Return whether these nodes are enough for the plan and include enough voters."""
-        return len(nodes) >= self._least and self._nodes.quorum_shortfall(nodes) is None
+        own = [index for index in nodes if not self._nodes[index].votes_only]
+        return len(own) >= self._least and self._nodes.quorum_shortfall(nodes | self._nodes.only_voting) is None
 
     @property
     def _awaited(self) -> set[int]:
@@ -71,7 +72,8 @@ class Gathering:
         """Return the verdict that too few nodes can be used, with the reasons."""
         least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
         text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
-        if len(nodes) >= least and (short := self._nodes.quorum_shortfall(nodes)) is not None:
+        short = self._nodes.quorum_shortfall(nodes | self._nodes.only_voting)
+        if len(nodes) >= least and short is not None:
             text = f"{short[0]} of the {short[1]} voters can be used: the others may elect another leader"
         if self._nodes.unfit:
             first = self._nodes[min(self._nodes.unfit)]

@@ -28,6 +28,7 @@ class KnownNode:
     address: str
     spare: bool
     host: str = ""
+    votes_only: bool = False  # its host is another role's: it never has ranks of this plan
     link: Presence = Presence.ABSENT
     process: ProcessId | None = None
     ready: bool = False
@@ -85,8 +86,8 @@ class KnownNode:
 
     @property
     def is_left_out(self) -> bool:
-        """Return True if the node gets no ranks any more, because of a fault or a drain."""
-        return self.fault != "" or self.drained
+        """Return True if the node gets no ranks, because of a fault or a drain, or as its host is another role's."""
+        return self.fault != "" or self.drained or self.votes_only
 
     @property
     def hopeful(self) -> bool:
@@ -116,7 +117,9 @@ class NodeTable:
         voters: frozenset[int] = frozenset(),
     ) -> None:
         """Take the plan's nodes; those in `lost` count as lost, and a generation needs at least half of `voters`."""
-        self._nodes = {plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host) for plan in nodes}
+        self._nodes = {
+            plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host, plan.votes_only) for plan in nodes
+        }
         for index in lost:
             self[index].link, self[index].lost_at = Presence.LOST, mono
         self._lease_s, self._guests = lease_s, frozenset(lost)
@@ -166,6 +169,12 @@ class NodeTable:
         """
         there = len(nodes & self.voters)
         return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
+
+    @property
+    def only_voting(self) -> set[int]:
+        """Return the nodes of other roles that are there, or may be, and so vote with this plan's own nodes."""
+        there = (Presence.UP, Presence.UNKNOWN)
+        return {node.index for node in self if node.votes_only and node.link in there}
 
     @property
     def unaccounted(self) -> list[KnownNode]:

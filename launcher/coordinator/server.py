@@ -14,6 +14,7 @@ from launcher.coordinator.coordinator import Coordinator
 from launcher.coordinator.effects import (
     Disconnected,
     Drain,
+    EndAttempt,
     Finish,
     In,
     KeepHang,
@@ -103,6 +104,10 @@ class CoordinatorServer:
         self._keep_until_done(self._keep_address_written(here))
         if len(self._plan.nodes) > 1:  # the first one cannot be
             self._keep_until_done(self._poll_requests())
+
+    def stop(self, kind: str) -> None:
+        """End the attempt for this reason, where no agent beside the coordinator can ask for it."""
+        self._handle(EndAttempt(kind))
 
     async def close(self) -> None:
         """Stop listening and wait for all records to be written; call it after the agents were told to leave."""

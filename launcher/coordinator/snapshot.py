@@ -51,7 +51,7 @@ def run_state(
 ) -> RunState:
     """Return the record for `state.json`; `generation` is the open or the last one."""
     over = end is not None and end.state.ended
-    first = nodes[plan.nodes[0].index].process
+    first = None if plan.coordinator else nodes[plan.nodes[0].index].process  # else that of another machine
     return RunState(
         run=plan.run_id,
         name=plan.name,
@@ -150,8 +150,8 @@ def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
         return "lost"
     if node.link is Presence.UNKNOWN or node.stale_agent is not None:
         return "unknown"
-    if member:
-        return "up"
+    if member or node.votes_only:
+        return "up" if node.link is Presence.UP else "waiting"
     if node.drained or node.leaves:
         return "drained"
     return "spare" if node.usable and (begun or node.spare) else "waiting"

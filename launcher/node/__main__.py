@@ -5,6 +5,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from launcher.node.ranks.group import Home
 from launcher.node.ranks.lease import Lease, Watchdog, after_suspend, start_watchdog
 from launcher.node.ranks.reaper import Reaper
 from launcher.node.ranks.zygote_link import OfferedZygote
-from launcher.node.standing_by import agent_arguments, gate_from
+from launcher.node.standing_by import COORDINATOR, agent_arguments, gate_from
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import own_gpus
 from launcher.run.attempts import read_intent, read_plan
@@ -30,7 +31,7 @@ from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import become_subreaper, die_with, forbid_core_dumps, name_this, raise_descriptors
-from launcher.run.records import AgentRecord, Intent, ProcessId
+from launcher.run.records import AgentRecord, Intent, ProcessId, StopRequest
 from launcher.wire.interfaces import address_of, interface_of
 
 
@@ -42,7 +43,7 @@ def main() -> int:
     if words is None:
         return Exit.OK
     lease, gate = Lease.taken_from(os.environ), gate_from(os.environ)
-    run, number, index = RunDir(Path(words[0])), int(words[1]), int(words[2])
+    run, number = RunDir(Path(words[0])), int(words[1])
     os.umask(0o077)
     forbid_core_dumps()
     raise_descriptors()
@@ -52,13 +53,32 @@ def main() -> int:
         plan = read_plan(run, number)
         if plan.role:  # nothing else would end it: with several roles no program continues without the supervisor
             die_with(os.getppid())
+        if words[2] == COORDINATOR:
+            return asyncio.run(coordinate(run, plan, number))
         if (mine := own_gpus(plan, os.environ.get("CUDA_VISIBLE_DEVICES"))) is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+        index = int(words[2])
         watchdog = start_watchdog(after_suspend(plan, index), lease=lease)
         return asyncio.run(live(run, plan, number, index, watchdog, offered, gate))
     except Fenced as fenced:
         print(fenced, file=sys.stderr)
         return Exit.FENCED
+
+
+async def coordinate(run: RunDir, plan: Plan, number: int) -> Exit:
+    """Run a coordinator beside the agents of another role, where node 0 of this one is on another machine."""
+    attempt, loop = run.attempt(number), asyncio.get_running_loop()
+    server = CoordinatorServer(run, attempt, plan, plan.coordinator, read_intent(attempt).token)
+
+    def stop() -> None:
+        request = readable(attempt.stop, StopRequest)
+        server.stop("preempt" if request is None else request.kind)
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    await server.start()
+    code = await server.ended
+    await server.close()
+    return code
 
 
 async def live(
@@ -99,7 +119,7 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
     follows.
     """
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
-    if home.node.index != 0:
+    if home.node.index != 0 or home.plan.coordinator:
         return await agent.run(), agent.goes_on
     host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token, copies=watchdog.lease.copies)
     await host.start()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from trainer.checkpoint_files.object_store import ObjectStore
 
 NEWS_S = 0.1
+_DUE_S = 0.05
 _KERNEL_S = 1.0  # interval at which the kernel log and the host's notice are read
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
@@ -81,6 +82,9 @@ class NodeAgent:
         notice, code = home.plan.spec.notice, home.workdir
         self._notice = HostNotice(notice, code, home.environment, reaper) if notice.is_given else None
         self._noticed = asyncio.Event()  # it was looked at once
+        self._due = asyncio.Event()  # ranks may start
+        if not (home.plan.spec.roles and home.plan.elects and home.node.index == 0):
+            self._due.set()
         self._leaves = ""  # why this host is about to leave
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
@@ -110,6 +114,7 @@ class NodeAgent:
             self._prober = await _open_prober(self._home, self._token)
         for life in (
             self._prepare(),
+            self._watch_due(),
             self._line.keep(self._introduce, self._obey),
             self._keep_heartbeat(),
             self._watch_lease(),
@@ -160,6 +165,8 @@ class NodeAgent:
 
     async def _prepare(self) -> None:
         """Prepare the node, send Ready or the fault, and keep the zygotes warm."""
+        if self._home.node.votes_only:
+            return
         try:
             await self._preparation.run()
         except (SetupFailed, NodeUnfit, PortTaken) as failure:
@@ -168,8 +175,17 @@ class NodeAgent:
         self._report_health()
         if self._notice is not None:
             await self._noticed.wait()  # else ranks would begin on a host that goes
+        await self._due.wait()
         self._line.send(messages.Ready(self._home.node.index))
         await self._preparation.stay_warm()
+
+    async def _watch_due(self) -> None:
+        """Wait until the run's other roles are as far as this one's ranks need. It coordinates meanwhile: else nobody
+        would count the voters.
+        """
+        while not (self._due.is_set() or self._home.attempt.due.exists()):  # noqa: ASYNC110 - it is a file
+            await asyncio.sleep(_DUE_S)
+        self._due.set()
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
         """Check the node again after these ranks have failed, and report the result to the coordinator."""
@@ -249,7 +265,7 @@ class NodeAgent:
             self._line.send(messages.HostLeaves(node.index, self._leaves))
         if self._preparation.failure is not None:
             self._line.send(_fault_of(self._home, self._preparation.failure))
-        elif self._preparation.done and (self._notice is None or self._noticed.is_set()):
+        elif self._preparation.done and self._due.is_set() and (self._notice is None or self._noticed.is_set()):
             self._line.send(messages.Ready(node.index))
         if self._failing:
             self._line.send(messages.DeviceFails(node.index, self._failing))
@@ -450,7 +466,8 @@ class NodeAgent:
         ranks = group.heartbeats() if group is not None else ()
         fetched = self._replication.fetched if self._replication is not None else None
         keeps = self._replication is not None and self._replication.keeps
-        doing, load = self._preparation.doing, self._sampler.fresh() if self._line.is_up else None
+        doing = self._preparation.doing or ("" if self._due.is_set() else "waits until other roles are ready")
+        load = self._sampler.fresh() if self._line.is_up else None
         node = self._home.node.index
         self._line.heartbeat(messages.Heartbeat(node, 0, self._generation, ranks, fetched, keeps, doing, load))
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from launcher.node.ranks.lease import LEASE
 
 GATE = "LAUNCH_NEXT_AGENT"  # the descriptor at which the next agent receives its arguments from the supervisor
+COORDINATOR = "coordinator"  # in place of NODE: no agent, but the coordinator of a plan that names its machine
 _SIGN = "@"
 _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 

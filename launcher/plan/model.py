@@ -26,6 +26,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     spare: bool
     gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: what its agent was given
     host: str = ""  # what the cluster calls the machine; "": not known yet, or this one
+    votes_only: bool = False  # its host is another role's: it votes and keeps copies, and never has ranks of this plan
 
 
 class AwaitedRun(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
     first_host: int = 0  # of several programs on several machines: which of the run's hosts is its node 0
     first_gpu: int = 0  # likewise: which of the GPUs that the run has on each host is its first
     ports: tuple[str, ...] = ()  # names of those that each rank of its role has beside the first
+    coordinator: str = ""  # address of the machine with the coordinator; "": node 0's agent includes it
     addresses: dict[str, tuple[str, ...]] = {}  # by role, or by role_port: HOST:PORT of each rank; known at the start
 
     @property
@@ -115,7 +117,8 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def nodes_vary(self) -> bool:
         """Return whether the nodes of a generation may vary: spares may replace some, or there may be fewer."""
-        return self.nodes_max > 1 and (len(self.nodes) > self.nodes_max or self.nodes_min < self.nodes_max)
+        nodes = sum(not node.votes_only for node in self.nodes)
+        return self.nodes_max > 1 and (nodes > self.nodes_max or self.nodes_min < self.nodes_max)
 
     @property
     def ranks_may_stay(self) -> bool:

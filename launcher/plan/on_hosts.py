@@ -1,27 +1,56 @@
 """Change a plan once its machines are known, and for each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from launcher.plan.model import NodePlan, Plan
+from launcher.plan.model import ROLES, NodePlan, Plan
 
 
 def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tuple[str, str]] = ()) -> Plan:
     """Return the plan with its nodes on these hosts, each a name and an address, the leader first.
 
     Hosts beyond what the run needs are spares. An address may be "" for the host to find out. The run does not wait for
-    hosts in `away`, and they do not count as its hosts. Of a run of several programs each gets its own of these hosts.
+    hosts in `away`, and they do not count as its hosts. Of a run of several programs each gets its own of these hosts;
+    where hosts elect a leader, the main one has agents on all of them, and the others' coordinators are on the first.
     """
     roles = tuple(with_hosts(one, hosts) for one in plan.roles)
-    hosts = hosts[plan.first_host :][: plan.nodes_max] if plan.role else hosts
+    votes, coordinator = bool(plan.spec.roles) and plan.elects, ""
+    if plan.role and not votes:
+        coordinator = hosts[0][1] if plan.elects else ""
+        hosts = hosts[plan.first_host :][: plan.nodes_max]
     here = len(hosts)
     nodes = tuple(
-        NodePlan(index, address, spare=index >= min(plan.nodes_max, here), gpus=None, host=name)
+        NodePlan(
+            index, address, spare=index >= min(plan.nodes_max, here), gpus=None, host=name,
+            votes_only=votes and index >= plan.nodes_max,
+        )
         for index, (name, address) in enumerate((*hosts, *away))
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        plan, nodes=nodes, away=tuple(range(here, len(nodes))), roles=roles, coordinator=coordinator, addresses={}
     )
-    return msgspec.structs.replace(plan, nodes=nodes, away=tuple(range(here, len(nodes))), roles=roles)
+
+
+def with_addresses(plan: Plan, draw: Callable[[str], str]) -> Plan:
+    """Return the plan of a run of several programs with an address for each rank, in the plan of each program.
+
+    `draw` returns one on the machine with this address.
+    """
+    found: dict[str, list[str]] = {}
+    for one in (plan, *plan.roles):
+        for node in one.nodes[: one.nodes_max]:
+            for key in [*one.address_keys.values()] * one.ranks_per_node:
+                found.setdefault(key, []).append(draw(node.address))
+    addresses = {key: tuple(some) for key, some in found.items()}
+    roles = tuple(msgspec.structs.replace(one, addresses=addresses) for one in plan.roles)
+    return msgspec.structs.replace(plan, addresses=addresses, roles=roles)
+
+
+def least_hosts(plan: Plan) -> int:
+    """Return how many hosts a run cannot do without."""
+    return hosts_asked(plan) if plan.roles else plan.nodes_min
 
 
 def hosts_asked(plan: Plan) -> int:
@@ -61,19 +90,21 @@ def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
     return tuple((visible.split(",") if visible else [*map(str, range(end))])[plan.first_gpu : end])
 
 
-def kept_at(plan: Plan, run_dir: str, python: str = "") -> Plan:
+def kept_at(plan: Plan, run_dir: str, python: str) -> Plan:
     """Return the plan for a machine with its run directory at `run_dir`, awaited runs beside it, and `python`
-    for its ranks.
+    for its ranks, unless the spec names an absolute path.
     """
-    entry = msgspec.structs.replace(plan.entry, python=python or plan.entry.python)
+    named = plan.spec.run.python or ""
+    entry = msgspec.structs.replace(plan.entry, python=named if named.startswith("/") else python)
     beside = run_dir.rpartition("/")[0]
     awaited = tuple(msgspec.structs.replace(one, run_dir=f"{beside}/{one.run_id}") for one in plan.awaited)
-    return msgspec.structs.replace(plan, run_dir=run_dir, entry=entry, awaited=awaited)
+    roles = tuple(kept_at(one, f"{run_dir}/{ROLES}/{one.run_dir.rpartition('/')[2]}", python) for one in plan.roles)
+    return msgspec.structs.replace(plan, run_dir=run_dir, entry=entry, awaited=awaited, roles=roles)
 
 
 def voters_of(plan: Plan) -> frozenset[int]:
     """Return the nodes that vote in the plan's attempt: those it was opened on, if they share no disk; else none."""
-    if not (plan.elects and plan.disks_apart):
+    if not (plan.elects and plan.disks_apart) or plan.coordinator:
         return frozenset()
     return frozenset(node.index for node in plan.nodes) - {*plan.away}
 
@@ -97,4 +128,4 @@ def leader_may_be_replaced(plan: Plan) -> bool:
     Hosts that are away count too: one that was only cut off while the attempt was opened may vote for another leader.
     """
     hosts = len(plan.nodes)
-    return plan.elects and may_take_over(hosts - 1, hosts)
+    return bool(plan.coordinator) or (plan.elects and may_take_over(hosts - 1, hosts))

@@ -8,6 +8,7 @@ from msgspec import structs
 from launcher.plan.build import build, check, ranks_per_node
 from launcher.plan.facts import Machine, Misfit, Project, RunIdentity
 from launcher.plan.model import ROLES, FrozenCode, Plan
+from launcher.plan.on_hosts import hosts_asked, with_hosts
 from launcher.spec.model import JobSpec
 
 
@@ -24,8 +25,11 @@ def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project
     alone = replace(machine, nodes=None, asked_gpus=None)
     found = []
     for name, spec in specs.items():
-        for one in (*check(spec, alone, projects[name], ()), *(_not_apart(whole, spec) if machine.apart else ())):
+        of_place = _not_apart(whole, spec, machine) if machine.apart else _not_here(spec)
+        for one in (*check(spec, alone, projects[name], ()), *of_place):
             found.append(Misfit(f"roles.{name}.{one.key}", one.reason, one.hint))
+    if machine.disks_apart:
+        found += _unseen(whole)
     together = _of_all_on_hosts(specs, whole, machine) if machine.apart else _of_all_here(specs, machine)
     return [*found, *together]
 
@@ -45,9 +49,7 @@ def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Mach
         hint = "`colocate: ROLE` puts a role on the nodes of another one"
         yield Misfit("roles", f"ask for {asked} nodes together, but {there}", hint)
     most = len(machine.gpus) if machine.asked_gpus is None else machine.asked_gpus
-    for first in dict.fromkeys(firsts.values()):
-        names = [name for name in specs if firsts[name] == first]
-        gpus = sum(_gpus(specs[name]) for name in names)
+    for names, gpus in _gpus_asked(specs, firsts):
         if gpus > most and len(names) > 1:
             reason = f"{', '.join(names)} ask for {gpus} GPUs of a node together, but it has {most}"
             yield Misfit("roles", reason, "write fewer at their resources.gpus_per_node")
@@ -56,12 +58,39 @@ def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Mach
         yield Misfit("slurm.interface", reason, "leave it out")
 
 
-def _not_apart(whole: JobSpec, spec: JobSpec) -> Iterator[Misfit]:
+def _unseen(whole: JobSpec) -> Iterator[Misfit]:
+    """Yield the roles whose readiness no other host can see, as each has a disk of its own."""
+    for name, role in whole.roles.items():
+        way = role.ready
+        if way is not None and (way.file or way.log):
+            reason = "is on the disk of its host, which others do not see"
+            yield Misfit(f"roles.{name}.ready", reason, "`port: true` or `path: /health` is seen from every host")
+
+
+def _gpus_asked(specs: Mapping[str, JobSpec], firsts: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+    """Yield the roles that share nodes, and how many GPUs they ask for together on each."""
+    for first in dict.fromkeys(firsts.values()):
+        names = [name for name in specs if firsts[name] == first]
+        yield names, sum(_gpus(specs[name]) for name in names)
+
+
+def most_gpus_asked(whole: JobSpec) -> int:
+    """Return the most GPUs that the roles of a run ask for on one node."""
+    return max(gpus for _, gpus in _gpus_asked(role_specs(whole), first_hosts(whole)))
+
+
+def _not_here(spec: JobSpec) -> Iterator[Misfit]:
+    """Yield what a role cannot have where one machine plays all nodes."""
+    if spec.recovery.spares and spec.resources.nodes.max < 2:
+        yield Misfit("recovery.spares", "a spare needs at least 2 nodes, got resources.nodes: 1")
+
+
+def _not_apart(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misfit]:
     """Yield what a role cannot have where each node is a machine of its own."""
     nodes, time_s = spec.resources.nodes, whole.resources.time_s
     if nodes.min != nodes.max:
         yield Misfit("resources.nodes", "is a range, but nodes are divided among roles for good", "write one number")
-    if spec.recovery.spares:
+    if spec.recovery.spares and not machine.elects:
         yield Misfit("recovery.spares", "nodes are divided among roles for good", "leave it out")
     if spec.resources.time_s not in (None, time_s):
         yield Misfit("resources.time", "all roles are one job", "write it in the main role, or beside `roles`")
@@ -118,7 +147,11 @@ def build_roles(
             plans.append(structs.replace(one, role=name, role_rank=part, restarts_all=all_of_them, ports=ports))
         taken[firsts[name]] = taken.get(firsts[name], 0) + _gpus(spec)
     main, *others = plans
-    return structs.replace(main, spec=structs.replace(main.spec, roles=whole.roles), roles=tuple(others))
+    main = structs.replace(main, spec=structs.replace(main.spec, roles=whole.roles), roles=tuple(others))
+    if not machine.elects:
+        return main
+    spares = max(spec.recovery.spares for spec in specs.values())
+    return with_hosts(main, [("", "")] * (hosts_asked(main) + spares))
 
 
 def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:

@@ -48,6 +48,7 @@ class AttemptDir:
     end = NamedFile("exit.json")
     role_end = NamedFile("role-exit.json")  # how the run's own role ended, where the run continues without it it
     stop = NamedFile("stop.json")
+    due = NamedFile("due")  # in a pool, of a run of several programs: there once the ranks of its own role may start
     drain = NamedFile("drain.json")
     drain_lock = NamedFile(".drain-lock")  # held by whoever adds to it
     released = NamedFile("released")  # there once a person has let a held attempt go
@@ -57,6 +58,7 @@ class AttemptDir:
     others_log = NamedFile("others.log")  # what the program that starts agents on other machines says
     supervisor_log = NamedFile("keeper.log")
     messenger_log = NamedFile("messenger.log")
+    coordinator_log = NamedFile("coordinator.log")  # of a coordinator that is no part of an agent
     supervisors = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
     host_index = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
     fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here

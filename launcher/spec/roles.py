@@ -6,6 +6,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from launcher.spec.checks import spares_need_nodes
 from launcher.spec.fields import role_section
 from launcher.spec.kinds.sections import Section
 from launcher.spec.merging import merged
@@ -23,6 +24,8 @@ def has_roles(root: Node | None) -> bool:
 
 def parse_roles(root: Mapping, job: Section) -> JobSpec:
     """Return the spec of a run with roles. Raises Wrong with every problem."""
+    # In a pool spares are the run's, whose roles have more nodes together: the plan knows what each place can do.
+    job = replace(job, checks=tuple(check for check in job.checks if check is not spares_need_nodes))
     gather = Gather()
     roles = gather.take(_KEY, job.by_key[_KEY].kind.parse, root.entries[_KEY].value)
     of_table, written = gather.problems, root.entries[_KEY].value

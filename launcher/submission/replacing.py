@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from launcher.copies import news
 from launcher.errors import LaunchError
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import least_hosts, most_of_a_host
 from launcher.run.attempts import newest, read_plan
 from launcher.run.layout import RunDir
 from launcher.spec.model import Ssh
@@ -103,9 +104,9 @@ class Replacement:
             self._why = "waits for lost hosts, which may go on where they are as long as the command names them"
             return
         hosts = of_kind(plan.cluster_kind).hosts_now(replace(plan.spec, ssh=pool))
-        usable = {one.host for one in hosts if one.gpus is not None and one.gpus >= plan.gpus_per_node}
-        if len(usable) < plan.nodes_min or not usable - there:
-            self._why = f"waits for hosts that can be used: {len(usable)} of at least {plan.nodes_min}"
+        usable = {one.host for one in hosts if one.gpus is not None and one.gpus >= most_of_a_host(plan).gpus}
+        if len(usable) < least_hosts(plan) or not usable - there:
+            self._why = f"waits for hosts that can be used: {len(usable)} of at least {least_hosts(plan)}"
             return
         self._resume()
         self._resumed += 1

@@ -18,7 +18,7 @@ from launcher.coordinator.history_copies import HistoryCopies
 from launcher.errors import Exit
 from launcher.node.environment import job_environment
 from launcher.node.ranks.lease import FAREWELL_S, AfterSuspend, Lease, LeaseWatch, after_suspend, shared_memory
-from launcher.node.standing_by import GATE, send_arguments, standby_argument
+from launcher.node.standing_by import COORDINATOR, GATE, send_arguments, standby_argument
 from launcher.plan.model import Plan
 from launcher.run.durable import make_dir
 from launcher.run.layout import AttemptDir
@@ -312,8 +312,14 @@ def agent_process(
     return AgentProcess(argv, environment, attempt.agent_log(node), keep, slept=after_suspend(plan, node))
 
 
-def _argv(run_dir: str, attempt: str, node: int) -> Sequence[str]:
-    """Return the command line of an agent."""
+def coordinator_process(plan: Plan, attempt: AttemptDir, *, keep: Sequence[int] = ()) -> AgentProcess:
+    """Return the process with the coordinator of a plan that names this machine for it; agents are elsewhere."""
+    argv = _argv(plan.run_dir, str(attempt.number), COORDINATOR)
+    return AgentProcess(argv, _environment(os.environ, plan.run_dir), attempt.coordinator_log, keep)
+
+
+def _argv(run_dir: str, attempt: str, node: int | str) -> Sequence[str]:
+    """Return the command line of an agent, or of a coordinator alone."""
     return (sys.executable, "-P", "-m", "launcher.node", run_dir, attempt, str(node))
 
 

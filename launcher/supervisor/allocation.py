@@ -11,7 +11,7 @@ from launcher.run.durable import create_record, readable
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd
-from launcher.states import State
+from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, agent_process
 from launcher.supervisor.attempt_end import pass_on_stop, settle_end, write_end, write_known_end
 from launcher.supervisor.messenger import LINGER_S, Messenger
@@ -118,7 +118,9 @@ class Allocation:
         known = readable(self._attempt.end, AttemptEnd)
         if known is not None:
             self._agents.wait_for_others(self._own, _FAREWELL_S)
-        self._roles.stop(_SURE_S, goes_on=State.QUEUED in {one.state for one in (self._by_roles, known) if one})
+        goes_on = State.QUEUED in {one.state for one in (self._by_roles, known) if one}
+        is_lost = self._plan.elects and (known.cause is Cause.NODE_LOST if known else self._by_roles is None)
+        self._roles.stop(_SURE_S, goes_on=goes_on or is_lost, at_once=is_lost)
         self._agents.end(standbys_of=self._own)
         self._roles.close()
         if self._by_roles is not None and write_known_end(self._run, self._attempt, self._plan) is None:

@@ -15,16 +15,18 @@ from msgspec import structs
 
 from launcher.coordinator.roles import Roles
 from launcher.coordinator.verdict import RESTART
-from launcher.node.ranks.ports import HeldPort, drawn
+from launcher.ids import new_token, role_secret
+from launcher.node.ranks.ports import HeldPort, address_drawer
 from launcher.plan.model import Plan
-from launcher.run.attempts import new_attempt, newest
+from launcher.plan.on_hosts import hosts_asked, with_addresses
+from launcher.run.attempts import attempts, new_attempt, read_intent
 from launcher.run.durable import append_line, create_record, make_dir, read_lines, readable, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Event, Failure, Handle, RunState
 from launcher.spec.model import Readiness
-from launcher.states import State
+from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import ask_to_stop, first_state, settle_end
 
@@ -32,6 +34,7 @@ _ANSWER_S = 0.5
 _PAGES = 256
 _MOST = 16 << 20  # of a log that is looked through
 
+_RUNS = State.RUNNING
 _READY_S = 0.1  # how often those that others wait for or follow are looked at
 AgentsOf = Callable[[Plan, AttemptDir], Sequence[AgentProcess]]  # of a role: node 0's, which coordinates, comes first
 
@@ -45,6 +48,7 @@ class _Part:
     attempt: AttemptDir | None = None  # that goes on
     agents: list[AgentProcess] = field(default_factory=list)  # of it
     is_asked: bool = False  # to stop
+    lost: AttemptEnd | None = None  # how it ended for want of a host, where the run has spare ones
 
     @property
     def name(self) -> str:
@@ -76,20 +80,22 @@ class RolesOfRun:
         """
         self._run, self._attempt, self._agents, self._mains, self._agents_of = run, attempt, agents, mains, agents_of
         self._ports: list[HeldPort] = []
-        self._addresses = self._draw([plan, *plan.roles]) if plan.role else {}
-        known = {"code": plan.code, "addresses": self._addresses}
-        self._parts = [_Part(RunDir(Path(one.run_dir)), structs.replace(one, **known)) for one in plan.roles]
-        self._main, self._own = plan.role, _Part(run, structs.replace(plan, addresses=self._addresses))
+        if plan.role and not plan.addresses:
+            plan = with_addresses(plan, self._hold if plan.one_machine else address_drawer(new_token()))
+        self._parts = [_Part(RunDir(Path(one.run_dir)), structs.replace(one, code=plan.code)) for one in plan.roles]
+        self._main, self._own = plan.role, _Part(run, plan)
         parts = {self._main: plan.role} | {one.name: one.plan.role for one in self._parts}
         self._roles = Roles(plan.spec.roles, parts)
         self._ready = {name: role.ready for name, role in plan.spec.roles.items()}
+        self._holds_ranks, self._has_begun = bool(plan.role) and plan.elects, False
+        self._has_spares = plan.elects and len(plan.nodes) - len(plan.away) > hosts_asked(plan)
         self._generations: dict[str, int] = {}  # the newest of those that others follow, as it was last seen
 
     def next_update(self) -> float | None:
         """Return the moment, by time.monotonic, at which to call `update` again if nothing wakes the supervisor
         before, or None.
         """
-        is_watched = self._roles.awaited() or self._roles.followed()
+        is_watched = self._roles.awaited() or self._roles.followed() or any(part.lost for part in self._parts)
         moments = [self._roles.next_start(), time.monotonic() + _READY_S if is_watched else None]
         return min((one for one in moments if one is not None), default=None)
 
@@ -102,6 +108,7 @@ class RolesOfRun:
             if part.attempt is not None and part.has_ended:
                 end = self._close(part, part.attempt)
                 self._note(f"role {part.name}: {end.message or end.state}")
+                part.lost = end if self._has_spares and _is_queued_for_a_host(end) else None
                 if (whole := self._roles.ended(part.name, end, now)) is not None:
                     return whole
                 if end.state is State.QUEUED and end.cause is not None:
@@ -112,17 +119,42 @@ class RolesOfRun:
         if self._main in awaited and self._is_ready(self._own, self._attempt):
             self._roles.ready(self._main)
             self._note(f"role {self._main} is ready")
+        for part in self._parts:
+            if (lost := self._cannot_return(part)) is not None:
+                return structs.replace(lost, message=f"all roles start again on other hosts: {lost.message}")
         for name in filter(self._has_restarted, self._roles.followed()):
             self._restart_followers(name)
         due = self._roles.due(now)
-        if self._main in due:
-            if self._main:
-                write_record(self._attempt.plan, self._own.plan)
-            self._start(self._mains)
+        self._begin_main(is_due=self._main in due)
         for part in self._parts:
             if part.name in due:
                 self._open(part)
         return None
+
+    def _begin_main(self, *, is_due: bool) -> None:
+        """Start the agents of the run's own role once it is due. Where hosts elect a leader its coordinator counts the
+        voters from the beginning, and only its ranks wait.
+        """
+        has_begun, self._has_begun = self._has_begun, self._has_begun or is_due or self._holds_ranks
+        if self._has_begun and not has_begun:
+            if self._main and not self._holds_ranks:
+                write_record(self._attempt.plan, self._own.plan)
+            self._start(self._mains)
+        if is_due and self._holds_ranks:
+            with contextlib.suppress(FileExistsError):
+                create_record(self._attempt.due, this_process())
+
+    def _cannot_return(self, part: _Part) -> AttemptEnd | None:
+        """Return how a role ended that has lost one of its hosts, where the main role's coordinator misses that host
+        too; None while it may be back, or once the role runs again.
+        """
+        if part.lost is None:
+            return None
+        own, whole = readable(part.run.state, RunState), readable(self._run.state, RunState)
+        if own is not None and part.attempt is not None and (own.attempt, own.state) == (part.attempt.number, _RUNS):
+            part.lost = None
+        lost = {node.host for node in (whole.nodes if whole is not None else ()) if node.state == "lost"}
+        return None if lost.isdisjoint(node.host for node in part.plan.nodes) else part.lost
 
     def main_ended(self, end: AttemptEnd) -> AttemptEnd | None:
         """Record how the main role ended; return how the run ends if all others have ended, else None."""
@@ -162,13 +194,16 @@ class RolesOfRun:
                 _ask(part, RESTART)
                 self._note(f"role {part.name} starts again, as {name} has")
 
-    def stop(self, within_s: float, *, goes_on: bool) -> None:
+    def stop(self, within_s: float, *, goes_on: bool, at_once: bool = False) -> None:
         """Ask all roles to end and wait for that, at most this long beyond their grace; with `goes_on` they
-        will start again. The caller ends what is left.
+        will start again. The caller ends what is left. With `at_once`, other hosts may go on without this one, and
+        nothing is waited for.
         """
         asked = [part for part in self._parts if part.attempt is not None]
         for part in asked:
             _ask(part, RESTART if goes_on else "cancel")
+        if at_once:
+            return
         grace_s = max((part.plan.spec.recovery.grace_s for part in asked), default=0.0)
         deadline = time.monotonic() + grace_s + within_s
         while not all(part.has_ended for part in asked) and time.monotonic() < deadline:
@@ -182,40 +217,26 @@ class RolesOfRun:
         for port in self._ports:
             port.release()
 
-    def _draw(self, plans: Collection[Plan]) -> dict[str, tuple[str, ...]]:
-        """Return the address of each rank by role; on this machine its port is held from now on, on others by
-        the agent there once it has started.
-        """
-        addresses, taken = dict[str, list[str]](), set[str]()
-        for plan in plans:
-            for node in plan.nodes[: plan.nodes_max]:
-                for key in [*plan.address_keys.values()] * plan.ranks_per_node:
-                    addresses.setdefault(key, []).append(self._address(plan, node.address, taken))
-                    taken.add(addresses[key][-1])
-        return {key: tuple(some) for key, some in addresses.items()}
-
-    def _address(self, plan: Plan, address: str, taken: Collection[str]) -> str:
-        """Return an address with a free port on this machine, or with a random port on another."""
-        if plan.one_machine:
-            self._ports.append(HeldPort(address))
-            return f"{address}:{self._ports[-1].number}"
-        return next(one for one in (f"{address}:{number}" for number in drawn()) if one not in taken)
+    def _hold(self, address: str) -> str:
+        """Return an address with a free port on this machine, which is held from now on."""
+        self._ports.append(HeldPort(address))
+        return f"{address}:{self._ports[-1].number}"
 
     def _open(self, part: _Part) -> None:
         """Open an attempt of the role and start its agents."""
         run, plan = part.run, part.plan
-        before = newest(run)
-        _make(self._run, run, plan)
-        reason, whole = "submit" if before is None else "requeue", readable(self._attempt.handle, Handle)
-        handle = Handle(
-            plan.cluster_kind, supervisor=this_process(), job_id=whole.job_id if whole is not None else None
-        )
-        attempt, _ = new_attempt(run, plan.cluster, reason, None, kind=plan.cluster_kind, handle=handle)
+        is_first = not attempts(run)
+        make_role_dir(self._run, run, plan)
+        reason, whole = "submit" if is_first else "requeue", readable(self._attempt.handle, Handle)
+        intent = read_intent(self._attempt)
+        kind, secret = intent.cluster_kind, role_secret(intent.token, part.name)
+        handle = Handle(kind, supervisor=this_process(), job_id=whole.job_id if whole is not None else None)
+        attempt, _ = new_attempt(run, plan.cluster, reason, None, kind=kind, handle=handle, secret=secret)
         raise_fence(run, attempt.number)
         if (resumed := _resumed_since(self._run, run)) is not None:
             append_line(run.events, structs.replace(resumed, attempt=attempt.number))
         create_record(attempt.started, this_process())
-        if before is None:
+        if is_first:
             write_record(run.state, first_state(plan, attempt.number))
         part.attempt, part.is_asked = attempt, False
         self._generations.pop(part.name, None)
@@ -235,7 +256,8 @@ class RolesOfRun:
         self._agents.end_now(part.agents)
         self._agents.drop(part.agents)
         part.attempt = None
-        status = part.agents[0].last if part.plan.one_machine else None  # else it is of what had started the agent
+        is_here = part.plan.one_machine or part.plan.coordinator  # else it is of what had started the agent
+        status = part.agents[0].last if is_here else None
         return settle_end(part.run, attempt, part.plan, status)
 
     def _is_ready(self, part: _Part, attempt: AttemptDir) -> bool:
@@ -243,13 +265,18 @@ class RolesOfRun:
         way = self._ready.get(part.plan.role) or Readiness()
         first, count = part.plan.role_rank, part.plan.nodes_max * part.plan.ranks_per_node
         key = part.plan.address_keys[way.port if isinstance(way.port, str) else ""]
-        mine = self._addresses[key][first : first + count]
+        mine = self._own.plan.addresses[key][first : first + count]
         return is_ready(way, part.run, attempt, part.plan, mine)
 
     def _note(self, text: str) -> None:
         """Append an event about roles, unless the disk refuses it."""
         with contextlib.suppress(OSError):  # a disk that takes nothing now: no program waits for it
             append_line(self._run.events, Event(time.time(), self._attempt.number, "role", text))
+
+
+def _is_queued_for_a_host(end: AttemptEnd) -> bool:
+    """Return whether the role starts again because it had lost a host."""
+    return end.state is State.QUEUED and end.cause is Cause.NODE_LOST
 
 
 def _ask(part: _Part, kind: str) -> None:
@@ -270,7 +297,7 @@ def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
     return resumed[-1] if resumed and history and resumed[-1].at > history[-1].at else None
 
 
-def _make(whole: RunDir, run: RunDir, plan: Plan) -> None:
+def make_role_dir(whole: RunDir, run: RunDir, plan: Plan) -> None:
     """Create the role's run directory, with the code and the secrets of the run."""
     make_dir(whole.roles)
     make_dir(run.path)

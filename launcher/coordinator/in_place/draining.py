@@ -208,7 +208,7 @@ class Drainer:
         nodes, plan = self._attempt.nodes, self._attempt.plan
         stay = {index for index in self._attempt.current.members if index not in leave}
         left = stay | (nodes.usable - leave)
-        return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left) is None
+        return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left | nodes.only_voting) is None
 
     def _obstacle(self, move: Move) -> str:
         """Return why this move cannot be made now, or ""."""

@@ -9,6 +9,7 @@ from launcher.run.attempts import attempts
 from launcher.run.durable import read_record, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd
+from launcher.status.facts import role_dirs
 
 FOLDERS = ("logs", "metrics")
 ALL = 1 << 62  # more than there is of any file
@@ -47,14 +48,22 @@ def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
     marks = tuple(f".a{attempt.number:04d}." for attempt in there)
 
     def is_ours(name: str) -> bool:
+        if name.startswith(f"{run.roles.name}/"):
+            return every[-1] not in there
         if name.startswith("metrics/"):
             return every[-1] not in there and not any(mark in name for mark in marks)
         return name.startswith(ours)
 
-    sizes = tails.sizes(run.path, FOLDERS)
+    sizes = tails.sizes(run.path, folders_of(run))
     return {name: ALL if is_ours(name) else size for name, size in sizes.items()}
 
 
 def size(run: RunDir) -> int:
     """Return the bytes of logs and metrics that are here."""
-    return sum(tails.sizes(run.path, FOLDERS).values())
+    return sum(tails.sizes(run.path, folders_of(run)).values())
+
+
+def folders_of(run: RunDir) -> tuple[str, ...]:
+    """Return the folders with logs and metrics, those of roles beside the main one included."""
+    roles = [f"{run.roles.name}/{path.name}/{folder}" for path in role_dirs(run) for folder in FOLDERS]
+    return (*FOLDERS, *roles)

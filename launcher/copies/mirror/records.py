@@ -24,6 +24,7 @@ _ENDS = frozenset(Exit) - {Exit.INTERRUPTED, Exit.PIPE_CLOSED} - {code for code 
 class _OurPlan(msgspec.Struct, frozen=True):
     """The part of our own plan that says what the run is called."""
 
+    run_id: str
     name: str
     cluster: str
     submitted_at: float
@@ -39,7 +40,7 @@ def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
 def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
     """Keep the coordinator's newest state, under the names that the run and its place have here."""
     ours = plan_as(run, attempt.number, _OurPlan)
-    named = {"run": run.id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
+    named = {"run": ours.run_id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
     code = _exit_code(last.state, last.cause, last.exit_code) if last.state.ended else None
     renew(run.state, msgspec.structs.replace(last, **named, exit_code=code, boot_id=""), RunState)
 

@@ -107,7 +107,7 @@ def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
 def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
     """Append a part to the local copy. Raise LaunchError for a name that is not below one of these folders."""
     steps = tail.name.split("/")
-    if {"", ".", ".."} & set(steps) or steps[0] not in folders:
+    if {"", ".", ".."} & set(steps) or not any(f"{tail.name}/".startswith(f"{folder}/") for folder in folders):
         raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
     path = root.joinpath(*steps)
     try:

@@ -6,7 +6,7 @@ socket that does not listen; no other program is given the port meanwhile.
 
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 _FIRST, _LAST = 20_000, 32_000  # below Linux's default ephemeral range, 32768..60999
@@ -35,11 +35,23 @@ class HeldPort:
         self._socket.close()
 
 
-def drawn() -> Iterator[int]:
+def drawn(draw: random.Random | None = None) -> Iterator[int]:
     """Yield random port numbers without end, which may be in use."""
-    draw = random.SystemRandom()
+    draw = draw or random.SystemRandom()
     while True:
         yield draw.randint(_FIRST, _LAST)
+
+
+def address_drawer(seed: str) -> Callable[[str], str]:
+    """Return what draws a new address on the machine with this one; with the same seed the same ones, in order."""
+    numbers, taken = drawn(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
+
+    def draw(address: str) -> str:
+        found = next(one for one in (f"{address}:{number}" for number in numbers) if one not in taken)
+        taken.add(found)
+        return found
+
+    return draw
 
 
 def _bind(held: socket.socket, address: str) -> int:

@@ -10,12 +10,15 @@ from launcher.places.place import CancelReport, HostNow, KeptRemote, Place, Prep
 from launcher.places.ssh import pool
 from launcher.places.ssh.comeback import ask
 from launcher.places.ssh.facts import Surveyed
+from launcher.places.ssh.run_hosts import whole_of
 from launcher.places.ssh.submit import cancel, look
 from launcher.places.ssh.submit.predecessors import release, unseen
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
 from launcher.plan.queueing import not_taken
+from launcher.plan.roles import most_gpus_asked
 from launcher.remote.shipping import bundle
+from launcher.run.attempts import last_attempt
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import ClusterAnswer
 from launcher.spec.model import JobSpec, Ssh
@@ -33,6 +36,7 @@ class SshCluster(Place):
     kind = "ssh"
     doctor = "launcher.places.ssh.doctor"
     remote = True
+    takes_roles = True
     supports_reach = True
     supports_tunnel = True
 
@@ -45,7 +49,8 @@ class SshCluster(Place):
         if self._pool != spec.ssh or not self._found:
             self._found = _looked_at(spec.ssh)
             self._pool = spec.ssh
-        return offered([*self._found.values()], spec.resources.gpus_per_node, shared=spec.ssh.shared)
+        gpus = most_gpus_asked(spec) if spec.roles else spec.resources.gpus_per_node
+        return offered([*self._found.values()], gpus, shared=spec.ssh.shared)
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
         """Return a problem for each wait that a pool does not support, or that no host of it can watch."""
@@ -85,6 +90,7 @@ class SshCluster(Place):
         self.prepare(plan).start(attempt)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        attempts = [(run, attempt) for run, attempt in attempts if whole_of(run) == run]
         left = [(run, attempt) for run, attempt in attempts if is_open(run, attempt)]
         if left:
             from launcher.places.ssh.submit.handover import mend  # late: a killed submitter is rare
@@ -95,7 +101,12 @@ class SshCluster(Place):
                 ask.ask_lost(run)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        return look.look(attempts, self._not_mended)
+        wholes = [
+            (whole, attempt if whole == run else last_attempt(whole))
+            for run, attempt in attempts
+            for whole in [whole_of(run)]
+        ]
+        return look.look(wholes, self._not_mended)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan | None) -> CancelReport:
         return cancel.cancel(run, attempt)
@@ -119,7 +130,7 @@ class SshCluster(Place):
     def bring_logs(self, run: RunDir) -> None:
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
-        fetch.bring_logs(run)
+        fetch.bring_logs(whole_of(run))
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it

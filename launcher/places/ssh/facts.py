@@ -10,6 +10,7 @@ import msgspec
 from launcher.errors import LaunchError, Unreachable
 from launcher.places.ssh import probe_there
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import most_of_a_host
 from launcher.remote.connect import Line
 from launcher.remote.rpc.wire import Garbled, decoded
 from launcher.spec.model import Ssh, SshHost
@@ -94,8 +95,9 @@ class Surveyed:
 
     def has_room(self, plan: Plan) -> bool:
         """Return whether no run waits on the host and what the plan needs is free."""
-        kind, there = (GPU, len(self.gpus)) if plan.gpus_per_node else (CPU, self.facts.cpus)
-        wanted = min(there, plan.gpus_per_node or plan.ranks_per_node * plan.cpus_per_rank)
+        share = most_of_a_host(plan)
+        kind, there = (GPU, len(self.gpus)) if share.gpus else (CPU, self.facts.cpus)
+        wanted = min(there, share.gpus or share.cpus)
         return not self.occupancy.waiting and there - self.taken(kind) >= wanted
 
     @property

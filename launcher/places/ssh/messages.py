@@ -108,6 +108,15 @@ class OpenedByHosts(msgspec.Struct, frozen=True):
     created_at: float
 
 
+class RoleReport(msgspec.Struct, frozen=True):
+    """The state of a role beside the main one, or of one of its ranks that restart alone."""
+
+    name: RunId
+    attempt: Attempt  # of the role, the newest
+    last: RunState | None
+    end: AttemptEnd | None
+
+
 class RunReport(msgspec.Struct, frozen=True):
     """The state of a run, followed by files: the new part of events.jsonl, and logs of the attempt."""
 
@@ -121,6 +130,7 @@ class RunReport(msgspec.Struct, frozen=True):
     avoided: tuple[Exclusion, ...] | None = None
     stop: StopRequest | None = None
     end: AttemptEnd | None = None
+    roles: tuple[RoleReport, ...] = ()
     files: tuple[Part, ...] = ()
     more: bool = False  # events than fit into this answer
     stale: bool = False  # its coordinator has not spoken for a while: the message says for how long

@@ -3,24 +3,28 @@
 import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from launcher.errors import Exit, Fenced
+from launcher.node.ranks.ports import address_drawer
 from launcher.places.ssh.host.supervisor_messages import OpenAttempt
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.on_hosts import with_hosts
-from launcher.run.attempts import attempts, read_plan
+from launcher.plan.on_hosts import with_addresses, with_hosts
+from launcher.run.attempts import attempts, read_intent, read_plan
 from launcher.run.durable import make_dir, read_record, readable, sync_dir, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Handle, Intent, RunState
 from launcher.states import LOCAL, Cause, State
-from launcher.supervisor.agent_processes import AgentProcess, agent_process
+from launcher.supervisor.agent_processes import AgentProcess, agent_process, coordinator_process
 from launcher.supervisor.allocation import claim_attempt
 from launcher.supervisor.attempt_end import first_state, pass_on_stop, write_end
 from launcher.supervisor.own_log import log_to
+from launcher.supervisor.roles import make_role_dir
 
 
 class AttemptOnHost:
@@ -31,7 +35,7 @@ class AttemptOnHost:
     def __init__(self, run: RunDir, number: int, node: int) -> None:
         self.run = run
         self.before: AttemptDir | None = None
-        self.attempt, self.plan = run.attempt(number), read_plan(run, number)
+        self.attempt, self.plan = run.attempt(number), _plan_of(run, number)
         self.host = self.plan.nodes[node].host
 
     @property
@@ -49,6 +53,14 @@ class AttemptOnHost:
     def agent(self, gpus: Sequence[str] | None, fds: Sequence[int]) -> AgentProcess:
         """Return our node's agent, which sees only the GPUs that we hold."""
         return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus)
+
+    def role_agents(
+        self, gpus: Sequence[str] | None, fds: Sequence[int], plan: Plan, attempt: AttemptDir
+    ) -> list[AgentProcess]:
+        """Return what this host runs of a role beside the main one: on the leader first the role's coordinator."""
+        nodes = [node.index for node in plan.nodes if node.host == self.host]
+        agents = [agent_process(plan, attempt, node, keep=fds, gpus=gpus) for node in nodes]
+        return [coordinator_process(plan, attempt, keep=fds), *agents] if self.leads else agents
 
     def log_to(self) -> None:
         make_dir(self.attempt.node(self.index))
@@ -72,6 +84,10 @@ class AttemptOnHost:
             raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its supervisor already")
         self.register()
         raise_fence(self.run, self.attempt.number)
+        if self.plan.roles:
+            write_record(self.attempt.plan, self.plan)  # on a shared disk each host writes the very same
+        for role in self.plan.roles:
+            make_role_dir(self.run, RunDir(Path(role.run_dir)), structs.replace(role, code=self.plan.code))
         if self.leads:
             write_record(self.run.state, self._starting())
 
@@ -89,7 +105,7 @@ class AttemptOnHost:
 
     def move(self, number: int) -> None:
         """Change to this attempt, whose plan is on disk."""
-        self.plan = read_plan(self.run, number)
+        self.plan = _plan_of(self.run, number)
         self.before, self.attempt = self.attempt, self.run.attempt(number)
 
     def pass_on_stop(self) -> None:
@@ -119,6 +135,14 @@ class AttemptOnHost:
         if before.attempt == self.attempt.number and before.state is State.QUEUED:
             return msgspec.structs.replace(before, state=State.STARTING, message="starting agents")
         return before
+
+
+def _plan_of(run: RunDir, number: int) -> Plan:
+    """Return the attempt's plan; of several programs each rank has the address there that all hosts draw for it."""
+    plan = read_plan(run, number)
+    if not plan.roles or plan.addresses:
+        return plan
+    return with_addresses(plan, address_drawer(read_intent(run.attempt(number)).token))
 
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: Sequence[str], away: Sequence[str]) -> Plan:

@@ -7,6 +7,7 @@ from launcher.clock import boottime
 from launcher.errors import Exit
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
 from launcher.places.ssh.host.leader import elect, enough, open_next, tell_others, too_few
+from launcher.places.ssh.host.roles_on_host import RolesOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, SupervisorStatus, statuses
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
@@ -20,6 +21,7 @@ from launcher.supervisor.wakeup import Wakeup
 
 _SURE_S = 8.0
 _LOOK_S = 0.5
+_ROLES_S = 0.1  # a shared disk does not wake us
 _ASK_S = 1.0  # who does not answer may be the one that is gone
 
 
@@ -30,6 +32,7 @@ class Follower:
         self._supervisor, self._wakeup = supervisor, wakeup
         self._agent = supervisor.agent()
         self._agents = AgentProcesses([self._agent], wakeup, leads=False)
+        self._roles = RolesOnHost(supervisor, self._agents)
         self._sure_at: float | None = None
         self._take_over = TakeOver(supervisor)
         self._leader = leader_of(supervisor)
@@ -52,6 +55,7 @@ class Follower:
             if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
                 supervisor.here.pass_on_stop()
                 self._wind_up()
+            self._roles.look()
             self._agents.watch(self._next_look(), bring_back=self._sure_at is None and not supervisor.ballot.leaderless)
             if (following := self._following()) is not None:
                 return following
@@ -62,7 +66,8 @@ class Follower:
             supervisor.check_part_in(supervisor.ballot.outrun_by)
             if self._is_over() and self._sure_at is None:
                 self._wind_up()  # its agent may have no connection to be told by
-            if self._sure_at is not None and (self._is_left() or time.monotonic() >= self._sure_at):
+            is_left = self._is_left() and self._roles.all_gone
+            if self._sure_at is not None and (is_left or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
             if self._is_deserted():
@@ -78,13 +83,15 @@ class Follower:
 
     def _is_left(self) -> bool:
         """Return whether its agent has left, though it may come back."""
-        return self._agents.all_gone(for_good=True)
+        return self._agent.pid is None
 
     def _next_look(self) -> float | None:
         """Return when to look again; if the agent has left for good, only a message from the leader is waited for."""
         if self._sure_at is not None:
             return self._sure_at
         waits = self._supervisor.ballot.leaderless or self._is_left()
+        if self._supervisor.plan.roles:
+            return time.monotonic() + _ROLES_S
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:

@@ -28,6 +28,7 @@ from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.places.ssh.messages import GoAhead, Opened, Supervisors
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import least_hosts, most_of_a_host
 from launcher.remote.rpc.wire import decoded, encoded
 from launcher.run.durable import readable, write_record
 from launcher.run.records import AttemptEnd
@@ -165,7 +166,8 @@ def _exit_code(supervisor: SupervisorState, unsaid: Exit) -> int:
 
 
 def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
-    demand = Demand(plan.gpus_per_node, plan.ranks_per_node * plan.cpus_per_rank)
+    share = most_of_a_host(plan)
+    demand = Demand(share.gpus, share.cpus)
     stamp, cpus, priority = int(plan.submitted_at * 1000), len(os.sched_getaffinity(0)), plan.spec.queue.priority
     return Slots(plan.run_id, stamp, demand, gpus, cpus, priority=priority)
 
@@ -297,7 +299,7 @@ def _all_begin(supervisor: SupervisorState) -> bool:
     supervisor.check_lead(there)
     waits = [answer.waits_for for answer in there.values() if not answer.has_slots]
     silent = [supervisor.rpc.peer(number).host for number in supervisor.rpc.others if number not in there]
-    too_few = 1 + len(there) - len(waits) < supervisor.plan.nodes_min
+    too_few = 1 + len(there) - len(waits) < least_hosts(supervisor.plan)
     if waits or (silent and (too_few or time.monotonic() < supervisor.since + supervisor.patience_s)):
         waits += [f"{host} does not answer the other hosts (launch doctor finds out why)" for host in silent]
         record_queued(supervisor.run, supervisor.attempt, "; ".join(filter(None, waits)) or "waits for the other hosts")

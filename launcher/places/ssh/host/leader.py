@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from launcher.clock import WakingClock, boottime
@@ -22,6 +23,7 @@ from launcher.places.ssh.host.supervisor_messages import (
 )
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.places.ssh.quorum.core import may_start_from
+from launcher.plan.on_hosts import least_hosts
 from launcher.run.attempts import attempts, new_attempt
 from launcher.run.avoided import avoid, avoided
 from launcher.run.durable import append_line, make_dir, read_lines, readable
@@ -109,8 +111,9 @@ class Leader:
         if supervisor.plan.disks_apart:
             voters = supervisor.ballot.voter.newest.voters - {supervisor.node}
             replicator = RecordReplicator(
-                supervisor.run, supervisor.attempt, supervisor.rpc, voters=voters, copies=agent.copies
-            )
+                supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
+                voters=voters, copies=agent.copies,
+            )  # fmt: skip
         hearing = Hearing(supervisor)
         over = False
         try:
@@ -118,9 +121,11 @@ class Leader:
                 self._wakeup.wait(left_s)
             supervisor.coordinator_due_at = boottime()
             stop = StopSignal(self._wakeup, supervisor.attempt, supervisor.here.before)
+            ready = supervisor.ready
             end = Allocation(
-                supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent]
-            ).carry_out()
+                supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent],
+                agents_of=partial(supervisor.here.role_agents, ready.gpus, ready.fds),
+            ).carry_out()  # fmt: skip
             supervisor.place = agent.place
             exclude_lost_hosts(supervisor)
             if end.state.ended:
@@ -190,15 +195,15 @@ def exclude_lost_hosts(supervisor: SupervisorState) -> None:
 
 def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool) -> bool:
     """Return whether a run may go on with these hosts: they are enough nodes, and the rest cannot go on without us."""
-    return (
-        supervisor.ballot.carries(others, leads=leads) and len({*others, supervisor.node}) >= supervisor.plan.nodes_min
+    return supervisor.ballot.carries(others, leads=leads) and len({*others, supervisor.node}) >= least_hosts(
+        supervisor.plan
     )
 
 
 def tell(supervisor: SupervisorState) -> Sequence[int]:
     """Send how the attempt ended to hosts with disks of their own; return those that did not take it."""
     return (
-        RecordReplicator(supervisor.run, supervisor.attempt, supervisor.rpc).close()
+        RecordReplicator(supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names).close()
         if supervisor.plan.disks_apart
         else ()
     )
@@ -265,7 +270,7 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
         make_dir(supervisor.run.attempt(elected.number - 1).path)  # numbers in between had votes, and are used up
     attempt, _ = new_attempt(supervisor.run, plan.cluster, "requeue", cause, plan, secret=supervisor.secret)
     if supervisor.plan.disks_apart:
-        copy_records(supervisor.run, supervisor.attempt, supervisor.rpc, elected.others)
+        copy_records(supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names, elected.others)
     said = supervisor.opening(attempt.number, here, cause, away)
     took = granted(supervisor.rpc.ask(said, elected.others))
     if supervisor.plan.disks_apart and not enough(supervisor, took, leads=leads):
@@ -290,11 +295,12 @@ def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool
     if not (supervisor.ready.began and supervisor.plan.disks_apart):
         return 0.0
     last = readable(supervisor.run.state, RunState)
-    known = last.nodes if last is not None and last.attempt == supervisor.attempt.number else ()
+    of_one = not supervisor.plan.roles  # else hosts have ranks of which the main role's coordinator does not know
+    known = last.nodes if of_one and last is not None and last.attempt == supervisor.attempt.number else ()
     ended = {node.host for node in known if node.state in ("lost", "waiting")}
     ended |= {
         supervisor.host,
-        *(() if leads else (supervisor.leader,)),
+        *((supervisor.leader,) if of_one and not leads else ()),
         *(supervisor.rpc.peer(number).host for number in took),
     }
     all_ended = {node.host for node in supervisor.plan.nodes} <= ended

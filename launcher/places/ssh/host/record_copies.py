@@ -6,26 +6,30 @@ address is sent again and again, so that a damaged copy does not hide it.
 """
 
 import contextlib
+import functools
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from launcher.coordinator.history_copies import HistoryCopies
 from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
+from launcher.ids import attempt_token, role_secret
 from launcher.places.ssh.host.supervisor_messages import Replica, granted
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
 from launcher.plan.on_hosts import quorum
-from launcher.run.durable import NOT_JSON, make_dir, sync_dir, write_bytes
+from launcher.run.attempts import attempts
+from launcher.run.durable import NOT_JSON, make_dir, readable, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
-from launcher.run.records import AttemptEnd, Endpoint, Event, Exclusion, RunState, StopRequest
+from launcher.run.records import AttemptEnd, Endpoint, Event, Exclusion, Intent, RunState, StopRequest
 
 _WHOLE = -1
 _PIECE = 256 << 10
@@ -33,6 +37,7 @@ _ASK_S, QUIET_S = 1.0, 5.0
 _QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
 
 EVENTS, ENDPOINT = "events", "endpoint"
+_OF_ROLE = re.compile(r"(?P<role>[a-z0-9_-]{1,60}) (?P<attempt>[0-9]{1,9}) (?P<record>[a-z]{1,20})", re.ASCII)
 _READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -48,8 +53,65 @@ class KeptRecord:
         decoder_of(self.kind).decode(data)
 
 
-def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """Return the replicated records by their names on the wire."""
+class RoleAttempt(NamedTuple):
+    """An attempt of a role beside the main one."""
+
+    role: str
+    attempt: int
+
+
+def opens(name: str) -> RoleAttempt | None:
+    """Return the attempt of a role whose coordinator's address has this name on the wire, or None."""
+    found = _OF_ROLE.fullmatch(name)
+    return RoleAttempt(found["role"], int(found["attempt"])) if found and found["record"] == ENDPOINT else None
+
+
+def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) -> dict[str, KeptRecord]:
+    """Return the replicated records by their names on the wire, with those of the newest attempt of each role."""
+    found = _of_run(run, attempt)
+    for role in roles:
+        of_role = RunDir(run.roles / role)
+        if there := attempts(of_role):
+            last = there[-1]
+            records = _of_role(of_role, last)
+            if not is_within(attempt, role, last):
+                del records[ENDPOINT]  # other hosts take it for an attempt that goes on
+            found |= {f"{role} {last.number} {name}": one for name, one in records.items()}
+    return found
+
+
+@functools.cache
+def is_within(attempt: AttemptDir, role: str, of_role: AttemptDir) -> bool:
+    """Return whether the attempt of a role was opened within this attempt of the run."""
+    whole, own = readable(attempt.intent, Intent), readable(of_role.intent, Intent)
+    return (
+        whole is not None
+        and own is not None
+        and own.token == attempt_token(role_secret(whole.token, role), of_role.number)
+    )
+
+
+def _named(run: RunDir, replica: Replica, roles: Collection[str]) -> KeptRecord | None:
+    """Return the record that the replica is of, or None if there is none of that name."""
+    found = _OF_ROLE.fullmatch(replica.name)
+    if found is None:
+        return _of_run(run, run.attempt(replica.attempt)).get(replica.name)
+    if found["role"] not in roles:
+        return None
+    role = RunDir(run.roles / found["role"])
+    return _of_role(role, role.attempt(int(found["attempt"]))).get(found["record"])
+
+
+def _of_role(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
+    of_run = _of_run(run, attempt)
+    return {name: of_run[name] for name in (ENDPOINT, "end", EVENTS, "state")}
+
+
+def _is_history(name: str) -> bool:
+    return name.rpartition(" ")[2] == EVENTS
+
+
+def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
     return {
         ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
         "avoided": KeptRecord(run.avoided, list[Exclusion]),
@@ -60,12 +122,12 @@ def replicated(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
     }
 
 
-def put(run: RunDir, replica: Replica, *, cuts: bool = False) -> None:
-    """Keep what the leader has sent. `cuts`: at the end of its history ours ends, too."""
-    copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
+def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: bool = False) -> None:
+    """Keep what the leader has sent of the run and of these roles. `cuts`: at the end of its history ours ends, too."""
+    copied = _named(run, replica, roles)
     if copied is None:
         raise LaunchError(f"no record is called {replica.name[:40]!r}")
-    data, is_history = replica.data.encode(), replica.name == EVENTS
+    data, is_history = replica.data.encode(), _is_history(replica.name)
     if is_history != (replica.at != _WHOLE):
         raise LaunchError(f"{replica.name}: expected {'a piece' if is_history else 'a whole record'}")
     make_dir(copied.path.parent)
@@ -79,9 +141,9 @@ def put(run: RunDir, replica: Replica, *, cuts: bool = False) -> None:
     write_bytes(copied.path, data)
 
 
-def is_there(run: RunDir, replica: Replica) -> bool:
+def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool:
     """Return whether the file here has the replica's contents."""
-    copied = replicated(run, run.attempt(replica.attempt)).get(replica.name)
+    copied = _named(run, replica, roles)
     if copied is None:
         return False
     data = replica.data.encode()
@@ -112,10 +174,12 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
     sync_dir(path.parent)
 
 
-def copy_records(run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, whom: Collection[int]) -> None:
+def copy_records(
+    run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
+) -> None:
     """Give these hosts all records of the attempt, and the run's whole history; each that does not take them is asked
     once more for each piece that there is."""
-    copies = RecordReplicator(run, attempt, rpc, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
+    copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()
     with contextlib.suppress(FileNotFoundError):
         for _ in range(run.events.stat().st_size // _PIECE + 1):
@@ -130,6 +194,7 @@ class RecordReplicator:
         run: RunDir,
         attempt: AttemptDir,
         rpc: SupervisorRpc,
+        roles: Collection[str] = (),
         *,
         whom: Collection[int] | None = None,
         renew_s: float = 10.0,
@@ -142,7 +207,7 @@ class RecordReplicator:
 
         What half of the attempt's voters have, this host and these others, is told to the coordinator by `copies`.
         """
-        self._run, self._attempt, self._rpc = run, attempt, rpc
+        self._run, self._attempt, self._rpc, self._roles = run, attempt, rpc, roles
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
         self._voters, self._copies = tuple(voters), copies
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
@@ -173,19 +238,19 @@ class RecordReplicator:
 
     def send(self) -> None:
         self._tell_copied()
-        for name, copied in replicated(self._run, self._attempt).items():
+        for name, copied in replicated(self._run, self._attempt, self._roles).items():
             try:
                 status = copied.path.stat()
             except FileNotFoundError:
                 continue
             now = time.monotonic()
-            turn = now // self._renew_s if name == ENDPOINT else 0
+            turn = now // self._renew_s if name.endswith(ENDPOINT) else 0
             mark = (status.st_ino, status.st_size, status.st_mtime_ns, turn)
             reached = [number for number in self._sent if self._quiet_until.get(number, 0.0) <= now]
             behind = [number for number in reached if self._sent[number].get(name) != mark]
             if not behind:
                 continue
-            send = self._send_events if name == EVENTS else self._send_whole
+            send = self._send_events if _is_history(name) else self._send_whole
             for number in send(name, copied, behind):
                 self._sent[number][name] = mark
 
@@ -203,7 +268,7 @@ class RecordReplicator:
         """
         done = []
         for number in whom:
-            at = self._bytes_of(number)
+            at = self._bytes_of(number, name)
             with copied.path.open("rb") as file:
                 file.seek(max(0, at - 1))
                 if at and file.read(1) != b"\n":
@@ -214,9 +279,9 @@ class RecordReplicator:
             if len(piece) < _PIECE:
                 replica = msgspec.structs.replace(replica, ends=self._cuts)
             if whole and not self._told(replica, [number]):
-                self._sent[number]["bytes"] = 0
+                self._sent[number][f"{name} bytes"] = 0
                 continue
-            self._sent[number]["bytes"] = at + len(whole)
+            self._sent[number][f"{name} bytes"] = at + len(whole)
             self._tell_copied()
             if len(piece) < _PIECE:
                 done.append(number)
@@ -227,9 +292,9 @@ class RecordReplicator:
         if copies is not None:
             copies.copied = held_by_half([self._bytes_of(number) for number in self._voters])
 
-    def _bytes_of(self, number: int) -> int:
+    def _bytes_of(self, number: int, name: str = EVENTS) -> int:
         """Return how much of the history this host has confirmed."""
-        at = self._sent[number].get("bytes", 0)
+        at = self._sent[number].get(f"{name} bytes", 0)
         if not isinstance(at, int):
             raise TypeError("expected a number of bytes")
         return at

@@ -15,7 +15,7 @@ import msgspec
 
 from launcher.copies.mirror import tails
 from launcher.errors import LaunchError
-from launcher.ids import is_run_id
+from launcher.ids import is_run_id, parse_run_id
 from launcher.places.place import CancelReport
 from launcher.places.ssh.host import presence
 from launcher.places.ssh.messages import (
@@ -37,6 +37,7 @@ from launcher.places.ssh.messages import (
     PassOnCancel,
     Release,
     Request,
+    RoleReport,
     RunReport,
     SendFile,
     Submitted,
@@ -46,7 +47,7 @@ from launcher.places.ssh.messages import (
     Tidy,
 )
 from launcher.remote.rpc.server import Body, WithBytes, serve
-from launcher.run.attempts import newest, plan_as, read_intent, remains
+from launcher.run.attempts import attempts, newest, plan_as, read_intent, remains
 from launcher.run.avoided import include
 from launcher.run.durable import create_record, readable
 from launcher.run.identity import alive, this_process
@@ -54,7 +55,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Exclusion, Handle, RunState, StopRequest
 from launcher.states import State
 from launcher.status.derive import derive
-from launcher.status.facts import RunFacts, read_facts
+from launcher.status.facts import RunFacts, read_facts, role_dirs
 
 if TYPE_CHECKING:
     from launcher.places.ssh.host.receive import AttemptReceiver
@@ -175,6 +176,7 @@ def _report(run: RunDir, events_from: int) -> object:
         avoided=readable(run.avoided, tuple[Exclusion, ...]),
         stop=readable(attempt.stop, StopRequest),
         end=end,
+        roles=tuple(_reports_of_roles(run)),
         files=tails.parts_of(files),
         more=any(len(one.content) == MOST_OF_EVENTS for one in events),
         stale=status.state is State.RUNNING and status.as_of is not None,
@@ -192,6 +194,14 @@ def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
         agents=facts.living.agents or False,
     )
     return replace(facts, living=living, submitter=facts.submitter or False)
+
+
+def _reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
+    for role in map(RunDir, role_dirs(run)):
+        if there := attempts(role):
+            last = there[-1]
+            state, end = readable(role.state, RunState), readable(last.end, AttemptEnd)
+            yield RoleReport(parse_run_id(role.path.name), last.number, state, end)
 
 
 def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
+from pathlib import Path
 
 from launcher.clock import boottime
 from launcher.errors import Fenced, LaunchError, said_by_the_system
@@ -131,6 +132,7 @@ class SupervisorState:
         self.first_nodes = {one.host: one for one in self.plan.nodes}  # all hosts that supervisors were started on
         self.ready = Readiness(self._lock, self.host)
         self.ballot = Ballot(run, node, [*self.first_nodes], number, on_disk=self.plan.disks_apart)
+        self.roles_opened: dict[str, int] = {}  # the newest attempt of each role of which the leader has sent records
         self.returning = False  # it was started again, and does not know yet what goes on
         self.since = time.monotonic()
         self.to_be_told: Sequence[int] = ()  # hosts without the record of the end when this supervisor leaves
@@ -168,6 +170,11 @@ class SupervisorState:
     def patience_s(self) -> float:
         return self.plan.spec.recovery.wait_s
 
+    @property
+    def role_names(self) -> tuple[str, ...]:
+        """Return the names of the roles beside the main one, or of their ranks that restart alone."""
+        return tuple(Path(one.run_dir).name for one in self.plan.roles)
+
     def agent(self) -> AgentProcess:
         """Return the attempt's agent here, which the standby of the attempt before becomes if there is one."""
         agent = self.here.agent(self.ready.gpus, self.ready.fds)
@@ -180,6 +187,7 @@ class SupervisorState:
             self.here.move(number)
             self.ballot.move()
             self.ready.prepared = False
+            self.roles_opened.clear()
             self._alone.clear()
 
     def rejoin(self, said: OpenAttempt) -> None:
@@ -381,10 +389,13 @@ class SupervisorState:
         self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
         why = self.ballot.against_record(replica)
         why = "" if why and self.ballot.keeps_for(replica) else why
-        if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica)):
+        names = self.role_names
+        if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica, names)):
             return why  # asked again: the answer came too late the first time, from a slow disk
-        record_copies.put(self.run, replica, cuts=self.ballot.elected(replica.node))
+        record_copies.put(self.run, replica, names, cuts=self.ballot.elected(replica.node))
         self._kept[replica.name] = replica
+        if replica.attempt == self.attempt.number and (opened := record_copies.opens(replica.name)) is not None:
+            self.roles_opened[opened.role] = opened.attempt
         return ""
 
     def _has_vote(self) -> bool:

@@ -58,8 +58,8 @@ def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Pat
 
 def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
     """Copy what is new on these hosts; return the errors of those that could not be asked."""
-    known = logs.known(run, is_there)
-    return failures(ask_all([*places], lambda client: _follow(client, run, logs.FOLDERS, known, run.path)))
+    known, folders = logs.known(run, is_there), logs.folders_of(run)
+    return failures(ask_all([*places], lambda client: _follow(client, run, folders, known, run.path)))
 
 
 def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:

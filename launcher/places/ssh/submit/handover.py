@@ -24,7 +24,7 @@ from launcher.places.ssh.submit.look import Asked, each
 from launcher.places.ssh.submit.predecessors import leaders_of
 from launcher.places.ssh.submit.report import ask_reports, knowing
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.on_hosts import kept_at, with_hosts
+from launcher.plan.on_hosts import kept_at, least_hosts, most_of_a_host, with_hosts
 from launcher.remote.parallel import answers, failures, for_all
 from launcher.remote.shipping import tree
 from launcher.run.attempts import read_intent, read_plan
@@ -69,7 +69,7 @@ class PoolHandover:
         troubles |= failures(self._pythons)
         while True:
             chosen = choose(plan, ready, {exclusion.host for exclusion in avoided(self._run)})
-            if len(chosen) < plan.nodes_min:
+            if len(chosen) < least_hosts(plan):
                 raise _too_few(plan, len(chosen), troubles)
             failed = self._hand_over(
                 there, with_hosts(plan, [(name, ready[name].address) for name in chosen]), intent, ready
@@ -178,10 +178,8 @@ class PoolHandover:
         paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
         records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
-        named = plan.spec.run.python or ""
-        python = named if named.startswith("/") else found.facts.python
         waits_for = tuple(one for one in plan.awaited if not has_happened(one))
-        there = kept_at(msgspec.structs.replace(plan, awaited=waits_for), run_dir, python)
+        there = kept_at(msgspec.structs.replace(plan, awaited=waits_for), run_dir, found.facts.python)
         opening = Open(
             run_id=plan.run_id,
             workdir=found.facts.workdir,
@@ -228,7 +226,7 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
     A run that follows others begins with a host that sees their state.
     """
     wanted = len(plan.nodes)
-    usable = [name for name, one in ready.items() if len(one.gpus) >= plan.gpus_per_node]
+    usable = [name for name, one in ready.items() if len(one.gpus) >= most_of_a_host(plan).gpus]
     order = sorted(usable, key=lambda name: (name in bad, not ready[name].has_room(plan), usable.index(name)))
     leaders = leaders_of(plan)
     first = next((name for name in order if leaders is None or name in leaders), None)
@@ -239,7 +237,7 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
 
 def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:
     lines = [line for one in troubles.values() for line in one.lines]
-    return _not_started(f"{there} of at least {plan.nodes_min} hosts can be used; nothing was started", *lines)
+    return _not_started(f"{there} of at least {least_hosts(plan)} hosts can be used; nothing was started", *lines)
 
 
 def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:

@@ -12,6 +12,7 @@ from launcher.places.ssh.run_hosts import handed_to, places_of
 from launcher.places.ssh.submit import discovery
 from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, keep, knowing
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import least_hosts
 from launcher.remote.parallel import AT_ONCE, answers, failures, for_all, reasons
 from launcher.run import registry
 from launcher.run.attempts import last_attempt, last_seen, read_plan
@@ -137,7 +138,7 @@ def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | Launc
     if not best.has_ended and best.leader not in {one.host for one in of_it}:
         return False
     agreed = sum(one.has_ended for one in of_it)
-    return 2 * agreed >= len(said) or len(said) - len(knowing(said)) < max(_MAY_TAKE_OVER, plan.nodes_min)
+    return 2 * agreed >= len(said) or len(said) - len(knowing(said)) < max(_MAY_TAKE_OVER, least_hosts(plan))
 
 
 def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterAnswer | None:

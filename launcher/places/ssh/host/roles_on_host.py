@@ -1,0 +1,107 @@
+"""Run the agents of roles beside the main one on a host that does not lead, as the leader opens and ends them.
+
+The leader's host has the coordinators of all roles and their records. A follower starts its agents of a role's attempt
+once the coordinator's address is here, by the shared disk or as a copy, and ends them after the attempt's end.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.ids import attempt_token, role_secret
+from launcher.places.ssh.host.supervisor_state import SupervisorState
+from launcher.plan.model import Plan
+from launcher.run.attempts import newest, read_intent
+from launcher.run.durable import readable, write_record
+from launcher.run.fence import raise_fence
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import Intent
+from launcher.states import LOCAL
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
+
+_SURE_S = 8.0  # beyond the spec's grace: its coordinator has told the agents to leave
+
+
+@dataclass(slots=True)
+class _Here:
+    """The agents of one attempt of a role on this host."""
+
+    plan: Plan
+    attempt: AttemptDir
+    agents: list[AgentProcess]
+    sure_at: float | None = None  # when what is left of it is ended
+
+
+class RolesOnHost:
+    """The roles beside the main one that have ranks on this host; call `look` whenever a record may have come."""
+
+    def __init__(self, supervisor: SupervisorState, agents: AgentProcesses) -> None:
+        self._supervisor, self._agents = supervisor, agents
+        self._here: dict[str, _Here] = {}
+        self._token = read_intent(supervisor.attempt).token if supervisor.plan.roles else ""
+
+    @property
+    def all_gone(self) -> bool:
+        """Return whether none of their agents runs here."""
+        return all(agent.pid is None for one in self._here.values() for agent in one.agents)
+
+    def look(self) -> None:
+        """Start the agents of attempts that were opened, and end those of attempts that are over."""
+        for plan in self._supervisor.plan.roles:
+            name, opened, here = Path(plan.run_dir).name, self._opened(plan), self._here.get(Path(plan.run_dir).name)
+            if here is not None and (opened is None or opened.number != here.attempt.number):
+                self._end(name, here)
+                here = None
+            if opened is None:
+                continue
+            is_over = opened.end.exists()
+            if here is None and not is_over:
+                self._start(name, plan, opened)
+            elif here is not None and is_over:
+                self._let_leave(name, here)
+
+    def _start(self, name: str, plan: Plan, attempt: AttemptDir) -> None:
+        ready = self._supervisor.ready
+        agents = self._supervisor.here.role_agents(ready.gpus, ready.fds, plan, attempt)
+        self._here[name] = _Here(plan, attempt, agents)
+        self._agents.add(agents)
+        for agent in agents:
+            agent.start()
+
+    def _let_leave(self, name: str, here: _Here) -> None:
+        """End the agents of an attempt that has ended, if they have not left within the grace of its ranks."""
+        if here.sure_at is None:
+            here.sure_at = time.monotonic() + here.plan.spec.recovery.grace_s + _SURE_S
+        if all(agent.pid is None for agent in here.agents) or time.monotonic() >= here.sure_at:
+            self._end(name, here)
+
+    def _end(self, name: str, here: _Here) -> None:
+        self._agents.end_now(here.agents)
+        self._agents.drop(here.agents)
+        del self._here[name]
+
+    def _opened(self, plan: Plan) -> AttemptDir | None:
+        """Return the newest attempt of the role within the run's attempt, once its coordinator has an address."""
+        run = RunDir(Path(plan.run_dir))
+        attempt = self._copied(run) if plan.disks_apart else newest(run)
+        if attempt is None or not attempt.endpoint.exists():
+            return None
+        intent, token = readable(attempt.intent, Intent), self._token_of(run, attempt.number)
+        return attempt if intent is not None and intent.token == token else None
+
+    def _copied(self, run: RunDir) -> AttemptDir | None:
+        """Return the attempt of which the leader has sent records, with an intent of our own: no token is sent."""
+        number = self._supervisor.roles_opened.get(run.path.name)
+        if number is None:
+            return None
+        attempt, token = run.attempt(number), self._token_of(run, number)
+        known = readable(attempt.intent, Intent)
+        if known is None or known.token != token:
+            raise_fence(run, number)
+            cluster, me = self._supervisor.plan.cluster, this_process()
+            write_record(attempt.intent, Intent(number, token, cluster, "submit", None, time.time(), me, LOCAL))
+        return attempt
+
+    def _token_of(self, run: RunDir, number: int) -> str:
+        return attempt_token(role_secret(self._token, run.path.name), number)

@@ -1,0 +1,205 @@
+"""Several programs in one run on a pool: each on its hosts; they find each other, restart apart, and end together."""
+
+import json
+
+import pytest
+from lab import log_of
+from ssh_desk import command_line, strike
+
+pytestmark = pytest.mark.nightly
+
+LEARNER = """
+import json, os, pathlib, socket, time, urllib.request
+names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_ADDR_ACTORS", "LAUNCH_ADDR_REWARD")
+said = {name: os.environ[name] for name in names}
+print(json.dumps(said | {"host": socket.gethostname()}), flush=True)
+for address in (said["LAUNCH_ADDR_REWARD"], *said["LAUNCH_ADDR_ACTORS"].split(",")):
+    while True:
+        try:
+            print(address, "says", urllib.request.urlopen(f"http://{address}/health").status, flush=True)
+            break
+        except OSError:
+            time.sleep(0.1)
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+step = 0
+while not pathlib.Path("enough").exists():
+    step += 1
+    wire.write(json.dumps({"step": step}) + "\\n")
+    time.sleep(0.05)
+"""
+SERVER = """
+import http.server, json, os, socket
+names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_PORT")
+print(json.dumps({name: os.environ[name] for name in names} | {"host": socket.gethostname()}), flush=True)
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("", int(os.environ["LAUNCH_PORT"])), Health).serve_forever()
+"""
+SPEC = """
+name: three
+recovery: {grace: 5s, lease: 10s, wait: 20s, killed: unlimited, node_lost: unlimited%s}
+roles:
+  learner:
+    main: true
+    after: reward
+    run: {script: learner.py}
+    resources: {ranks_per_node: 2}
+  actors: {run: {script: server.py}, resources: {nodes: 2}, restart: %s}
+  reward: {colocate: actors, run: {script: server.py}, ready: {path: /health}}
+"""
+
+
+@pytest.fixture
+def three(desk):
+    """Submits a run of three programs on three hosts, and waits until the main one works."""
+    desk.script("learner.py", LEARNER)
+    desk.script("server.py", SERVER)
+
+    def submit(restart="alone", more="", on="pool"):
+        run = desk.submit(desk.spec(SPEC % (more, restart)), "--on", on)
+        desk.until_step_there(0, run, 3)
+        return run
+
+    return submit
+
+
+def said_by(desk, run, host, part=None):
+    """What each process of a role wrote as its first line on a host, of the main role without a name."""
+    folder = desk.there(host, run) if part is None else desk.there(host, run) / "roles" / part
+    logs = sorted((folder / "logs").glob("*/rank-*.log"))
+    return [json.loads(log.read_text().splitlines()[0]) for log in logs if log.read_text()]
+
+
+def ranks_of(desk, run, host, part=None):
+    """The processes of a role's ranks on a host, of the main role without a name."""
+    place = f"/runs/{run}/" + (f"roles/{part}/logs/" if part else "logs/")
+    return [pid for pid in desk.hosts.nodes[host].started() if place in log_of(pid) and "/rank-" in log_of(pid)]
+
+
+def programs_of(desk, run, host, part, word):
+    """The agents, or the coordinator, of a role on a host: parents before those that they forked."""
+    place = f"/runs/{run}/roles/{part}\0".encode()
+    found = [(pid, command_line(pid)) for pid in desk.own("launcher.node", host)]
+    return [pid for pid, line in found if place in line and line.rstrip(b"\0").endswith(word)]
+
+
+def finish(desk, run, host=0):
+    """The main role has done enough."""
+    (desk.there(host, run) / "code" / "enough").touch()
+    return desk.wait(run)
+
+
+@pytest.mark.daily
+def test_roles_are_on_their_hosts_and_end_with_the_main_one(desk, three):
+    run = three()
+    names = [node.name for node in desk.hosts.nodes]
+    learner = said_by(desk, run, 0)
+    assert [(one["host"], one["RANK"], one["WORLD_SIZE"]) for one in learner] == [
+        (names[0], "0", "2"),
+        (names[0], "1", "2"),
+    ]
+    addresses = learner[0]["LAUNCH_ADDR_ACTORS"].split(",")
+    assert [one.partition(":")[0] for one in addresses] == [node.address for node in desk.hosts.nodes[1:3]]
+    (first,), (second,) = said_by(desk, run, 1, "actors-0"), said_by(desk, run, 2, "actors-1")
+    (reward,) = said_by(desk, run, 1, "reward")
+    assert [(one["host"], one["LAUNCH_ROLE_RANK"]) for one in (first, second)] == [(names[1], "0"), (names[2], "1")]
+    assert reward["host"] == names[1]
+    assert [one.partition(":")[2] for one in addresses] == [first["LAUNCH_PORT"], second["LAUNCH_PORT"]]
+    status = desk.status(run)
+    assert {name: one["state"] for name, one in status["roles"].items()} == dict.fromkeys(
+        ("actors-0", "actors-1", "reward"), "running"
+    )
+    assert '"LAUNCH_ROLE": "actors"' in desk.launch("logs", run, "--role", "actors").stdout
+    seen = desk.launch("exec", run, "--role", "actors", "--rank", "1", "--", "sh", "-c", "hostname; echo $LAUNCH_ROLE")
+    assert seen.stdout.split() == [names[2], "actors"]
+    found = json.loads(desk.launch("stacks", run, "--role", "reward", "--json").stdout)
+    assert [(one["rank"], one["problem"]) for one in found] == [(0, "")]
+    status = finish(desk, run)
+    assert (status["state"], status["world_size"]) == ("succeeded", 2)
+    assert {one["state"] for one in status["roles"].values()} == {"cancelled"}
+
+
+@pytest.mark.daily
+def test_an_actor_its_agent_and_its_coordinator_come_back_while_the_learner_goes_on(desk, three):
+    run = three()
+    (before,) = said_by(desk, run, 2, "actors-1")
+    strike(ranks_of(desk, run, 2, "actors-1")[0])
+    again = desk.until("actor 1 again", lambda: (found := said_by(desk, run, 2, "actors-1"))[1:] and found)[1]
+    assert (again["host"], again["LAUNCH_PORT"]) == (before["host"], before["LAUNCH_PORT"])
+    strike(programs_of(desk, run, 1, "actors-0", b"\x000")[0])
+    desk.until("actor 0 again", lambda: said_by(desk, run, 1, "actors-0")[1:])
+    strike(programs_of(desk, run, 0, "actors-0", b"coordinator")[0])
+    desk.until("actor 0 again", lambda: said_by(desk, run, 1, "actors-0")[2:])
+    desk.until_step_there(0, run, desk.state_there(0, run)["step"] + 3)
+    roles = desk.status(run)["roles"]
+    assert [roles[name]["restarts"]["total"] for name in ("actors-0", "actors-1", "reward")] == [2, 1, 0]
+    status = finish(desk, run)
+    assert (status["state"], status["restarts"]["total"], status["generation"]) == ("succeeded", 0, 1)
+
+
+def test_a_learner_that_is_killed_starts_again_and_the_others_stay(desk, three):
+    run = three("role")
+    actors = ranks_of(desk, run, 1, "actors") + ranks_of(desk, run, 2, "actors")
+    strike(ranks_of(desk, run, 0)[0])
+    desk.until("the learner again", lambda: desk.state_there(0, run)["generation"] == 2)
+    desk.until_step_there(0, run, 3)
+    assert ranks_of(desk, run, 1, "actors") + ranks_of(desk, run, 2, "actors") == actors
+    assert finish(desk, run)["restarts"]["total"] == 1
+
+
+def test_actors_that_follow_the_learner_start_again_with_it_at_their_addresses(desk, three):
+    run = three("role, follows: learner")
+    before = [said_by(desk, run, host, "actors")[0] for host in (1, 2)]
+    strike(ranks_of(desk, run, 0)[0])
+    desk.until("both actors again", lambda: all(said_by(desk, run, host, "actors")[1:] for host in (1, 2)))
+    again = [said_by(desk, run, host, "actors")[1] for host in (1, 2)]
+    assert [one["LAUNCH_PORT"] for one in again] == [one["LAUNCH_PORT"] for one in before]
+    assert finish(desk, run)["state"] == "succeeded"
+
+
+def test_with_one_actor_all_roles_start_again(desk, three):
+    run = three("all")
+    strike(ranks_of(desk, run, 1, "actors")[0])
+    desk.until_step_there(0, run, 3, attempt=2)
+    desk.until("the actors again", lambda: all(said_by(desk, run, host, "actors")[1:] for host in (1, 2)))
+    status = finish(desk, run)
+    assert (status["state"], status["attempt"], status["restarts"]["total"]) == ("succeeded", 2, 0), status
+
+
+@pytest.mark.daily
+def test_a_cancel_leaves_nothing_of_any_role(desk, three):
+    run = three()
+    desk.launch("cancel", run)
+    assert desk.status(run)["state"] == "cancelled"
+    assert not desk.left()
+
+
+def test_on_one_disk_roles_are_on_their_hosts_too(desk, three):
+    desk.hosts.clusters_yaml("one", shared=True, workdir=str(desk.root / "disk"))
+
+
+def test_a_leader_that_is_lost_brings_all_roles_back_on_the_hosts_that_are_left(desk, three):
+    run = three("role", ", spares: 1")
+    strike(ranks_of(desk, run, 1, "actors")[0])
+    desk.until("the actors again", lambda: all(said_by(desk, run, host, "actors")[1:] for host in (1, 2)))
+    desk.hosts.nodes[0].power_off()
+    desk.until("the learner again", lambda: any(is_at_work(desk, run, host) for host in (1, 2, 3)))
+    leader = next(host for host in (1, 2, 3) if is_at_work(desk, run, host))
+    status = desk.status(run)
+    assert status["roles"]["actors"]["restarts"]["total"] == 1  # what it had spent it has spent
+    assert finish(desk, run, leader)["state"] == "succeeded"
+
+
+def test_when_a_host_of_the_actors_is_lost_all_roles_start_again_with_the_spare_one(desk, three):
+    run = three("role", ", spares: 1")
+    desk.hosts.nodes[2].power_off()
+    desk.until_step_there(0, run, 3, attempt=2)
+    desk.until("the actors elsewhere", lambda: said_by(desk, run, 3, "actors"))
+    assert finish(desk, run)["state"] == "succeeded"
+
+
+def is_at_work(desk, run, host, attempt=2):
+    state = desk.state_there(host, run)
+    return state.get("attempt", 0) >= attempt and state["state"] == "running" and (state["step"] or 0) >= 3
