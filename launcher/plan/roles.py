@@ -160,7 +160,7 @@ def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
     memory_gb = None if asked.memory_gb is None else asked.memory_gb / ranks
     one, gpus = structs.replace(asked.nodes, min=1, max=1), (asked.gpus_per_node or 0) // ranks
     mine = structs.replace(asked, nodes=one, ranks_per_node=1, gpus_per_node=gpus, memory_gb=memory_gb)
-    return structs.replace(spec, resources=mine)
+    return structs.replace(spec, resources=mine, recovery=structs.replace(spec.recovery, spares=0))
 
 
 def _folder(place: RunIdentity, name: str) -> str:

@@ -40,6 +40,7 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
     problems += _among(root, roles) if roles is not None else ()
     problems += _of_ports(root, roles) if roles is not None else ()
     problems += _on_the_same_nodes(root, roles, specs) if roles is not None else ()
+    problems += _of_ranks_alone(root, roles, specs) if roles is not None else ()
     if problems or roles is None:
         raise Wrong(*dict.fromkeys(problems))
     own = _own_role(root)
@@ -111,6 +112,23 @@ def _on_the_same_nodes(
         elif mine is not None and theirs is not None and mine.resources.nodes.max > theirs.resources.nodes.max:
             hint = f"write resources.nodes: {theirs.resources.nodes.max}, or fewer"
             yield Problem(mark, f"{other} has fewer nodes than {name}", hint, key)
+
+
+def _of_ranks_alone(root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]) -> Iterator[Problem]:
+    """Yield what says nothing of a role whose ranks restart alone: each is on one node, and comes back there."""
+    for name, role in roles.items():
+        spec, own = specs.get(name), _own(root, name)
+        if role.restart != "alone" or spec is None:
+            continue
+        nodes = spec.resources.nodes
+        if nodes.min != nodes.max:
+            entry = own.find("resources", "nodes")
+            mark, key = entry.value.mark if entry is not None else root.mark, (_KEY, name, "resources", "nodes")
+            reason, hint = "is a range, but each rank restarts alone", f"write nodes: {nodes.max}, or restart: role"
+            yield Problem(mark, reason, hint, key)
+        if (spares := own.find("recovery", "spares")) is not None and spec.recovery.spares:
+            reason, key = "no node steps in for a rank that restarts alone", (_KEY, name, "recovery", "spares")
+            yield Problem(spares.value.mark, reason, "leave it out, or write restart: role", key)
 
 
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:

@@ -212,6 +212,11 @@ def test_a_role_without_restarts_left_ends_the_run_and_is_named(lab, three):
     assert "KeyError: 'mine'" in shown
 
 
+def test_a_role_beside_the_main_one_has_a_time_limit_of_its_own(lab, three):
+    run = lab.submit(lab.spec((SPEC % "role").replace("ranks_per_node: 2}, restart", "time: 1s}, restart")))
+    assert lab.wait(run, check=17)["message"] == "role actors has failed: no restart is allowed for time_limit"
+
+
 WORKER = """
 import pathlib, sys, time
 while not pathlib.Path(sys.argv[1]).exists():

@@ -80,6 +80,13 @@ def test_ranks_that_restart_alone_are_on_all_nodes_of_their_role_with_a_gpu_each
     assert [(one.nodes_max, one.ranks_per_node) for one in parts] == [(1, 1)] * 4
 
 
+def test_what_spares_say_of_all_roles_says_nothing_of_ranks_that_restart_alone():
+    nodes = [f"roles.{name}.resources.nodes=2" for name in ("learner", "reward")]
+    whole = plan(spec(THREE % "", "recovery.spares=1", *nodes, "roles.actors.restart=alone"), HERE)
+    counts = {one.run_dir.rpartition("/")[2]: len(one.nodes) for one in (whole, *whole.roles)}
+    assert counts == {"r-1": 3, "actors-0": 1, "actors-1": 1, "actors-2": 1, "actors-3": 1, "reward": 3}
+
+
 def test_on_this_machine_each_rank_that_restarts_alone_has_its_own_gpus():
     job = spec(THREE % "", "roles.actors.restart=alone", "roles.actors.resources={nodes: 1, gpus_per_node: 2}")
     whole = plan(job, replace(HERE, gpus=("0", "1", "2", "3", "4")))

@@ -108,6 +108,15 @@ def test_what_stands_beside_the_roles_holds_for_all_of_them() -> None:
             "{a: {main: true, run: {script: a.py}}, b: {colocate: a, run: {script: b.py}, resources: {nodes: 2}}}",
             "roles.b.colocate: a has fewer nodes than b",
         ),
+        (
+            "{a: {main: true, run: {script: a}}, b: {restart: alone, run: {script: b}, resources: {nodes: 1..2}}}",
+            "job.yaml:2:101: roles.b.resources.nodes: is a range, but each rank restarts alone",
+        ),
+        (
+            """{a: {run: {script: a}}, b: {run: {script: b}, restart: alone, recovery: {spares: 1},
+            resources: {nodes: 2}}}""",
+            "roles.b.recovery.spares: no node steps in for a rank that restarts alone",
+        ),
         ("{a: {main: true, run: {}}}", "roles.a.run"),
         ("3", "roles: expected a mapping from the names of roles to their specs"),
     ],
