@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
 import signal
 
 import pytest
-from lab import kill
+from lab import command, kill, log_of
+
+from tests.sizes import SEED
 
 LEARNER = """
 import json, os, pathlib, sys, time, urllib.request
@@ -331,6 +334,36 @@ def test_a_run_whose_supervisor_is_killed_goes_on_with_all_its_roles(lab, three)
     lab.until("actors again", lambda: lines_of(lab, run, "actors")[3:])
     finish(lab, run)
     assert lab.wait(run)["state"] == "succeeded"
+
+
+def test_whatever_is_killed_of_whichever_role_the_run_ends_well(lab):
+    for name, text in (("learner.py", LEARNER), ("actor.py", ACTOR), ("reward.py", REWARD)):
+        lab.script(name, text)
+    budget = "{restarts: unlimited, backoff: 0s..0s}"
+    budgets = f"recovery: {{killed: {budget}, node_lost: {budget}, user_error: {budget}, no_progress: off}}"
+    run = lab.submit(lab.spec((SPEC % "alone").replace("user_error: 1, ", "").replace("roles:", f"{budgets}\nroles:")))
+    chance, folder, struck = random.Random(SEED), lab.run_dir(run), []
+    lab.until_step(run, 1)
+    for _ in range(10):
+        pid = chance.choice(lab.until("a process", lambda: lab.processes(folder)))
+        struck.append(f"{command(pid)[-60:]!r} of {log_of(pid).removeprefix(str(folder))}")
+        before = lab.read_state(run)
+        kill(pid)
+        lab.until(f"steps after {struck[-1]}", lambda before=before: is_further(lab, run, before))
+    parts = ("actors-0", "actors-1")
+    lab.until("both actors", lambda: all(lab.status(run)["roles"][part]["state"] == "running" for part in parts))
+    finish(lab, run)
+    assert lab.wait(run)["state"] == "succeeded", struck
+    lab.until("the end of all roles", lambda: not lab.processes(folder))
+
+
+def is_further(lab, run, before):
+    """The main role has worked since, in whichever attempt and generation; whoever looks lets a lost run go on."""
+    if not any(b"launcher.supervisor" in command(pid) for pid in lab.processes(lab.run_dir(run))):
+        lab.launch("status", run)
+    state = lab.read_state(run)
+    place = [(one["attempt"], one["generation"], one["step"] or 0) for one in (before, state)]
+    return state["state"] == "running" and place[1] >= (*place[0][:2], place[0][2] + 3)
 
 
 def test_other_clusters_refuse_several_programs_with_one_sentence(lab, three):
