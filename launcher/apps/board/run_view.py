@@ -69,6 +69,7 @@ class BoardRole(msgspec.Struct, frozen=True):
     step: int | None
     restarts: int
     words: str
+    members: list[BoardRank]  # its ranks, as they are now
 
 
 class RunHead(msgspec.Struct, frozen=True):
@@ -177,7 +178,9 @@ def run_head(
         last_rank=str(status.last_rank) if status.last_rank is not None else "",
         hang=plain(hang.verdict.text) if hang is not None else "",
         roles=tuple(
-            BoardRole(name, one.state, one.world_size, one.step, one.restarts.total, plain(one.last_word))
+            BoardRole(
+                name, one.state, one.world_size, one.step, one.restarts.total, plain(one.last_word), _ranks(one, None)
+            )
             for name, one in status.roles.items()
         ),
     )

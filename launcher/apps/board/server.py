@@ -212,6 +212,15 @@ def _status_of(error: LaunchError) -> int:
             return 500
 
 
+def _asked_part(question: _Question) -> api.Run:
+    """Return the run, or the one part of it that has the records of the role asked for."""
+    one, role = _asked_run(question), question.request.query_params.get("role", "")
+    parts = api.parts(one, role) if role else [api.Part(one, one.id)]
+    if len(parts) > 1:
+        raise BadInput(f"role: {role[:100]} has {len(parts)} parts", f"hint: role={parts[0].run.path.name}")
+    return parts[0].run
+
+
 def _asked_run(question: _Question) -> api.Run:
     """Return the run in the request's path. Raise NoSuchRun."""
     return api.run(question.request.path_params["run"])
@@ -357,7 +366,7 @@ def _curves(question: _Question) -> Curves:
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
     low, high = _number(question, "from", -math.inf), _number(question, "to", math.inf)
     window = CurveWindow(cast("By", by), low, high, _count(question, "px", 800))
-    one, names, measured = _asked_run(question), _words(question, "names"), question.board.measured
+    one, names, measured = _asked_part(question), _words(question, "names"), question.board.measured
     if (of := question.request.query_params.get("of", "metrics")) not in ("metrics", "system"):
         raise BadInput(f"of: expected metrics or system, got {of[:100]!r}")
     if of == "system":
@@ -398,11 +407,7 @@ def _logs(question: _Question) -> LogPage:
         around=around if math.isfinite(around) else None,
         limit=_count(question, "limit", 500),
     )
-    one, role = _asked_run(question), question.request.query_params.get("role", "")
-    parts = api.parts(one, role) if role else [api.Part(one, one.id)]
-    if len(parts) > 1:
-        raise BadInput(f"role: {role[:100]} has {len(parts)} logs", f"hint: role={parts[0].run.path.name}")
-    return log_page(parts[0].run, wish)
+    return log_page(_asked_part(question), wish)
 
 
 def _code(question: _Question) -> dict[str, object]:

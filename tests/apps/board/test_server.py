@@ -15,6 +15,7 @@ from launcher.run.hangs import Collective, Frame, GroupLook, HangKind, HangRepor
 from launcher.run.records import Failure, NotFinite, RankState
 from launcher.states import Cause
 from tests.apps.board.conftest import opened, until
+from tests.apps.board.page.conftest import measure
 
 HOSTILE = "<script>alert(1)</script>\x1b]0;x\x07\u202e"
 
@@ -228,16 +229,20 @@ def test_roles_are_shown_with_their_logs(house):
     for number in (0, 1):
         part = RunFolder(whole.run.roles / f"actors-{number}").succeeded(step=7).log(0, f"of actor {number}\n")
         part.write(part.run.plan, msgspec.structs.replace(plan_of(part.path), role="actors", role_rank=number))
+    measure(whole, {1: {"loss": 2.0}})
+    measure(part, {1: {"reward": 3.0}})
     with opened() as board:  # of a run that is only half written it would keep what it has seen first
         roles = board.get("/api/runs/job-abcd").json()["head"]["roles"]
         (line,) = board.get("/api/runs/job-abcd/logs?role=actors-1").json()["lines"]
         hint = board.get("/api/runs/job-abcd/logs?role=actors").json()["hint"]
         unknown = board.get("/api/runs/job-abcd/logs?role=none").status
+        measured = [board.get(f"/api/runs/job-abcd/curves{role}").json()["names"] for role in ("", "?role=actors-1")]
     assert [(one["name"], one["state"], one["step"]) for one in roles] == [
         ("actors-0", "succeeded", 7),
         ("actors-1", "succeeded", 7),
     ]
     assert (line["text"], hint, unknown) == ("of actor 1", "role=actors-0", 400)
+    assert measured == [["loss"], ["reward"]]
 
 
 @pytest.mark.parametrize("ranks", ["x", "1-", "9" * 5000])

@@ -25,6 +25,11 @@ class _Kept:
     lock: threading.Lock = field(default_factory=threading.Lock)  # a page asks while the feed reads on
 
 
+def _key(one: api.Run) -> str:
+    """Return what tells a run from others, and a role beside its own from the run."""
+    return str(one.id) if one.path.name == one.id else f"{one.id}/{one.path.name}"
+
+
 class MeasuredRuns:
     """Metrics of runs, kept in memory; the least recently used run is dropped when there is too much."""
 
@@ -44,7 +49,7 @@ class MeasuredRuns:
         """
         run = RunDir(one.path)
         with self._lock:
-            kept = self._kept.get(one.id)
+            kept = self._kept.get(_key(one))
         if (kept is not None and kept.run.is_read) or size(run) < self.limits.long_bytes:
             yield None
             return
@@ -73,7 +78,7 @@ class MeasuredRuns:
     @contextmanager
     def renewed(self, one: api.Run, *, system: bool = False) -> Iterator[MeasuredRun]:
         """Lend a run's current metrics to one caller at a time; `system` selects what its machines used."""
-        key = f"{one.id}{_SYSTEM * system}"
+        key = f"{_key(one)}{_SYSTEM * system}"
         with self._lock:
             if key not in self._kept:
                 reader = partial(GrowingLines, pause=self._nobody_glimpses.wait)
@@ -88,9 +93,8 @@ class MeasuredRuns:
     def forget(self, run_id: str) -> None:
         """Drop a run's metrics from memory."""
         with self._lock:
-            for key in (run_id, f"{run_id}{_SYSTEM}"):
-                if (kept := self._kept.pop(key, None)) is not None:
-                    self._numbers -= kept.numbers
+            for key in [key for key in self._kept if key == run_id or key.startswith((f"{run_id} ", f"{run_id}/"))]:
+                self._numbers -= self._kept.pop(key).numbers
 
     def _make_room(self, key: str, renewed: _Kept) -> None:
         """Count the run's numbers again, and drop the least recently used runs if there are too many."""

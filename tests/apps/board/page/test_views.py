@@ -115,6 +115,26 @@ def test_a_role_leads_to_its_log_and_the_log_back_to_that_of_the_main_one(house,
     look_at(page, "run/job-abcd/ranks", "actors-1")
     page.click("actors-1")
     page.until_text("of an actor")
+    part.log(0, "of an actor\nand more of it\n")
+    whole.running(step=8)
+    page.until_text("and more of it")
     choose = "const one = document.querySelector('select[aria-label=role]'); one.value = '';"
     page.run(f"{choose} one.dispatchEvent(new Event('change'))")
     page.until_text("of the learner")
+
+
+def test_the_curves_of_a_role_are_shown_and_go_on(house, page):
+    whole = house.run().running()
+    measure(whole, {step: {"loss": 1 / step} for step in range(1, 4)})
+    whole.write(whole.run.plan, msgspec.structs.replace(plan_of(whole.path), role="learner"))
+    part = RunFolder(whole.run.roles / "actors-1").running()
+    part.write(part.run.plan, msgspec.structs.replace(plan_of(part.path), role="actors", role_rank=1))
+    measure(part, {1: {"tokens": 5.0}})
+    look_at(page, "run/job-abcd", "loss")
+    page.until("return document.querySelector('select[aria-label=role]')?.hidden === false")
+    choose = "const one = document.querySelector('select[aria-label=role]'); one.value = 'actors-1';"
+    page.run(f"{choose} one.dispatchEvent(new Event('change'))")
+    page.until_text("tokens")
+    measure(part, {2: {"tokens": 7.5}})
+    whole.running(step=8)
+    page.until("return document.querySelector('[aria-label*=tokens]').getAttribute('aria-label').includes('7.5')")

@@ -46,6 +46,12 @@ export function choice(label, options, current, onChoose) {
   return group;
 }
 
+// A list of a run's roles, of which one is chosen: "" is its own. Hidden where it has no others.
+export function roleChoice(roles, onChange) {
+  return h("select", { "aria-label": "role", hidden: !roles.length, on: { change: onChange } },
+    ["", ...roles].map((name) => h("option", { value: name }, name || "main role")));
+}
+
 // A button that is on or off.
 export function toggle(text, current, onChange, attributes = {}) {
   const made = button(text, () => {

@@ -2,14 +2,14 @@
 import { chart, onlyLine, readCurve } from "../parts/chart.js";
 import { chartBar } from "../parts/chart_bar.js";
 import { inAddress, putInAddress } from "../parts/address.js";
-import { afterPause, atMostEvery, button, h, oncePerFrame, prose } from "../parts/dom.js";
+import { afterPause, atMostEvery, button, h, oncePerFrame, prose, roleChoice } from "../parts/dom.js";
 import { ask } from "../parts/data.js";
 import { real } from "../parts/format.js";
 
 const AT_FIRST = 12; // charts that are shown without being asked for; so many curves the server gives where none is named
 const MOST_APPENDED = 300; // points that are put behind a curve before it is asked for anew
 
-export function curvesPart(id, { say, marks, ended }) {
+export function curvesPart(id, { say, marks, roles, ended }) {
   const charts = new Map(); // name -> {made, curve}
   const grid = h("div", { class: "charts" });
   const filter = h("input", { type: "search", placeholder: "metrics", "aria-label": "filter metrics", value: inAddress("metrics") ?? "", on: { input: afterPause(150, () => (putInAddress("metrics", filter.value), arrange())) } });
@@ -17,7 +17,13 @@ export function curvesPart(id, { say, marks, ended }) {
   const none = h("p", { class: "empty" });
   const bar = chartBar([["step", "by step"], ["time", "by time"]], (newRange) => (newRange ? load() : draw()));
   const glimpsed = h("p", { class: "second", role: "status", hidden: true }, "Drawn from some of the points: all of them are being read.");
-  bar.element.prepend(filter);
+  const role = h("span");
+  const chosen = () => role.firstChild?.value ?? "";
+  const other = () => {
+    [met, known] = [false, []];
+    load();
+  };
+  bar.element.prepend(role, filter);
   const element = h("section", { "aria-label": "curves" }, bar.element, glimpsed, grid, more, none);
   let all = false;
   let known = []; // names
@@ -33,6 +39,13 @@ export function curvesPart(id, { say, marks, ended }) {
     return { found, shown: all || words.length ? found : found.slice(0, AT_FIRST) };
   };
   const arrange = () => (place(), load());
+  const offer = (roles) => {
+    const names = [...(role.firstChild?.options ?? [])].slice(1).map((one) => one.value);
+    if (roles.join() === names.join()) return;
+    const before = chosen();
+    role.replaceChildren(roleChoice(roles, other));
+    role.firstChild.value = before;
+  };
   const place = () => {
     const { found, shown } = wanted();
     for (const [name, one] of charts) {
@@ -46,7 +59,7 @@ export function curvesPart(id, { say, marks, ended }) {
     more.textContent = `${found.length - shown.length} more`;
     none.hidden = !met || known.length > 0;
     none.replaceChildren(...prose(noneWords(ended())));
-    bar.element.hidden = known.length === 0;
+    bar.element.hidden = known.length === 0 && (role.firstChild?.hidden ?? true);
   };
 
   const load = async () => {
@@ -57,9 +70,9 @@ export function curvesPart(id, { say, marks, ended }) {
     try {
       const px = Math.round(Math.min(2000, (grid.firstChild?.clientWidth || 600) * Math.min(2, devicePixelRatio)));
       const answer = await ask(`/api/runs/${encodeURIComponent(id)}/curves`,
-        { names: [...charts.keys()].join(","), by, px, from: range?.[0], to: range?.[1], glimpse: met ? null : 1 }, asking.signal);
+        { ...(chosen() ? { role: chosen() } : {}), names: met ? [...charts.keys()].join(",") : "", by, px, from: range?.[0], to: range?.[1], glimpse: met ? null : 1 }, asking.signal);
       appended = 0;
-      if (!met) meet(answer.names);
+      if (!met || chosen()) meet(answer.names);
       glimpsed.hidden = !answer.glimpse;
       for (const [name, one] of charts) if (answer.curves[name]) one.curve = readCurve(answer.curves[name]);
       draw();
@@ -69,6 +82,11 @@ export function curvesPart(id, { say, marks, ended }) {
     }
   };
   const loadSoon = atMostEvery(1000, () => load());
+  const renew = () => {
+    if (!chosen()) return; // what is new comes of the run's own role alone
+    met &&= charts.size > 0;
+    loadSoon();
+  };
   const anew = () => (met ? loadSoon() : (late = true));
   const meet = (names) => {
     [met, known] = [true, names];
@@ -78,13 +96,14 @@ export function curvesPart(id, { say, marks, ended }) {
 
   const draw = oncePerFrame(() => {
     const options = bar.options();
-    const shownMarks = noted.map((mark) => ({ ...mark, x: options.by === "step" ? mark.step : mark.at }));
+    const shownMarks = (chosen() ? [] : noted).map((mark) => ({ ...mark, x: options.by === "step" ? mark.step : mark.at }));
     for (const { made, curve } of charts.values()) {
       if (curve) made.show([{ name: "", curve, style: onlyLine() }], shownMarks, { ...options });
     }
   });
 
   const add = (points) => {
+    if (chosen()) return;
     if (!met) return anew();
     const fresh = Object.keys(points).filter((name) => !known.includes(name));
     if (fresh.length) return (known = [...known, ...fresh]), arrange();
@@ -101,9 +120,10 @@ export function curvesPart(id, { say, marks, ended }) {
     else draw();
   };
 
+  offer(roles);
   arrange();
   return {
-    element, add, rewind: anew, ended: place,
+    element, add, offer, renew, rewind: anew, ended: place,
     mark: (all_marks) => ((noted = all_marks), draw()),
     stop: () => (asking?.abort(), charts.forEach((one) => one.made.stop())),
   };

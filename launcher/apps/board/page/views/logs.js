@@ -1,6 +1,6 @@
 // The log of all ranks, merged: live at its end, older lines by scrolling up, searched by the server.
 import { inAddress, putInAddress } from "../parts/address.js";
-import { afterPause, button, h, oncePerFrame, toggle } from "../parts/dom.js";
+import { afterPause, atMostEvery, button, h, oncePerFrame, roleChoice, toggle } from "../parts/dom.js";
 import { ask, exported } from "../parts/data.js";
 import { clockTime, plainText, plural } from "../parts/format.js";
 
@@ -12,8 +12,7 @@ export function logsPart(id, { say, roles = [] }) {
   const lines = h("div", { class: "lines", role: "log", "aria-label": "log", tabindex: "0", "aria-live": "off" });
   const search = h("input", { type: "search", id: "search", placeholder: "search the log", "aria-label": "search the log", value: inAddress("log") ?? "", on: { input: afterPause(250, () => ((around = null), choose(), load())) } });
   const ranks = h("input", { type: "text", class: "ranks", placeholder: "ranks: 0,3-5", "aria-label": "ranks", value: inAddress("ranks") ?? "", on: { input: afterPause(400, () => (choose(), load())) } });
-  const role = h("select", { "aria-label": "role", hidden: exported || !roles.length, on: { change: () => ((around = null), load()) } },
-    ["", ...roles].map((name) => h("option", { value: name }, name || "main role")));
+  const role = roleChoice(roles, () => ((around = null), setFollowing(true), load()));
   const choose = () => (putInAddress("log", search.value), putInAddress("ranks", ranks.value));
   const older = button("older lines", () => loadOlder(), { class: "more" });
   const following = toggle("follow", true, (on) => on && load());
@@ -50,7 +49,6 @@ export function logsPart(id, { say, roles = [] }) {
     const answer = await fetchLines(around === null ? {} : { around });
     waiting = [];
     before = answer.before;
-    following.hidden = Boolean(role.value); // the run tells of new lines of its own alone
     lines.replaceChildren(...answer.lines.map((line) => lineElement(line, search.value)));
     older.hidden = before === null;
     place.replaceChildren(...(around === null ? [answer.lines.length ? "" : "no lines"] : [`about ${clockTime(around)} `, button("to the end", () => (around = null, setFollowing(true), load()), { class: "small" })]));
@@ -75,17 +73,20 @@ export function logsPart(id, { say, roles = [] }) {
     if (comes) lines.scrollIntoView({ block: "nearest" });
   };
   const setFollowing = (on) => following.setAttribute("aria-pressed", String(on));
+  const follows = () => around === null && following.getAttribute("aria-pressed") === "true";
+  const isAtEnd = () => lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
   const flush = oncePerFrame(() => {
-    const stays = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
+    const stays = isAtEnd();
     lines.append(...waiting.splice(0).map((line) => lineElement(line, search.value)));
     while (lines.childElementCount > MOST_LINES) lines.firstElementChild.remove();
     if (stays) lines.scrollTop = lines.scrollHeight;
   });
+  const renew = atMostEvery(1000, () => role.value && follows() && isAtEnd() && load()); // new lines come of the run's own role alone
   load();
   return {
-    element,
+    element, renew,
     add({ lines: told, skipped }) {
-      if (role.value || around !== null || following.getAttribute("aria-pressed") !== "true") return;
+      if (role.value || !follows()) return;
       const test = matching();
       waiting.push(...told.filter(test));
       if (skipped) waiting.push({ text: `(${plural(skipped, "more line", "more lines")}: search shows them)`, rank: null, at: null });
@@ -107,6 +108,7 @@ export function logsPart(id, { say, roles = [] }) {
     showRole(name) {
       role.value = name;
       around = null;
+      setFollowing(true);
       ranks.value = search.value = "";
       choose();
       load();

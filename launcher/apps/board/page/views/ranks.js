@@ -24,10 +24,11 @@ export function ranksPart(onRank, onRole) {
 }
 
 function roleTable(roles, onRole) {
-  const titles = ["role", "state", "ranks", "step", "restarts", ""];
+  const titles = ["role", "state", "", "ranks", "step", "restarts", ""];
   const row = (role) => h("tr", {},
     h("th", { scope: "row" }, button(role.name, () => onRole(role.name), { class: "small", "aria-label": `log of role ${role.name}` })),
     h("td", {}, stateChip(role.state)),
+    h("td", {}, h("div", { class: "cells" }, role.members.map((rank) => rankCell(rank, () => onRole(role.name))))),
     [role.ranks, number(role.step), role.restarts].map((cell) => h("td", { class: "numeric" }, String(cell ?? ""))), h("td", {}, plainText(role.words)));
   return h("div", { class: "wide" }, h("table", { "aria-label": "roles" },
     h("thead", {}, h("tr", {}, titles.map((title) => h("th", { scope: "col", class: ["ranks", "step", "restarts"].includes(title) ? "numeric" : null }, title)))),

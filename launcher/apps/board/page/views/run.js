@@ -39,11 +39,12 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
   const onRank = (rank) => (openTab("logs"), made.logs.jump(run.head.row.ended ? run.head.row.ended_at ?? Date.now() / 1000 : Date.now() / 1000, rank));
   const onRole = (role) => (openTab("logs"), made.logs.showRole(role));
   const hasEnded = () => Boolean(run?.head.row.ended);
+  const roles = () => (exported ? [] : (run?.head.roles ?? []).map((role) => role.name));
   const makers = {
-    curves: () => curvesPart(id, { say, marks, ended: hasEnded }),
+    curves: () => curvesPart(id, { say, marks, roles: roles(), ended: hasEnded }),
     system: () => systemPart(id, { say, ended: hasEnded }),
     ranks: () => ranksPart(onRank, onRole),
-    logs: () => logsPart(id, { say, roles: (run.head.roles ?? []).map((role) => role.name) }),
+    logs: () => logsPart(id, { say, roles: roles() }),
     artifacts: () => artifactsPart(id, { say }),
     checkpoints: () => checkpointsPart(id, { say, ended: hasEnded }),
     setup: () => ({ element: setupPart(id, run.sheet, { say }) }),
@@ -90,6 +91,7 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       if (gone) return;
       showHead();
       made.curves?.ended();
+      made.curves?.offer(roles());
       if (!panel.firstChild) main.replaceChildren(headPlace, lifePlace, tabs, panel);
       const { failure, row } = run.head;
       if (!firstTab && !shown && row.state === "failed" && failure?.at) onLog({ ...failure, line: failure.tail.at(-1) }, false);
@@ -112,7 +114,8 @@ export function runView(main, { say, go, parts: [id, firstTab] }) {
       run.head = head;
       showHead();
       if (tab === "ranks") made.ranks.show(head);
-      made.system?.renew();
+      made.curves?.offer(roles());
+      for (const part of [made.system, made.curves, made.logs]) part?.renew();
       if (saved) made.checkpoints?.load();
       if (ended) made.curves?.ended(), made.checkpoints?.load();
       if (begins) made.curves?.rewind();
