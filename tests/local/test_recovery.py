@@ -363,6 +363,8 @@ def test_a_run_whose_supervisor_was_killed_with_others_is_carried_on_by_the_next
     else:
         assert kill(supervisor_of(lab, run)) and kill(agent if which == "agent" else watchdog)
         lab.until("the end of the agent", lambda: process_id(agent) is None)  # else it may see the run to its end
+        said = (lab.run_dir(run) / "attempts/0001/node-00/agent.log").read_text()
+        assert ("the watchdog beside this agent was killed" in said) == (which == "watchdog")
     lab.let_go()
     goes_on = lab.until("another attempt", lambda: (found := lab.status(run))["attempt"] == 2 and found)
     assert goes_on["state"] != "lost"

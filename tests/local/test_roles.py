@@ -340,7 +340,8 @@ def test_whatever_is_killed_of_whichever_role_the_run_ends_well(lab):
     for name, text in (("learner.py", LEARNER), ("actor.py", ACTOR), ("reward.py", REWARD)):
         lab.script(name, text)
     budget = "{restarts: unlimited, backoff: 0s..0s}"
-    budgets = f"recovery: {{killed: {budget}, node_lost: {budget}, user_error: {budget}, no_progress: off}}"
+    causes = ("killed", "node_lost", "user_error", "launcher_fault")
+    budgets = f"recovery: {{{', '.join(f'{cause}: {budget}' for cause in causes)}, no_progress: off}}"
     run = lab.submit(lab.spec((SPEC % "alone").replace("user_error: 1, ", "").replace("roles:", f"{budgets}\nroles:")))
     chance, folder, struck = random.Random(SEED), lab.run_dir(run), []
     lab.until_step(run, 1)
