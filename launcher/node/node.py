@@ -486,7 +486,8 @@ class NodeAgent:
         """Leave, because the watchdog has died and a frozen agent's ranks would go on; the supervisor starts
         another agent.
         """
-        say("the watchdog beside this agent was killed: the supervisor starts another agent")
+        if not self._over.done():  # else it ends with its agent
+            say("the watchdog beside this agent was killed: the supervisor starts another agent")
         self.leave(Exit.LAUNCHER_FAULT)
 
 
