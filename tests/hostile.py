@@ -110,3 +110,12 @@ def others_see(*folders):
     script = 'cat /proc/*/environ /proc/*/cmdline; find "$@" -type f -exec cat {} +'
     done = subprocess.run([*nobody, "sh", "-c", script, "sh", *folders], capture_output=True)
     return done.stdout + done.stderr
+
+
+def fields_of(value, at=()):
+    """Where it may be lied."""
+    if at:
+        yield at
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in below:
+        yield from fields_of(one, (*at, key))

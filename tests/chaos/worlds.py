@@ -130,7 +130,8 @@ class World:
         return sorted((deed for deed in starts if deed.incarnation == newest), key=lambda deed: deed.rank)
 
     def strike_rank(self, deed: Deed, number: int) -> bool:
-        raise NotImplementedError
+        node = next(node for node in self.machines if node.name == deed.host)
+        return node.up and node.exec("kill", f"-{number}", str(deed.pid)).returncode == 0
 
     def left(self) -> list[str]:
         """What of it is still there."""
@@ -551,10 +552,6 @@ class Pool(World):
     def processes(self) -> list[int]:
         return [pid for node in self.machines for pid in node.started() if not is_of_a_login(pid)]
 
-    def strike_rank(self, deed: Deed, number: int) -> bool:
-        node = next(node for node in self.machines if node.name == deed.host)
-        return node.up and node.exec("kill", f"-{number}", str(deed.pid)).returncode == 0
-
     def damage(self, deed: Deed) -> bool:
         """The first byte of what this rank has saved last; False where that is nothing yet."""
         newest = catalog.entries(self.checkpoints(deed.host))[-1:]
@@ -710,10 +707,6 @@ class Slurm(World):
         folder = self.desk.run_dir(self.run)
         words = b"%sslurm\0%s\0" % (self.own["batch"], os.fsencode(folder))
         return [*self.desk.processes(folder), *(pid for pid in all_pids() if words in command(pid))]
-
-    def strike_rank(self, deed: Deed, number: int) -> bool:
-        node = next(node for node in self.machines if node.name == deed.host)
-        return node.up and node.exec("kill", f"-{number}", str(deed.pid)).returncode == 0
 
     def left(self) -> list[str]:
         """Not a job that Slurm alone still tidies up behind: a controller that was gone takes its time for that."""

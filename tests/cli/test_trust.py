@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from doors import BOUND_S, MISSING, Door, keygen
+from login_node import read_terminal
 
 from launcher.cli.places.trust import trust_hosts
 from launcher.errors import Exit
@@ -60,13 +61,6 @@ def on_terminal(door, answer):
         said += piece
     os.close(near)
     return process.wait(BOUND_S), said.decode().replace("\r", "")
-
-
-def read_terminal(fd):
-    try:
-        return os.read(fd, 65536)
-    except OSError:  # its other end has closed
-        return b""
 
 
 def openssh_agrees(door):

@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+from hostile import fields_of
 from replication_lab import KEY, Pool, address, content, held, names, save_apart
 
 from launcher.copies import client
@@ -31,15 +32,6 @@ LIES = [
 ]  # fmt: skip
 BOUND_S = 150.0
 LONGEST_WORD = 1000  # a coordinator takes lines up to a bound, and no longer one from whoever repeats a lie
-
-
-def fields_of(value, at=()):
-    """Where it may be lied."""
-    if at:
-        yield at
-    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in below:
-        yield from fields_of(one, (*at, key))
 
 
 def forged(value, at, lie):

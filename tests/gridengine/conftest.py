@@ -3,18 +3,12 @@
 import pytest
 from lab import Lab
 
+from tests.lab.fixtures import grid_engine_lab as grid
+from tests.lab.fixtures import lab as slurm
 from tests.lab.fixtures import lab_possible, shared_grid_engine_lab, shared_lab
 from tests.lab.gridengine import GridEngineLab
 
-__all__ = ["lab_possible", "shared_grid_engine_lab", "shared_lab"]
-
-
-@pytest.fixture
-def grid(shared_grid_engine_lab):
-    """Three idle nodes."""
-    shared_grid_engine_lab.well()
-    yield shared_grid_engine_lab
-    shared_grid_engine_lab.clear()
+__all__ = ["grid", "lab_possible", "shared_grid_engine_lab", "shared_lab", "slurm"]  # slurm: the user's other cluster
 
 
 @pytest.fixture
@@ -44,11 +38,3 @@ def new_grid(lab_possible, tmp_path_factory):
 @pytest.fixture
 def new_desk(tmp_path, new_grid):
     yield from desk_at(tmp_path, new_grid)
-
-
-@pytest.fixture
-def slurm(shared_lab):
-    """The other cluster of this user."""
-    shared_lab.well()
-    yield shared_lab
-    shared_lab.clear()

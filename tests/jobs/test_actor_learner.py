@@ -3,9 +3,7 @@
 import http.client
 import json
 import random
-import shutil
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +16,6 @@ from launcher.node.ranks.ports import HeldPort
 from tests.sizes import SCALE, SEED
 from trainer.checkpoint_files import catalog
 
-ROOT = Path(__file__).parents[2]
 SPEC = "jobs/actor_learner.yaml"
 ACTORS = 4
 
@@ -171,13 +168,6 @@ def test_however_often_actors_go_each_step_has_all_its_episodes():
 
 
 # -- the whole job
-
-
-@pytest.fixture
-def checkout(lab):
-    """A project that has the jobs; the trainer is installed."""
-    shutil.copytree(ROOT / "jobs", lab.project / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    return lab
 
 
 def submit(checkout, steps, *more):

@@ -5,7 +5,6 @@ import json
 import pickle
 import random
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from jobs.parameter_server.mlp import draw, new_mlp
 from launcher.node.ranks.ports import HeldPort
 from tests.sizes import SCALE, SEED
 
-ROOT = Path(__file__).parents[2]
 SPEC = "jobs/parameter_server.yaml"
 
 
@@ -71,13 +69,6 @@ def test_each_worker_gets_the_answer_to_what_it_pushed():
 
 
 # -- the whole job
-
-
-@pytest.fixture
-def checkout(lab):
-    """A project that has the jobs; the trainer is installed."""
-    shutil.copytree(ROOT / "jobs", lab.project / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    return lab
 
 
 def newest_pid(folder):

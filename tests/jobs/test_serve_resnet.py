@@ -3,18 +3,15 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 BOUND_S = 200.0
 TINY = [
     "steps.train.run.args.model=shufflenet_v2_x0_5", "steps.train.run.args.pixels=16",
@@ -23,13 +20,6 @@ TINY = [
     "steps.train.run.args.batch-size=8", "steps.train.checkpoint.every=2 steps",
     "steps.train.resources.ranks_per_node=1",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def checkout(lab):
-    """A project that has the jobs; the trainer is installed."""
-    shutil.copytree(ROOT / "jobs", lab.project / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    return lab
 
 
 def free_port():

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -35,13 +34,6 @@ def report_step(wire, step, *more, **metrics):
 
 Wire.report_step = report_step
 """
-
-
-@pytest.fixture
-def checkout(lab):
-    """A project that has the jobs; the trainer is installed."""
-    shutil.copytree(ROOT / "jobs", lab.project / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    return lab
 
 
 def overrides(args):

@@ -1,14 +1,11 @@
 """The job of two steps: trained, though a rank is killed, and predicted with the best checkpoint, at the second go."""
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.nightly
 
-ROOT = Path(__file__).parents[2]
 SPEC = "jobs/train_then_predict.yaml"
 TINY = [
     "run.args.model=shufflenet_v2_x0_5", "run.args.pixels=16", "run.args.validation-images=40",
@@ -33,13 +30,6 @@ def report_step(wire, step, *more, **metrics):
 Wire.report_step = report_step
 """
 REFUSE = "import os\nif os.path.exists(os.environ['REFUSED']):\n    raise RuntimeError('not yet')\n"
-
-
-@pytest.fixture
-def checkout(lab):
-    """A project that has the jobs; the trainer is installed."""
-    shutil.copytree(ROOT / "jobs", lab.project / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    return lab
 
 
 def overrides(*words):

@@ -6,7 +6,6 @@ The cluster knows its machines by the names that its hosts file gives them, so i
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.lab.nodes import (
     until,
     write_hosts,
 )
-from tests.lab.up_and_down import Lab
+from tests.lab.up_and_down import ClusterLab
 
 LIB, SHARE = Path("/usr/lib/gridengine"), Path("/usr/share/gridengine")
 CLIENTS = ("qacct", "qalter", "qconf", "qdel", "qhost", "qmod", "qrls", "qrsh", "qselect", "qstat", "qsub")
@@ -101,7 +100,7 @@ class GridEngineNode(Node):
         return [pid for pid in self.started() if command_of(pid) != "sge_shepherd"]
 
 
-class GridEngineLab(Lab):
+class GridEngineLab(ClusterLab):
     """A cluster of this many nodes."""
 
     def __init__(self, folder: Path, nodes: int = 3, *, stays: bool = False, **conf: str):
@@ -139,7 +138,7 @@ class GridEngineLab(Lab):
         self._start_control()
         self._configure()
         power_on(self.nodes)
-        until("an idle cluster", self._came_up)
+        until("an idle cluster", self.all_idle)
 
     def _execd(self, index: int) -> Program:
         return self._daemon("sge_execd", f"node{index}")
@@ -155,11 +154,6 @@ class GridEngineLab(Lab):
         if not (self.spool / "qmaster" / "managers").exists():
             self._make_spool()
         self.start_master()
-
-    def _came_up(self) -> bool:
-        for each in (self.control, *self.nodes):
-            each.check()
-        return self.idle()
 
     # -- files
 
@@ -265,22 +259,6 @@ class GridEngineLab(Lab):
         self.control.signal("sge_qmaster", signal.SIGCONT)
 
     # -- use
-
-    def ask(self, *argv: str) -> str:
-        """What a client says; it must succeed."""
-        done = self.run(*argv, env={"PATH": self.env["PATH"]})
-        if done.returncode:
-            raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
-        return done.stdout.strip()
-
-    def well(self) -> None:
-        """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""
-        try:
-            self.control.check()
-        except LabError as error:
-            print(f"the lab is repaired: {error}", file=sys.stderr)
-        if not self.idle():
-            self.clear()
 
     def clear(self, timeout: float = BOUND_S) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the qmaster are well again."""

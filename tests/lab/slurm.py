@@ -21,7 +21,7 @@ from tests.lab.nodes import (
     until,
     write_hosts,
 )
-from tests.lab.up_and_down import Lab
+from tests.lab.up_and_down import ClusterLab
 
 CPUS, MEMORY_MB, GPUS = 8, 8000, 2
 
@@ -91,7 +91,7 @@ class SlurmNode(Node):
         return [pid for pid in self.started() if command_of(pid) != "slurmstepd"]
 
 
-class SlurmLab(Lab):
+class SlurmLab(ClusterLab):
     """A cluster of this many nodes."""
 
     def __init__(self, folder: Path, nodes: int = 4, *, accounting: bool = False, stays: bool = False, **conf: str):
@@ -125,7 +125,7 @@ class SlurmLab(Lab):
         lay_bridge(self.claim)
         self._start_control()
         power_on(self.nodes)
-        until("an idle cluster", self._came_up)
+        until("an idle cluster", self.all_idle)
 
     def _start_control(self) -> None:
         self.control.begin()
@@ -206,28 +206,7 @@ class SlurmLab(Lab):
     def thaw_controller(self) -> None:
         self.control.signal("slurmctld", signal.SIGCONT)
 
-    def _came_up(self) -> bool:
-        for each in (self.control, *self.nodes):
-            each.check()
-        return self.idle()
-
     # -- use
-
-    def ask(self, *argv: str) -> str:
-        """What a client says; it must succeed."""
-        done = self.run(*argv)
-        if done.returncode:
-            raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
-        return done.stdout.strip()
-
-    def well(self) -> None:
-        """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""
-        try:
-            self.control.check()
-        except LabError as error:
-            print(f"the lab is repaired: {error}", file=sys.stderr)
-        if not self.idle():
-            self.clear()
 
     def clear(self, timeout: float = 150, repair_s: float = _REPAIR_S) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the controller are well again.

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Self
 
 from tests.lab import claims
 from tests.lab.claims import TAG, claim, release
-from tests.lab.nodes import BOUND_S
+from tests.lab.nodes import BOUND_S, LabError
 
 if TYPE_CHECKING:
-    from tests.lab.nodes import Namespace
+    from tests.lab.nodes import Namespace, Node
 
 
 class Lab(ABC):
@@ -76,3 +77,40 @@ class Lab(ABC):
         """Run a client of this lab, or any program, on the submitter's machine, which is this one."""
         whole = {**os.environ, **self.env, TAG: str(self.folder), **(env or {})}
         return subprocess.run(argv, timeout=timeout, env=whole, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+class ClusterLab(Lab):
+    """A lab with a batch system: its clients speak of jobs, and its daemons are repaired between tests."""
+
+    control: "Namespace"
+    nodes: "Sequence[Node]"
+
+    @abstractmethod
+    def idle(self) -> bool:
+        """True where all nodes are well and there is no job."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Undo everything that a test has done."""
+
+    def all_idle(self) -> bool:
+        """True where `idle` is; a daemon that has ended raises LabError."""
+        for each in (self.control, *self.nodes):
+            each.check()
+        return self.idle()
+
+    def ask(self, *argv: str) -> str:
+        """What a client says; it must succeed."""
+        done = self.run(*argv)
+        if done.returncode:
+            raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def well(self) -> None:
+        """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""
+        try:
+            self.control.check()
+        except LabError as error:
+            print(f"the lab is repaired: {error}", file=sys.stderr)
+        if not self.idle():
+            self.clear()

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from lab import all_pids, environment, parent, read
+
 from launcher.node.ranks.ports import HeldPort
 from launcher.run.processes import TAG, end_all
 from tests import documented
@@ -270,26 +272,6 @@ class Laptop:
         """Runs that were begun here, and of which nobody knows what came of them there."""
         folders = map(self.folder, self.runs())
         return [path.name for path in folders if not (path / "attempts" / "0001" / "handle.json").exists()]
-
-
-def all_pids():
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-
-
-def environment(pid):
-    return read(pid, "environ").split(b"\0")
-
-
-def parent(pid):
-    fields = read(pid, "stat").rpartition(b")")[2].split()
-    return int(fields[1]) if fields else None
-
-
-def read(pid, name):
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""  # it has ended, or is not ours to look at
 
 
 def read_terminal(fd):

@@ -61,3 +61,15 @@ def slurm_programs(tmp_path, monkeypatch):
 
     programs.asked = lambda: log.read_text().splitlines() if log.exists() else []
     return programs
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """`program("qsub", "exit 1")`: one that does this."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def write(name, body):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write

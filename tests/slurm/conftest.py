@@ -4,16 +4,9 @@ import pytest
 from runs import desk_at
 
 from tests.lab.fixtures import accounted_lab, lab_possible, shared_accounted_lab, shared_lab
+from tests.lab.fixtures import lab as slurm
 
-__all__ = ["accounted_lab", "lab_possible", "shared_accounted_lab", "shared_lab"]
-
-
-@pytest.fixture
-def slurm(shared_lab):
-    """Four idle nodes, without accounting."""
-    shared_lab.well()
-    yield shared_lab
-    shared_lab.clear()
+__all__ = ["accounted_lab", "lab_possible", "shared_accounted_lab", "shared_lab", "slurm"]
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """Hosts with a real sshd and a disk each, and a user at a machine of their own who reaches them."""
 
+import random
+
 import pytest
 from ssh_desk import Desk
 
 from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
+from tests.sizes import SEED
 
 __all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
 
@@ -20,3 +23,9 @@ def desk(tmp_path, hosts):
         return not desk.everything()
 
     desk.until("the end of every process of its runs", over)
+
+
+@pytest.fixture
+def draw():
+    print("seed", SEED)
+    return random.Random(SEED)

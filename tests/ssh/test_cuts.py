@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import struct
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.lab.nodes import Cut, pid_inside
-from tests.sizes import SCALE, SEED
+from tests.sizes import SCALE
 
 pytestmark = pytest.mark.nightly
 
@@ -25,12 +24,6 @@ LEASE_S = 10.0
 FROZEN = "frozen"
 LONG = f"recovery: {{lease: {LEASE_S:g}s, grace: 1s}}\n"
 ALL = ("--set", "resources.nodes=4", "--set", "resources.ranks_per_node=1")
-
-
-@pytest.fixture
-def draw():
-    print("seed", SEED)
-    return random.Random(SEED)
 
 
 def answers(desk, *commands, **env):

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -17,7 +16,7 @@ import pytest
 from lab import BOUND_S, parent
 from ssh_desk import command_line
 
-from tests.sizes import SCALE, SEED
+from tests.sizes import SCALE
 
 pytestmark = pytest.mark.nightly
 
@@ -129,12 +128,6 @@ def pool(desk):
     pool = Pool(desk)
     yield pool
     pool.let_go()
-
-
-@pytest.fixture
-def draw():
-    print("seed", SEED)
-    return random.Random(SEED)
 
 
 def strace(desk, *options):

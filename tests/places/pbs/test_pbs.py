@@ -153,18 +153,6 @@ def test_durations(text, seconds):
 # -- clients
 
 
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """`program("qsub", "exit 1")`: one that does this."""
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-
-    def write(name, body):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return write
-
-
 def test_only_a_refusal_is_one(program, tmp_path):
     file = tmp_path / "job.sh"
     file.write_text("#!/bin/sh\n")

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
+from hostile import fields_of
 
 from launcher.api import Run
 from launcher.copies.mirror import logs
@@ -131,15 +132,6 @@ def host(tmp_path, monkeypatch):
     yield hostile
     for one in [*host_clients._clients.values()]:
         one.close()
-
-
-def fields_of(value, at=()):
-    """Where it may be lied."""
-    if at:
-        yield at
-    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in below:
-        yield from fields_of(one, (*at, key))
 
 
 def test_every_field(host, tmp_path):
