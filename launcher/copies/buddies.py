@@ -17,7 +17,7 @@ from launcher.copies import client as peer
 from launcher.copies.bulk import Throttle, new_pool
 from launcher.copies.client import DiskFailed
 from launcher.copies.files import SaveGone
-from launcher.copies.link import ReplicaLink, linked
+from launcher.copies.link import ReplicaLink, linked, ring_neighbour
 from launcher.copies.node_memory import NodeMemory, Snapshots, names_of, whole
 from launcher.copies.protocol import Get, Save
 from launcher.copies.server import ReplicaServer
@@ -93,7 +93,7 @@ class Buddies:
         """Keep copies for the previous node in the ring from now on."""
         await self._keep_no_more()
         self._noted = 0
-        charge = charge_of(start)
+        charge = ring_neighbour(start, -1)
         if charge is not None and charge.port:
             names = names_of((start.group_rank - 1) % start.group_world_size, start.local_world_size)
             self._keeping = asyncio.create_task(self._keep(charge, names, start.generation))
@@ -163,7 +163,7 @@ class Buddies:
 
     async def _fetch(self, link: ReplicaLink, into: Snapshots, held: Held) -> int:
         """Fetch one snapshot and return its size in bytes."""
-        save = Save(held.kind, held.step, held.digest)
+        save = Save.of(held)
         whole_manifest, manifest = await peer.manifest(link, save)
         await asyncio.to_thread(into.make_place, save)
         try:
@@ -176,13 +176,6 @@ class Buddies:
 
     def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
         return linked(server, self._address, self._key, self._pool)
-
-
-def charge_of(start: Start) -> ReplicaAddress | None:
-    """Return the member before this one, the last before the first, or None for a single member."""
-    if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
-        return None
-    return start.replicas[(start.group_rank - 1) % start.group_world_size]
 
 
 def _others(start: Start, node: int) -> list[ReplicaAddress]:

@@ -1,30 +1,14 @@
 """Chooses the checkpoint that a generation loads: the newest of which every file is somewhere. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from launcher.copies.protocol import LoadDecision, Save, SaveChoice
 from trainer.checkpoint_files.layout import Kind
-from trainer.checkpoint_files.partial import Held
+from trainer.checkpoint_files.partial import Held, SaveOnDisks, committed_over
 
 _MOST_NAMED = 4  # silent nodes
 
 Inventories = Mapping[int, Sequence[Held] | None]  # by node; None: it did not answer
-
-
-@dataclass(slots=True)
-class _Found:
-    """The copies of one save on all nodes."""
-
-    save: Save
-    order: tuple[int, int, float, str]
-    committed: bool = False
-    with_manifest: list[int] = field(default_factory=list)
-    holders: dict[str, list[int]] = field(default_factory=dict)
-
-    @property
-    def whole(self) -> bool:
-        return all(self.holders.values())
 
 
 def decide(
@@ -50,16 +34,16 @@ def choose(
     that no node has committed does not exist. Newer ones that are not whole are hopeless only if every node that may
     have files has answered and no other may join (`all_here`), because an absent file may come back.
     """
-    saves = [found for found in _saves(inventories, kind) if found.committed]
-    chosen = max((found for found in saves if found.whole), key=lambda found: found.order, default=None)
+    saves = _saves(inventories, kind)
+    chosen = next((found for found in reversed(saves) if found.whole), None)
     certain = all_here and all(held is not None for held in inventories.values())
-    above = -1 if chosen is None else chosen.save.step
-    newer = tuple(sorted(found.save for found in saves if found.save.step > above))
+    above = -1 if chosen is None else chosen.held.step
+    newer = tuple(sorted(Save.of(found.held) for found in saves if found.held.step > above))
     hopeless, passed_over = (newer, ()) if certain else ((), newer)
     if chosen is None:
         return SaveChoice(hopeless=hopeless, passed_over=passed_over)
     return SaveChoice(
-        save=chosen.save,
+        save=Save.of(chosen.held),
         with_manifest=tuple(chosen.with_manifest),
         holders={name: tuple(nodes) for name, nodes in chosen.holders.items()},
         hopeless=hopeless,
@@ -70,12 +54,12 @@ def choose(
 
 def _lacks(inventories: Inventories, kept: bool) -> str:
     """Return what is missing if no checkpoint is whole, or "" if there never was one."""
-    newest = max((found for found in _saves(inventories, "step") if found.committed), key=_order, default=None)
+    newest = next(reversed(_saves(inventories, "step")), None)
     silent = _silent([node for node, held in sorted(inventories.items()) if held is None])
     if newest is None:
         return f"none of the run's checkpoints is on a node that is here{silent}" if kept else ""
-    lost = [name for name, nodes in sorted(newest.holders.items()) if not nodes]
-    what = f"{lost[0]} and {len(lost) - 1} more of {newest.save} are" if lost[1:] else f"{lost[0]} of {newest.save} is"
+    save, lost = Save.of(newest.held), [name for name, nodes in sorted(newest.holders.items()) if not nodes]
+    what = f"{lost[0]} and {len(lost) - 1} more of {save} are" if lost[1:] else f"{lost[0]} of {save} is"
     return f"no checkpoint is whole: {what} on no node that is here{silent}"
 
 
@@ -85,25 +69,6 @@ def _silent(nodes: Sequence[int]) -> str:
     return "".join(f"; node {node} does not answer" for node in nodes[:_MOST_NAMED]) + more
 
 
-def order(held: Held) -> tuple[int, int, float, str]:
-    """Return the sort key of a save; of two saves of one step that of the later attempt is newer."""
-    return held.step, held.attempt, held.saved_unix_s, held.digest
-
-
-def _order(found: _Found) -> tuple[int, int, float, str]:
-    return found.order
-
-
-def _saves(inventories: Inventories, kind: Kind) -> list[_Found]:
-    saves: dict[Save, _Found] = {}
-    for node, all_held in sorted(inventories.items()):
-        for held in (held for held in all_held or () if held.kind == kind):
-            save = Save(held.kind, held.step, held.digest)
-            found = saves.setdefault(save, _Found(save, order(held)))
-            found.committed = found.committed or held.committed
-            found.with_manifest.append(node)
-            for name in (*held.present, *held.missing):
-                found.holders.setdefault(name, [])
-            for name in held.present:
-                found.holders[name].append(node)
-    return list(saves.values())
+def _saves(inventories: Inventories, kind: Kind) -> list[SaveOnDisks]:
+    """Return the checkpoints that some node has committed, oldest first."""
+    return committed_over(((node, held) for node, held in sorted(inventories.items()) if held is not None), kind)

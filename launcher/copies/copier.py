@@ -4,18 +4,31 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from launcher.copies import client as peer
-from launcher.copies.bulk import Throttle
+from launcher.copies.bulk import STALL_S, Throttle
 from launcher.copies.files import ReplicaFiles, SaveGone
-from launcher.copies.link import Unwilling, linked
-from launcher.copies.patience import Patience
+from launcher.copies.link import Unwilling, linked, ring_neighbour
 from launcher.copies.protocol import Put, Save
 from launcher.wire.frames import WireError
 from launcher.wire.messages import Copied, Noted, ReplicaAddress, Start
 from trainer.checkpoint_files.layout import data_name
 from trainer.checkpoint_files.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits in seconds; `give_up_s` is that of a whole transfer, through all its tries, without a single byte."""
+
+    give_up_s: float
+    list_s: float = 5.0  # for one list of a member
+    others_s: float = 2.0  # for that of a node that is no member, and may be cut off
+    members_s: float = 15.0  # until each member has given its list: without it nobody knows what it has
+    retry_s: float = 0.2  # between two tries of what ranks wait for
+    copy_retry_s: float = 2.0  # between two tries of a second copy: a peer that is busy or just comes back
+    stall_s: float = STALL_S
 
 
 class _Result(Enum):
@@ -67,7 +80,7 @@ class Copier:
         self._known, self._waiting, self._failed, self._rest = set(), set(), set(), asyncio.Event()
         self._problem, self._ends = "", False
         self._rest.set()
-        target = next_of(start)
+        target = ring_neighbour(start, 1)
         if target is not None:
             self._working = asyncio.create_task(self._work(node, start, target, before))
 
@@ -172,10 +185,3 @@ class Copier:
             self._failed.add(what)
             self._say(Noted(node, "copy_failed", self._problem))
         return first
-
-
-def next_of(start: Start) -> ReplicaAddress | None:
-    """Return the member after this one, the first after the last, or None for a single member."""
-    if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
-        return None
-    return start.replicas[(start.group_rank + 1) % start.group_world_size]

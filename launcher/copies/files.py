@@ -8,7 +8,6 @@ from typing import BinaryIO, cast
 
 import xxhash
 
-from launcher.copies.choice import order
 from launcher.copies.protocol import Save
 from launcher.errors import LaunchError
 from trainer.checkpoint_files import partial
@@ -16,7 +15,7 @@ from trainer.checkpoint_files.catalog import entries
 from trainer.checkpoint_files.durable import hash_file, sync_folder
 from trainer.checkpoint_files.layout import Kind, bad_name, folder_name, is_data_name, waiting_name
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
-from trainer.checkpoint_files.partial import Held
+from trainer.checkpoint_files.partial import Held, order
 from trainer.errors import CheckpointDamaged
 
 # What says that a checkpoint, or a file of it, is not here, or is not what it should be.
@@ -157,7 +156,7 @@ class ReplicaFiles:
 
     def _held(self, save: Save, among: Iterable[Held]) -> Held:
         """Return the listed copy of a save. Raise SaveGone."""
-        found = next((held for held in among if Save(held.kind, held.step, held.digest) == save), None)
+        found = next((held for held in among if Save.of(held) == save), None)
         if found is None:
             raise SaveGone(f"{save}: no such checkpoint is here")
         return found

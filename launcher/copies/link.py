@@ -13,7 +13,7 @@ import msgspec
 from launcher.copies.bulk import STALL_S
 from launcher.copies.protocol import LINE_BYTES, FromServer, Go, Offer, Refusal
 from launcher.wire.frames import Wire, WireError, dial
-from launcher.wire.messages import ReplicaAddress
+from launcher.wire.messages import ReplicaAddress, Start
 
 T = TypeVar("T")
 M = TypeVar("M", bound=msgspec.Struct)
@@ -98,3 +98,10 @@ async def linked(
         yield ReplicaLink(wire, pool, stall_s)
     finally:
         wire.close()
+
+
+def ring_neighbour(start: Start, steps: int) -> ReplicaAddress | None:
+    """Return the member so many places after this one in the ring of members, or None for a single member."""
+    if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
+        return None
+    return start.replicas[(start.group_rank + steps) % start.group_world_size]

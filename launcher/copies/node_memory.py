@@ -6,13 +6,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.copies.choice import order
 from launcher.copies.files import ReplicaFiles, SaveGone
 from launcher.copies.protocol import Save
 from trainer.checkpoint_files import commit
 from trainer.checkpoint_files.durable import make_folder
 from trainer.checkpoint_files.layout import data_name, folder_name
-from trainer.checkpoint_files.partial import Held
+from trainer.checkpoint_files.partial import Held, order
 
 _COPIES = "copies"  # inside the node's folder
 

@@ -13,9 +13,12 @@ A checkpoint is named by its kind, its step and the digest of its manifest, a fi
 path ever crosses.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from trainer.checkpoint_files.partial import Held
 
 LINE_BYTES = 1 << 16
 MOST_LISTED_BYTES = 64 << 20
@@ -35,6 +38,10 @@ class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
     kind: Literal["step", "best"]
     step: Step
     digest: Digest  # of its manifest
+
+    @classmethod
+    def of(cls, held: "Held") -> "Save":
+        return cls(held.kind, held.step, held.digest)
 
     def __str__(self) -> str:
         return f"{'the best, ' if self.kind == 'best' else ''}step {self.step}"

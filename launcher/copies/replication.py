@@ -18,10 +18,9 @@ from launcher.copies import client as peer
 from launcher.copies.bulk import new_pool
 from launcher.copies.choice import choose, decide
 from launcher.copies.client import DiskFailed
-from launcher.copies.copier import Copier
+from launcher.copies.copier import Copier, Patience
 from launcher.copies.files import ReplicaFiles, SaveGone
 from launcher.copies.link import ReplicaLink, linked
-from launcher.copies.patience import Patience
 from launcher.copies.protocol import REASON_CHARS, Get, LoadDecision, Save, SaveChoice
 from launcher.copies.server import ReplicaServer
 from launcher.errors import LaunchError

@@ -101,7 +101,7 @@ def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
 
 
 def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
-    save = Save(held.kind, held.step, held.digest)
+    save = Save.of(held)
     if ReplicaFiles(folder).make_room(save):
         news.say(f"another {save} that was here is set aside")
     news.say(f"{store.url}: {save}")

@@ -8,7 +8,7 @@ import time
 
 from lab import BOUND_S
 
-from launcher.copies.patience import Patience
+from launcher.copies.copier import Patience
 from launcher.copies.replication import Replication
 from launcher.wire.frames import wire_key
 from launcher.wire.messages import ReplicaAddress, Start

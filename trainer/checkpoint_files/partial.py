@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,17 +58,41 @@ def inventory(folder: Path) -> list[Held]:
     return sorted(found, key=lambda held: (not held.committed, held.kind == "best", held.step, held.folder))
 
 
+@dataclass(slots=True)
+class SaveOnDisks:
+    """One committed checkpoint, and which of several disks have its manifest and each of its files."""
+
+    held: Held  # as a disk has it that has committed it
+    with_manifest: list[int] = field(default_factory=list)
+    holders: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        return all(self.holders.values())
+
+
+def order(held: Held) -> tuple[int, int, float, str]:
+    """Return the sort key of a save; of two saves of one step that of the later attempt is newer."""
+    return held.step, held.attempt, held.saved_unix_s, held.digest
+
+
+def committed_over(disks: Iterable[tuple[int, Sequence[Held]]], kind: Kind = "step") -> list[SaveOnDisks]:
+    """Return the checkpoints that are committed on some of these numbered disks, oldest first."""
+    saves: dict[tuple[int, str], SaveOnDisks] = {}
+    for disk, held in ((disk, held) for disk, listed in disks for held in listed if held.kind == kind):
+        found = saves.setdefault((held.step, held.digest), SaveOnDisks(held))
+        found.held = found.held if found.held.committed else held
+        found.with_manifest.append(disk)
+        for name in (*held.present, *held.missing):
+            found.holders.setdefault(name, [])
+        for name in held.present:
+            found.holders[name].append(disk)
+    return sorted((found for found in saves.values() if found.held.committed), key=lambda found: order(found.held))
+
+
 def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Held]:
     """Return the checkpoints that are committed on some disk and whose files are all on some disk, oldest first."""
-    of_save: dict[tuple[int, str], list[Held]] = {}
-    for held in (held for disk in disks for held in disk if held.kind == kind):
-        of_save.setdefault((held.step, held.digest), []).append(held)
-    found = []
-    for parts in of_save.values():
-        committed = next((held for held in parts if held.committed), None)
-        if committed is not None and not set(committed.missing) - {name for held in parts for name in held.present}:
-            found.append(committed)
-    return sorted(found, key=lambda held: (held.step, held.attempt, held.saved_unix_s))
+    return [found.held for found in committed_over(enumerate(disks), kind) if found.whole]
 
 
 def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:

@@ -49,7 +49,7 @@ class NotTransferred(LaunchError):
             self.exit_code = Exit.UNREACHABLE
             hint = "hint: again, once all hosts that the run was on can be reached"
         super().__init__(
-            f"{save_of(wanted)}: nobody who can be reached has {what} as it was written", *reasons(troubles), hint
+            f"{Save.of(wanted)}: nobody who can be reached has {what} as it was written", *reasons(troubles), hint
         )
 
 
@@ -93,8 +93,8 @@ class Holders:
             self._manifest(wanted) if mine is None else partial.read_manifest(self.home, wanted.step, wanted.kind)
         )
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if ReplicaFiles(self.home).make_room(save_of(wanted)):
-            news.say(f"another {save_of(wanted)} that was here is set aside")
+        if ReplicaFiles(self.home).make_room(Save.of(wanted)):
+            news.say(f"another {Save.of(wanted)} that was here is set aside")
         for name in fetched:
             self._bring_file(wanted, manifest, name)
         return len(fetched)
@@ -104,7 +104,7 @@ class Holders:
         manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}
         for name in names:
-            news.say(f"{to}: takes {save_of(wanted)}, {name}")
+            news.say(f"{to}: takes {Save.of(wanted)}, {name}")
             try:
                 self._holders[to].keep(wanted, name, sizes[name], manifest, _contents(self.home, wanted, name))
             except LaunchError as error:
@@ -115,7 +115,7 @@ class Holders:
 
     def _bring_file(self, wanted: Held, manifest: bytes, name: str) -> None:
         def take(host: str, pieces: Iterator[bytes]) -> None:
-            news.say(f"{host}: {save_of(wanted)}, {name}")
+            news.say(f"{host}: {Save.of(wanted)}, {name}")
             partial.receive(self.home, manifest, name, pieces, wanted.kind)
 
         having = [host for host, held in self._held.items() if name in _present(wanted, held)]
@@ -147,7 +147,7 @@ class Holders:
                     raise self.failed[host]
                 return self._holders[host].give(wanted, name, functools.partial(take, host))
             except CheckpointDamaged:
-                troubles[host] = LaunchError(f"{host}: {what} of {save_of(wanted)} is damaged there")
+                troubles[host] = LaunchError(f"{host}: {what} of {Save.of(wanted)} is damaged there")
                 troubles[host].exit_code = Exit.DAMAGED
             except Unreachable as error:
                 self.failed[host] = troubles[host] = error
@@ -195,11 +195,6 @@ def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes],
     partial.receive(folder, manifest, name, pieces, kind)
 
 
-def save_of(held: Held) -> Save:
-    """Return the identity of a save, the same wherever its files are."""
-    return Save(held.kind, held.step, held.digest)
-
-
 def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
     with partial.open_file(home, wanted.step, name, wanted.kind) as file:
         while piece := file.read(_PIECE):
@@ -216,4 +211,4 @@ def _names(held: Held) -> tuple[str, ...]:
 
 
 def _same(one: Held, other: Held) -> bool:
-    return save_of(one) == save_of(other)
+    return Save.of(one) == Save.of(other)
