@@ -473,7 +473,7 @@ def test_ranks_that_need_nobody_else_are_ended_where_the_others_are_more_than_ha
     cluster.advance(LEASE + 3)
     assert cluster.end is not None
     assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
-    assert "1 of the 3 voters are heard" in cluster.recorded("failure")[0].text
+    assert "1 of the 3 voters are reachable" in cluster.recorded("failure")[0].text
     assert not cluster.agents[0].live
 
 

@@ -126,7 +126,7 @@ def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[H
         for best in holders.newest_first(kind="best")[:1]:
             bring(best)
     except LaunchError as error:  # no run waits for the one that is kept apart
-        news.say("; ".join((error.lines[0], "the run continues without it it")))
+        news.say("; ".join((error.lines[0], "the run continues without it")))
     return newest
 
 

@@ -277,7 +277,7 @@ def test_the_best_moves_along_and_nobody_waits_for_it(hosts, said):
     flip(there / "best-00000005" / data_name(0))
     fetch.bring_newest(hosts.run)
     assert partial.inventory(hosts.run.path / FOLDER)[0].step == 10 and at_home(hosts) == [("step", 10)]
-    assert any(line.startswith("the best, step 5") and line.endswith("goes on without it") for line in said), said
+    assert any(line.startswith("the best, step 5") and line.endswith("continues without it") for line in said), said
 
 
 @pytest.fixture
