@@ -514,13 +514,13 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
     """Delete these runs, which have ended: first on other machines, then here; but none that lives somewhere after all,
     nor, unless `anyway`, one of which a silent machine may keep something. Return what other machines say."""
-    from launcher.places.elsewhere import kept_elsewhere, remove_elsewhere  # late: only for tidying
+    from launcher.places.elsewhere import kept_elsewhere  # late: only for tidying
     from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
     from launcher.run.removal import remove_run, remove_unused_code  # late: only for tidying
 
     living = [one for one in kept_elsewhere([RunDir(one.path) for one in runs_]) if one.live]
     live = {run_id for one in living for run_id in one.live}
-    told = remove_elsewhere([RunDir(one.path) for one in runs_ if one.id not in live])
+    told = kept_elsewhere([RunDir(one.path) for one in runs_ if one.id not in live], remove=True)
     kept = live | {run_id for one in told for run_id in (one.runs if one.silent and not anyway else one.live)}
     for one in runs_:
         if one.id not in kept:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+_LARGEST = (1 << 63) - 1
+
 T = TypeVar("T")
 _made: dict[object, msgspec.json.Decoder[object]] = {}
 _making = threading.Lock()
@@ -29,3 +31,23 @@ def converted(found: Any, kind: type[T]) -> T:
     """
     decoder_of(kind)
     return msgspec.convert(found, kind)
+
+
+class OutOfBounds(ValueError):
+    """An answer of another machine, which may be faulty or hostile, has something larger than anything that we send."""
+
+
+def within_bounds(answer: T, longest_text: int, most_items: int) -> T:
+    """Return the answer. Raise OutOfBounds if a text, a list or a number in it is too large, or a number is none."""
+    left = [msgspec.to_builtins(answer, builtin_types=(bytes,))]
+    while left:
+        match left.pop():
+            case str() as text if len(text) > longest_text:
+                raise OutOfBounds(f"a text of {len(text)} characters")
+            case int() | float() as number if not abs(number) <= _LARGEST:  # NaN is not
+                raise OutOfBounds("a number of more than 63 bits")
+            case dict() | list() | tuple() as several:
+                if len(several) > most_items:
+                    raise OutOfBounds(f"{len(several)} of one thing")
+                left += [*several, *several.values()] if isinstance(several, dict) else several
+    return answer

@@ -8,17 +8,17 @@ import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from launcher.decoding import converted
+from launcher.decoding import converted, within_bounds
 from launcher.errors import Unreachable
 from launcher.remote.connect import Line
 
 T = TypeVar("T")
 _HANG_UP_S = 5.0
-_MOST_BYTES, _MOST_ITEMS, _LONGEST_WORD, _MOST = 1_000_000, 1000, 4096, 2.0**63
+_MOST_BYTES, _MOST_ITEMS, _LONGEST_WORD = 1_000_000, 1000, 4096
 
 
 class Session(Protocol):
@@ -38,21 +38,7 @@ def read_answer(data: bytes, kind: type[T]) -> T:
         found = msgspec.json.decode(data)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    _check(found)
-    return converted(found, kind)  # hosts answer to a thread each
-
-
-def _check(found: Any) -> None:
-    match found:
-        case str() if len(found) > _LONGEST_WORD:
-            raise ValueError("a word is too long")
-        case int() | float() if not abs(found) < _MOST:  # which no NaN is
-            raise ValueError("a number is too big")
-        case list() | dict():
-            if len(found) > _MOST_ITEMS:
-                raise ValueError("there is too much of it")
-            for one in (*found, *found.values()) if isinstance(found, dict) else found:
-                _check(one)
+    return converted(within_bounds(found, _LONGEST_WORD, _MOST_ITEMS), kind)  # hosts answer to a thread each
 
 
 class Helper:

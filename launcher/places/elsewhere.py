@@ -10,17 +10,10 @@ from launcher.run.layout import RunDir
 from launcher.run.records import Intent
 
 
-def kept_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
-    """Return what each machine keeps of these runs; one that does not answer is named too."""
-    return _tidy(runs, remove=False)
-
-
-def remove_elsewhere(runs: Sequence[RunDir]) -> list[KeptRemote]:
-    """Delete there what does not live; return what was there, and which machines did not answer."""
-    return _tidy(runs, remove=True)
-
-
-def _tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[KeptRemote]:
+    """Return what each machine keeps of these runs, and which machines did not answer; with `remove`, delete there what
+    does not live.
+    """
     by_kind: dict[str, list[RunDir]] = {}
     for run in runs:
         for kind in kinds_of(run):

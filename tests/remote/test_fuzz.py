@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from launcher.decoding import OutOfBounds, within_bounds
 from launcher.errors import BadInput, LaunchError
 from launcher.places.login.messages import LogNews, RemotePreview, Request, RunNews
 from launcher.places.place import CancelReport
@@ -17,7 +18,6 @@ from launcher.plan.facts import Machine
 from launcher.remote import known_hosts, target
 from launcher.remote.failures import Broken, Silent
 from launcher.remote.known_hosts import BadKey, HostKey
-from launcher.remote.rpc.client import OutOfBounds, within_bounds
 from launcher.remote.rpc.wire import Garbled, Incoming, Outcome, decoded
 from launcher.remote.running import Running
 from launcher.remote.shipping import kept_trees
@@ -64,7 +64,7 @@ lines = st.binary(max_size=2000) | values.map(lambda value: json.dumps(value).en
 def test_answers_and_requests(line, kind):
     tracemalloc.start()
     try:
-        within_bounds(decoded(line, kind))
+        within_bounds(decoded(line, kind), 64 << 10, 10_000)
     except (Garbled, OutOfBounds):
         pass
     finally:
@@ -76,7 +76,7 @@ def test_answers_and_requests(line, kind):
 @pytest.mark.parametrize("answer", [["x"] * 10_001, "x" * 65_537, {"a": 1 << 63}, [[-(1 << 70)]], {"x" * 65_537: 1}])
 def test_what_is_too_large(answer):
     with pytest.raises(OutOfBounds):
-        within_bounds(answer)
+        within_bounds(answer, 64 << 10, 10_000)
 
 
 @MANY

@@ -8,8 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol, TypeVar, cast
 
-import msgspec
-
+from launcher.decoding import OutOfBounds, within_bounds
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.remote.connect import Line, connect
 from launcher.remote.failures import Broken, Silent
@@ -19,10 +18,6 @@ from launcher.remote.running import ClosedAtTheEnd, Running
 from launcher.remote.target import target_of
 from launcher.spec.model import SshHost
 from launcher.states import VERSION
-
-_LONGEST_TEXT = 64 << 10
-_MOST_TOGETHER = 10_000
-_LARGEST = 1 << 62
 
 __all__ = ["Broken", "RemoteLaunch", "RpcClient", "Silent", "remote_error", "remote_program"]
 
@@ -114,7 +109,7 @@ class RpcClient(ClosedAtTheEnd):
         self.greet(deadline)
         try:
             reply = decoded(self._incoming.line(deadline, _LONGEST_REPLY), Reply)
-            value = None if reply.error else within_bounds(decoded(bytes(reply.value), kind))
+            value = None if reply.error else within_bounds(decoded(bytes(reply.value), kind), 64 << 10, 10_000)
         except (EOFError, Silent) as error:
             raise self._broken(error) from None
         except (Garbled, OutOfBounds) as error:
@@ -271,24 +266,3 @@ def remote_version(login: RemoteProgram) -> str:
 
 def _who(login: RemoteProgram) -> str:
     return f"login node {login.login} of {login.cluster}"
-
-
-# An answer comes from a machine that may be faulty or hostile, and send a million nodes or much text.
-class OutOfBounds(ValueError):
-    """Something in it is larger than anything that we say."""
-
-
-def within_bounds(answer: T) -> T:
-    """Return the answer. Raise OutOfBounds if it is too large. Bytes are bounded by the line that they came in."""
-    left = [msgspec.to_builtins(answer, builtin_types=(bytes,))]
-    while left:
-        match left.pop():
-            case str() as text if len(text) > _LONGEST_TEXT:
-                raise OutOfBounds(f"a text of {len(text)} characters")
-            case int() as number if abs(number) > _LARGEST:
-                raise OutOfBounds("a number of more than 62 bits")
-            case dict() | list() | tuple() as several:
-                if len(several) > _MOST_TOGETHER:
-                    raise OutOfBounds(f"{len(several)} of one thing")
-                left += [*several, *several.values()] if isinstance(several, dict) else several
-    return answer
