@@ -250,12 +250,13 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
     if not supervisor.plan.disks_apart:
         return Elected(used + 1, tuple(there))
     number = supervisor.stand(max([used, *(one.voted_for for one in there.values())]))
+    if number is None:
+        return None
     records = supervisor.ballot.records()
     asked = Vote(number, supervisor.node, RecordsSaid(records.attempt, records.length, records.digest))
     others = tuple(granted(supervisor.rpc.ask(asked, there)))
-    if not enough(supervisor, others, leads=leads):
+    if not enough(supervisor, others, leads=leads) or not supervisor.open(number, [supervisor.node, *others]):
         return None
-    supervisor.open(number, [supervisor.node, *others])
     return Elected(number, others)
 
 

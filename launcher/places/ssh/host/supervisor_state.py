@@ -222,17 +222,24 @@ class SupervisorState:
         self.ballot.leaderless = False
         self._alone.clear()
 
-    def stand(self, above: int) -> int:
-        """Give this host's vote to itself, for a number beyond that; return the number."""
+    def stand(self, above: int) -> int | None:
+        """Give this host's vote to itself, for a number beyond that; return the number, or None if the host has
+        accepted an attempt meanwhile, whose leader could not count it any more.
+        """
         with self._lock:
+            if self.ballot.accepted is not None:
+                return None
             number = max(self.ballot.voter.next_number, above + 1)
             self.ballot.keep(self.ballot.voter.stand(number))
             return number
 
-    def open(self, number: int, voters: Sequence[int]) -> None:
-        """Begin the attempt that this host was elected for."""
+    def open(self, number: int, voters: Sequence[int]) -> bool:
+        """Begin the attempt that this host was elected for; return False if it has voted for another since it stood."""
         with self._lock:
+            if self.ballot.voted != (number, self.node):
+                return False
             self.ballot.keep(self.ballot.voter.open(number, voters))
+            return True
 
     def settle(self, number: int) -> None:
         with self._lock:

@@ -8,8 +8,17 @@ import pytest
 
 from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.leader import Hearing, enough, propose
-from launcher.places.ssh.host.supervisor_messages import Agreed, Ask, Declined, OpenAttempt, Prepare, Replica, granted
+from launcher.places.ssh.host.leader import Hearing, elect, enough, propose
+from launcher.places.ssh.host.supervisor_messages import (
+    Agreed,
+    Ask,
+    Declined,
+    OpenAttempt,
+    Prepare,
+    Replica,
+    Vote,
+    granted,
+)
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.avoided import include
 from launcher.spec.model import Budget
@@ -188,3 +197,30 @@ def test_a_candidate_that_too_few_follow_asks_the_voters_of_both_attempts(table)
     assert not enough(table.supervisors[1], [4], leads=False) and enough(table.supervisors[1], [2, 3], leads=False)
     assert taken(table, table.supervisors[1], [2, 3]) == 3
     assert all(table.supervisors[number].ballot.voter.settled for number in (1, 2, 3))
+
+
+def test_who_accepts_an_attempt_while_it_asks_stands_for_no_other(tmp_path):
+    """Its own vote for the next number kept it from the attempt that it had just accepted, and from any after it."""
+    table = Table(tmp_path, size=3, nodes_min=1)
+    table.lose(0)
+    late, seen = table.supervisors[2], {1: table.supervisors[1].status()}
+    assert taken(table, table.supervisors[1], [2]) == 2
+    assert elect(late, seen, leads=False) is None
+    assert (late.ballot.voted, late.ballot.accepted.attempt) == ((2, 1), 2)
+
+
+def test_who_votes_for_another_while_it_stands_opens_nothing(tmp_path):
+    """It ended for its own number, which it had the votes for, and took its ranks with it."""
+    table = Table(tmp_path, size=3, nodes_min=1)
+    table.lose(0)
+    late, said = table.supervisors[2], table.said
+
+    def is_asked_too(number, question):
+        answer = said(number, question)
+        if isinstance(question, Vote):
+            late.ballot.vote(table.vote(9, 1))
+        return answer
+
+    table.said = is_asked_too
+    assert elect(late, {1: table.supervisors[1].status()}, leads=False) is None
+    assert late.ballot.voter.newest.attempt == 1
