@@ -94,7 +94,7 @@ class Ballot:
         known = self.voter.newest.attempt
         if not 0 <= replica.node < len(self.hosts):
             return f"there is no host {replica.node}"
-        if self.elected(replica.node) and replica.attempt < self.voted[0]:
+        if self.comes_before(replica):
             return ""  # how its last attempt ended, which may be older than one that came to nothing
         if replica.attempt < known:
             return f"attempt {known} is the newest here"
@@ -107,6 +107,10 @@ class Ballot:
         ours.
         """
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
+
+    def comes_before(self, replica: Replica) -> bool:
+        """Return whether the record is of an attempt before the one for which this host voted for its sender."""
+        return self.elected(replica.node) and replica.attempt < self.voted[0]
 
     def keeps_for(self, replica: Replica) -> bool:
         """Return whether the record is from the leader that this host follows, or followed before it voted for

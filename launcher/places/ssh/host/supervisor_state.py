@@ -393,7 +393,8 @@ class SupervisorState:
         return ""
 
     def _keep(self, replica: Replica) -> str:
-        self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
+        if not self.ballot.comes_before(replica):
+            self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
         why = self.ballot.against_record(replica)
         why = "" if why and self.ballot.keeps_for(replica) else why
         names = self.role_names

@@ -224,3 +224,13 @@ def test_who_votes_for_another_while_it_stands_opens_nothing(tmp_path):
     table.said = is_asked_too
     assert elect(late, {1: table.supervisors[1].status()}, leads=False) is None
     assert late.ballot.voter.newest.attempt == 1
+
+
+def test_who_gets_the_history_before_an_attempt_that_it_has_voted_for_stays(tmp_path):
+    """Records of an attempt that had come to nothing without it told it that the run went on without it."""
+    table = Table(tmp_path, size=3, nodes_min=1)
+    table.lose(0)
+    late = table.supervisors[2]
+    assert isinstance(table.said(2, table.vote(3, 1)), Agreed)
+    assert isinstance(table.said(2, Replica(1, 2, "avoided", -1, "[]")), Agreed)
+    late.check_part_in(late.ballot.outrun_by)

@@ -148,7 +148,7 @@ RUNS_THAT_STAND_STILL = {
         WAITING, "by_all=ready.began), prepared)", "by_all=ready.began), ())", SUPERVISORS, "lets_go",
     ),
     "the history of a candidate is refused whose last attempt is older than one that came to nothing": (
-        BALLOT, "if self.elected(replica.node) and replica.attempt < self.voted[0]:", "if False:",
+        BALLOT, "if self.comes_before(replica):", "if False:",
         CUT, "beside_a_new_leader",
     ),
     "a damaged line of one host's history holds all up": (
