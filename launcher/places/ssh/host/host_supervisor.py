@@ -272,7 +272,7 @@ class QueueWatch:
             return
         preparation = supervisor.ready.preparations
         leader = supervisor.rpc.ask_one(Ask(), leader_of(supervisor), _LEADER_ASK_S)
-        if isinstance(leader, SupervisorStatus):
+        if isinstance(leader, SupervisorStatus) and not leader.leaderless:  # else it waits for another leader
             self._heard_at = boottime()
             self._follow(leader, preparation)
         elif boottime() > self._heard_at + supervisor.patience_s + supervisor.plan.spec.recovery.lease_s:

@@ -859,6 +859,18 @@ def test_who_waits_without_a_leader_takes_the_run_over(table):
         watches[0].look()
 
 
+def test_who_waits_in_an_attempt_that_its_leader_could_not_open_looks_for_another(tmp_path):
+    """Its leader waited for it to hear no leader, and it heard that one until all gave up."""
+    table = Table(tmp_path, size=5)
+    table.lose(0)
+    for number in (3, 4):
+        table.deafen(number, OpenAttempt)
+    watch = table.watches()[2]
+    assert TakeOver(table.supervisors[1]).look() is None
+    assert all(watch.look() for _ in range(2))
+    assert (table.supervisors[2].attempt.number, table.supervisors[2].ballot.leaderless) == (2, True)
+
+
 def test_a_leader_that_is_back_after_a_promise_begins_anew(table):
     watches = table.watches()
     table.lose(0)
