@@ -1,4 +1,4 @@
-"""The Python API, and all that the command line stands on.
+"""The Python API, on which the command line is built.
 
 from launcher import submit, runs
 
@@ -63,12 +63,12 @@ Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in on
 WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
 _WAIT_STEP_S = 0.1
 UNLISTED = "it was submitted with another HOME or XDG_STATE_HOME, with which it can be asked, followed and ended"
-_heard: dict[Path, tuple[float, ClusterAnswer | None]] = {}
+_answered: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A submitted run: look at it, follow it, end it, resume it."""
+    """A submitted run: query, follow, cancel or resume it."""
 
     id: RunId
     path: Path
@@ -79,7 +79,7 @@ class Run:
         return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
-        """Return the run's status as far as it can be known from here; a place's answer may be `fresh_s` old."""
+        """Return the run's status as far as it can be known here; a cluster's answer may be `fresh_s` seconds old."""
         return statuses([self], fresh_s)[0]
 
     def logs(
@@ -93,7 +93,10 @@ class Run:
         )  # fmt: skip
 
     def renew(self) -> "RunStatus":
-        """Return the run's status, and bring home what ranks on other machines have written: all of an ended run."""
+        """Return the run's status, after fetching what ranks on other machines have written.
+
+        Of an ended run, everything.
+        """
         status = self.status(WATCH_S)
         run = RunDir(self.path)
         for place in _places_of(run):
@@ -101,7 +104,9 @@ class Run:
         return status
 
     def replacement(self) -> "Replacement":
-        """Return what resumes the run on other hosts, once it has lost some, while somebody waits for it."""
+        """Return the Replacement that resumes the run on other hosts after it has lost some, while a command waits for
+        it.
+        """
         from launcher.submission.replacing import Replacement  # late: of no use to `status`
 
         return Replacement(RunDir(self.path), self.resume)
@@ -126,8 +131,11 @@ class Run:
         return usage_of(run, folder)
 
     def remove(self) -> None:
-        """Delete the run's folder and name, on other machines too. Raise Refused for a run that has not ended, and
-        Unreachable where a machine was silent, which keeps its part; then the run is still known here."""
+        """Delete the run's folder and name, on other machines too.
+
+        Raise Refused for a run that has not ended, and Unreachable if a machine did not answer; that keeps its part,
+        and the run stays known here.
+        """
         refuse_live(self.status())
         told = remove([self])
         if self.path.exists():
@@ -137,7 +145,7 @@ class Run:
         self, *, add: Collection[str] = (), remove: Collection[str] = (), note: str | None = None,
         name: str | None = None,
     ) -> Labels:  # fmt: skip
-        """Add and remove tags, write a note, set a name; what is None stays. Return the labels that hold now."""
+        """Add and remove tags, write a note, set a name; None leaves a value as it is. Return the labels."""
         run = RunDir(self.path)
         with locked(run.labels_lock, wait=True, optional=True):
             old = readable(run.labels, Labels) or Labels()
@@ -168,8 +176,8 @@ class Run:
     def iter_metrics(self, *, follow: bool = False) -> "Iterator[tuple[int, Row]]":
         """Yield each step once, in order, with its values: all there are, or with `follow` until the run ends.
 
-        What is followed may still grow: a step comes once a later one is there. What is done again after a restart does
-        not come again.
+        With `follow`, a step is yielded once a later one exists, and steps that are repeated after a restart are not
+        yielded again.
         """
         from launcher.status.series import each_step  # late: of no use to `status`
 
@@ -180,7 +188,10 @@ class Run:
         return each_step(run, over=lambda: True)
 
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
-        """Return when the run has ended, or raise TimeoutError. Lost hosts are replaced if a command names others."""
+        """Wait until the run has ended, and return its status. Raise TimeoutError.
+
+        Lost hosts are replaced if a command names others.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         lost = self.replacement()
         while not (status := lost.shown(self.status(fresh_s=WATCH_S))).state.ended:
@@ -190,11 +201,11 @@ class Run:
         return status
 
     def result(self, timeout_s: float | None = None, *, unpickle: bool = False) -> Any:
-        """Wait for the end of a submitted function; return what it has returned as rank 0, or raise what it has raised.
+        """Wait for the end of a submitted function; return what it returned on rank 0, or raise what it raised.
 
-        Plain data is returned as it is: numbers, text, and lists, tuples, sets and dicts of these. All else is pickled,
-        and loaded only with `unpickle`, as that may run code of whoever could write where the run was. Of exceptions
-        those that Python has are raised as they are, others as RunFailed; the traceback is a note of them.
+        Plain data (numbers, text, and lists, tuples, sets and dicts of these) is returned as it is. Everything else is
+        pickled, and loaded only with `unpickle`, because that may run code of anyone who could write to the run's
+        folder. Exceptions built into Python are raised as they are, others as RunFailed, with the traceback as a note.
         Raise TimeoutError, Refused for a run of no function, and RunFailed if no rank has left an exception.
         """
         from launcher.submission.functions import is_call, result_of  # late: of no use to `status`
@@ -207,9 +218,10 @@ class Run:
         return result_of(run, status, unpickle=unpickle)
 
     def fetch(self, checkpoint: str = "newest") -> list[str]:
-        """Bring home what is on other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step).
+        """Fetch files from other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step).
 
-        With the newest comes the best one. What no machine has comes from the run's object store.
+        With the newest checkpoint the best one is fetched too. What no machine has is fetched from the run's object
+        store.
         """
         from launcher.copies import stored  # late: of no use to `status`
 
@@ -259,10 +271,10 @@ class Run:
         self, target: str | Path, *, step: int | None = None, best: bool = False, model: str | None = None,
         dtype: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False,
     ) -> "Exported":  # fmt: skip
-        """Write the weights of its newest checkpoint, of its best one, or of that of a step.
+        """Write the weights of the run's newest checkpoint, of its best one, or of that of a step.
 
-        `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or `model`, a
-        folder as Hugging Face reads it. What is on other machines is fetched first.
+        The target is `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or
+        `model`, a folder as Hugging Face reads it. Checkpoints on other machines are fetched first.
         """
         from launcher.copies import news, stored  # late: `status` does not fetch
         from launcher.submission import exporting  # late: of no use to `status`
@@ -281,7 +293,7 @@ class Run:
 
     @property
     def elsewhere(self) -> bool:
-        """Return whether the run's checkpoints are on other machines, so that only fetched ones are listed here."""
+        """Whether the run's checkpoints are on other machines, so that only fetched ones are listed here."""
         place = _place_of(newest(RunDir(self.path)))
         return place is not None and place.remote and not place.lists_checkpoints
 
@@ -304,7 +316,7 @@ class Run:
         return not any(event.kind == KEPT for event in read_lines(run.events, Event))
 
     def include_nodes(self, hosts: Collection[str] = ()) -> "list[Exclusion]":
-        """Include lost nodes again, these or all; return why they were excluded."""
+        """Let the run use excluded nodes again, these or all; return why they were excluded."""
         from launcher.run.avoided import include  # late: nothing else needs it
 
         run = RunDir(self.path)
@@ -316,7 +328,7 @@ class Run:
     pardon = include_nodes  # as it was called in 0.1
 
     def nodes_of_ranks(self) -> dict[int, int]:
-        """Return the node of each rank that runs now. Raise Refused if none does."""
+        """Return the node of each active rank. Raise Refused if none is active."""
         status = self.status()
         state = readable(RunDir(self.path).state, RunState)
         ranks = state.ranks if state is not None and not status.state.ended else ()
@@ -332,7 +344,7 @@ class Run:
         return readable(found[-1], HangReport) if found else None
 
     def visit(self, node: int) -> "Visit":
-        """Start a program on this node of the run that answers questions about its ranks. Close it after use."""
+        """Start a program on this node of the run that answers questions about its ranks; close it after use."""
         from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
         return Visit(self.reach(node))
@@ -346,9 +358,9 @@ class Run:
         return place.reach(run, run.attempt(state.attempt), node)
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
-        """End the run: its ranks are asked to stop, and after the spec's grace all of its processes are ended.
+        """End the run: its ranks are asked to stop, and after the spec's grace period all of its processes are killed.
 
-        `gone`: hosts that will never answer again, and are not waited for.
+        `gone` are hosts that will never answer again, and are not waited for.
         """
         run = RunDir(self.path)
         left = remains(run)
@@ -366,13 +378,12 @@ class Run:
         code: bool = False,
         without: Collection[str] = (),
     ) -> "Run":
-        """Open a new attempt of an ended or lost run.
+        """Open a new attempt of an ended or lost run, and return the run.
 
-        `anew`: it may begin from nothing where no checkpoint is whole. `code`: with the project's code as it is now.
-        `without`: hosts of a pool that are gone for good; what is left of the run on the others is ended first. So are
-        those that the pool's command, if one names its hosts, names no more.
-        Raise Refused on a live one, and if another did; NothingToDo on one that has succeeded and would be the
-        same again.
+        With `anew` it may start from nothing if no checkpoint is whole. With `code` it gets the project's present code.
+        `without` are hosts of a pool that are gone for good; what is left of the run on the others is ended first.
+        Hosts that the pool's command no longer names count as gone too. Raise Refused for an active run, or if another
+        process resumed it; NothingToDo for a run that has succeeded and would not change.
         """
         from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
         from launcher.submission.replacing import unlisted  # late: likewise
@@ -400,6 +411,7 @@ class Run:
         return self
 
     def _repr_html_(self) -> str:
+        """Return the run's HTML for a notebook."""
         from launcher.status.html import run_html  # late: for notebooks
 
         return run_html(self.status(WATCH_S), time.time())
@@ -414,10 +426,11 @@ def predict(
     on: str = LOCAL,
     overrides: Sequence[str] = (),
 ) -> Run:
-    """Start a run of its frozen code and arguments that writes a line for each sample, by its best checkpoint, or its
-    newest, or this one. For runs of a module that takes --predict and --checkpoint, as the shipped tasks do.
+    """Start a run with the frozen code and arguments of `one` that writes a line for each sample.
 
-    `data`: what its `--data` is to be, of trainer.tasks.gpt `--text`, of trainer.tasks.resnet `--root`.
+    It uses the best checkpoint, else the newest, or `checkpoint`. The run must be of a module that takes --predict and
+    --checkpoint, as the shipped tasks do. `data` is the value of its `--data`; of trainer.tasks.gpt that of `--text`,
+    of trainer.tasks.resnet that of `--root`.
     """
     from launcher.submission.predicting import open_prediction  # late: it reads YAML: see above
 
@@ -430,7 +443,7 @@ def predict(
 
 
 def fetch_answers(one: Run, output: str | Path) -> None:
-    """Fetch what predict() has written on another machine, if there is anything."""
+    """Fetch what predict() wrote on another machine, if anything."""
     from launcher.submission.predicting import put_answers  # late: it reads YAML: see above
 
     one.fetch_outputs()
@@ -449,8 +462,10 @@ def release(one: Run) -> None:
 
 
 def drain(one: Run, node: str) -> int:
-    """Move the ranks of a run off this node, named by a number or its machine, and return the node's number. It
-    happens as soon as other nodes can take them, and the node gets none any more. Raise Refused if it cannot.
+    """Move the ranks of a run off this node, given by a number or its machine, and return the node's number.
+
+    They move as soon as other nodes can take them, and the node gets no more ranks. Raise Refused if that is
+    impossible.
     """
     attempt, status = _with_nodes(one, "drained")
     index = _node_to_free(one, status, node, "drained").node
@@ -459,8 +474,10 @@ def drain(one: Run, node: str) -> int:
 
 
 def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
-    """Move the ranks of a run on this node to this spare, or to any; the node is a spare afterwards. Nodes are named
-    by a number or their machine. It happens at once or not at all. Raise Refused if it cannot.
+    """Move the ranks of a run from this node to the spare `to`, or to any; the node is a spare afterwards.
+
+    Nodes are given by a number or their machine. The ranks move at once or not at all. Raise Refused if that is
+    impossible.
     """
     from launcher.status.moving import MoveAnswer  # late: of no use to `status`
 
@@ -484,6 +501,7 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
 
 
 def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
+    """Return the newest attempt and status of a run with nodes. Raise Refused."""
     status = one.status()
     attempt, hint = newest(RunDir(one.path)), f"hint: launch status {one.id}"
     if attempt is None or status.state.ended:
@@ -495,6 +513,7 @@ def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
 
 
 def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeState:
+    """Return the node from which ranks are to be moved. Raise Refused."""
     node = _node_of(one, status, name)
     if node == status.nodes[0]:
         hint = f"hint: launch status {one.id}"
@@ -503,6 +522,7 @@ def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeSt
 
 
 def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
+    """Return the node with this number or machine. Raise Refused."""
     for node in status.nodes:
         if name in (str(node.node), node.host):
             return node
@@ -512,8 +532,11 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
-    """Delete these runs, which have ended: first on other machines, then here; but none that lives somewhere after all,
-    nor, unless `anyway`, one of which a silent machine may keep something. Return what other machines say."""
+    """Delete these runs, which have ended: first on other machines, then here; return what other machines answered.
+
+    Runs that are active somewhere after all are kept. So is, unless `anyway`, a run of which a machine that does not
+    answer may keep something.
+    """
     from launcher.places.elsewhere import kept_elsewhere  # late: only for tidying
     from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
     from launcher.run.removal import remove_run, remove_unused_code  # late: only for tidying
@@ -538,16 +561,16 @@ def still_there(kept: KeptRemote) -> str:
 
 
 def refuse_live(status: "RunStatus") -> None:
-    """Raise Refused unless nothing of the run is left that could still write."""
+    """Raise Refused if any process of the run may still write."""
     if not status.state.ended:
         said = f": {status.message}" if status.state is State.UNKNOWN and status.message else ""
         raise Refused(f"{status.run} is {status.state}{said}", f"hint: launch cancel {status.run} ends it first")
 
 
 def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool = True) -> "list[RunStatus]":
-    """Return the truth about each; a cluster is asked once about all of its runs that have not ended.
+    """Return the status of each run; a cluster is queried once about all of its active runs.
 
-    `restart_lost`: a lost run of this machine goes on by itself, where its records allow that.
+    With `restart_lost`, a lost run of this machine is restarted if its records allow it.
     """
     facts = [read_facts(one.path) for one in runs_]
     left = list(range(len(runs_)))
@@ -570,7 +593,7 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
 
 
 def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
-    """Return the status of a run after its end was written, or it was restarted, if this machine lost it."""
+    """Return the status of a run after writing its end, or restarting it, if this machine had lost it."""
     status = derive(fact)
     if status.state is not State.LOST or not fact.asks or _is_asked(fact):
         return status
@@ -604,12 +627,13 @@ def uncommitted(run: Run) -> "CodeComparison":
 
 
 def _is_asked(fact: RunFacts) -> bool:
+    """Return whether the run's cluster is to be queried."""
     kind = kind_named(fact.asks) if fact.asks else None
     return kind is not None and kind.asked
 
 
 def line_to(one: Run, node: int) -> "Line":
-    """Return the connection to the machine that this node of a run is. Raise Unreachable, and Refused."""
+    """Return the connection to the machine of this node of the run. Raise Unreachable and Refused."""
     run = RunDir(one.path)
     place = _place_of(newest(run))
     if place is None:
@@ -618,43 +642,43 @@ def line_to(one: Run, node: int) -> "Line":
 
 
 def _place_of(attempt: "AttemptDir | None") -> Place | None:
-    """Return the place that an attempt went to."""
+    """Return the cluster of an attempt, or None."""
     return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
 
 
 def _places_of(run: RunDir) -> list[Place]:
-    """Return the places where any attempt of the run has left files."""
+    """Return the clusters on which any attempt of the run has left files."""
     kinds = dict.fromkeys(read_intent(attempt).cluster_kind for attempt in attempts(run) if attempt.intent.exists())
     asked = (of_kind(kind) for kind in kinds if (known := kind_named(kind)) is not None and known.asked)
     return [place for place in asked if place.remote]
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the place's answers, which may be a moment old: a watcher looks ten times a second."""
+    """Return the cluster's answers about these attempts, at most `fresh_s` old, as a watcher asks ten times a second.
+    """
     now = time.monotonic()
     known = kind_named(kind)
     if known is None:
         return [None for _ in attempts]  # of a package that is not installed here
-    heard = [_heard.get(attempt.path) for _, attempt in attempts]
+    kept = [_answered.get(attempt.path) for _, attempt in attempts]
     fresh_s = fresh_s if known.fresh_s is None else min(fresh_s, known.fresh_s)
-    if all(one is not None and now - one[0] < fresh_s for one in heard):
-        return [one[1] for one in heard if one is not None]
+    if all(one is not None and now - one[0] < fresh_s for one in kept):
+        return [one[1] for one in kept if one is not None]
     place = of_kind(kind)
     place.mend(attempts)
     words = place.look(attempts)
-    _heard.update({attempt.path: (now, word) for (_, attempt), word in zip(attempts, words, strict=True)})
+    _answered.update({attempt.path: (now, word) for (_, attempt), word in zip(attempts, words, strict=True)})
     return words
 
 
 def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (), **given: Any) -> Run:
-    """Start a run and return as soon as its agents are on their way.
+    """Start a run and return as soon as its agents are being started.
 
-    The spec is a file, or what would stand in one: a dict, or an object with such fields (a dataclass, a msgspec
-    struct). Then the project is the one in which one stands.
-    Or it is a function, which each rank calls with these arguments; of those that are given by name, options of a spec
-    (`resources`, `name`, `env`, ...) are the run's. `Run.result()` returns what it returns.
-    A LaunchError's `runs` are the ids and folders of what exists all the same, such as a run that nobody knows to have
-    reached its cluster.
+    The spec is a file, the content of one as a dict or an object with such fields (a dataclass, a msgspec struct), or a
+    function. For content, the project is that of the current folder. A function is called by each rank with these
+    arguments; keyword arguments that are options of a spec (`resources`, `name`, `env`, ...) are the run's, and
+    `Run.result()` returns what it returns. A LaunchError's `runs` are the ids and folders of runs that exist all the
+    same, such as one that may not have reached its cluster.
     """
     from launcher.submission.functions import as_job, call_of, is_function  # late: of no use to `status`
 
@@ -674,7 +698,7 @@ def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (
 def submit_many(
     specs: Sequence[Spec], *, on: str = LOCAL, overrides: Sequence[str] = (), repeat: int | None = None
 ) -> "Runs":
-    """Start a run of each spec, each `repeat` times; on Slurm as one array where that can be.
+    """Start a run of each spec, each `repeat` times; on Slurm as one job array if possible.
 
     The ranks of a repeated run find which one it is in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
     folders of those that were started before it.
@@ -694,7 +718,7 @@ def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ())
 
 
 def preview(plan: "Plan") -> Preview | None:
-    """Return what the place's batch system would be given for this plan, and what it answers to that."""
+    """Return what the batch system would receive for this plan, and how it answers."""
     return of_kind(plan.cluster_kind).preview(plan)
 
 
@@ -737,6 +761,7 @@ def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Pat
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:
+    """Return an error's line with the spec's own name in place of a temporary file."""
     for file, name in names.items():
         line = re.sub(rf"^{re.escape(file)}(:\d+:\d+)?(?=: )", name, line)
     return line
@@ -766,9 +791,7 @@ class Part:
 
 
 def parts(run: Run, role: str) -> list[Part]:
-    """Return the parts that the run has of this role, or the one called so, such as `actors-1`. Raise BadInput for a
-    role that it has not.
-    """
+    """Return the parts of the run with this role, or the one with this name, such as `actors-1`. Raise BadInput."""
     plans = [(path, read_plan(RunDir(path), 1)) for path in (run.path, *role_dirs(RunDir(run.path)))]
     (_, own), *beside = plans
     if role == own.role and role:
@@ -801,16 +824,17 @@ def run(ref: str) -> Run:
 
 
 def unlisted(ref: str = "") -> list[Run]:
-    """Return the current project's runs whose ids begin so and that only another HOME or state folder lists."""
+    """Return the current project's runs whose ids begin with `ref` and that only another HOME or state folder lists."""
     return [Run(run_id, path) for run_id, path in registry.unlisted(Path.cwd()) if run_id.startswith(ref)]
 
 
 def as_it_lies(run: Run) -> RunStatus:
-    """Return what the folder of such a run says. No place is asked, and nothing is mended."""
+    """Return what the folder of such a run records; no cluster is queried, and nothing is changed."""
     return _as_it_lies(read_facts(run.path))
 
 
 def _as_it_lies(facts: RunFacts) -> RunStatus:
+    """Return the status from the facts, without a next command."""
     if _is_asked(facts):
         facts = replace(facts, word=ClusterAnswer("unknown", "", 0.0, silent=UNLISTED))
     return msgspec.structs.replace(derive(facts), next="")
@@ -823,7 +847,9 @@ def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
 
 
 def _discovered(ref: str) -> Path | None:
-    """Return the folder made here for a run that was submitted elsewhere, to a place that this machine reaches too."""
+    """Return the folder made here for a run that was submitted elsewhere to a cluster that this machine also uses, or
+    None.
+    """
     from launcher.places.clusters_file import clusters_file, named_clusters  # late: it reads YAML
 
     if clusters_file() is None:
@@ -842,13 +868,14 @@ class Runs(list[Run]):
     """A list of runs, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
+        """Return the runs as an HTML table for a notebook."""
         from launcher.status.html import table_html  # late: for notebooks
 
         return table_html(statuses(self, WATCH_S), time.time())
 
 
 def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
-    """Return the first of these runs that ends. Raise TimeoutError, and ValueError for an empty list."""
+    """Wait until one of these runs ends and return it. Raise TimeoutError, and ValueError for an empty list."""
     if not runs_:
         raise ValueError("expected a run to wait for, got none")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""The clock that leases are kept by, how long they are on either side, and what of it a process has slept through."""
+"""The clock by which leases are measured, their length on either side, and the time that a process was suspended."""
 
 import time
 from collections.abc import Callable
@@ -15,25 +15,26 @@ def boottime() -> float:
 
 
 def lease_of_ranks(lease_s: float) -> float:
-    """Return for how long ranks run on a node that hears nothing: they are ended in the last second of the lease, so
-    that others take their places right after it. For a short lease a fifth is reserved instead, so that enough
+    """Return for how long ranks run on a node that receives nothing: they are ended in the last second of the lease.
+
+    Others can then take their places right after it. A fifth of a short lease is reserved instead, so that enough
     heartbeats remain to renew it.
     """
     return lease_s - min(ENDING_S, lease_s / 5)
 
 
 def lease_of_places(lease_s: float) -> float:
-    """Return for how long a silent node keeps its ranks' places: the lease of the ranks and the time that a watchdog
-    needs to end them.
+    """Return for how long a silent node keeps its ranks' places: the ranks' lease, and the time that a watchdog needs
+    to end them.
     """
     return lease_of_ranks(lease_s) + ENDING_S
 
 
 class WakingClock:
-    """A clock that stands still while its own process does: frozen, starved, or on a machine that is suspended.
+    """A clock that stops while its own process does: suspended, starved, or on a machine that sleeps.
 
-    Whoever waits for others by it gives them as long as it was there to hear them. It has to be looked at often: what
-    is beyond STEP_S between two looks was sleep.
+    Its user then allows others as much time as it was there to receive their messages. It must be read often: time
+    beyond STEP_S between two reads counts as suspended.
     """
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
@@ -42,6 +43,7 @@ class WakingClock:
         self.slept_s = 0.0  # in all
 
     def now(self) -> float:
+        """Return the time without suspended periods."""
         at = self._clock()
         self.slept_s += max(0.0, at - self._looked_at - STEP_S)
         self._looked_at = at

@@ -1,7 +1,7 @@
-"""Decoders of records, each made once, and by one thread at a time.
+"""Decoders of records, each made once and by one thread.
 
-msgspec works out what a class is like when the class is first decoded, and keeps it with the class before it is whole.
-Another thread that decodes the class in that moment ends the process (SIGSEGV, in msgspec 0.20 to 0.22).
+msgspec inspects a class when it is first decoded, and stores the result in the class before it is complete. Another
+thread that decodes the class at that moment ends the process (SIGSEGV, in msgspec 0.20 to 0.22).
 """
 
 import threading

@@ -97,38 +97,50 @@ class LaunchError(Exception):
 
 
 class BadInput(LaunchError):
+    """Raised if the spec or the command line is wrong; has one line per problem."""
+
     exit_code = Exit.BAD_INPUT
 
 
 class NotStarted(BadInput):
-    """The cluster has seen the job and refused it: surely nothing of it was started."""
+    """Raised if the cluster refuses a job; nothing of it was started."""
 
 
 class NoSuchRun(LaunchError):
+    """Raised if no run, or more than one, has that name."""
+
     exit_code = Exit.NO_SUCH_RUN
 
 
 class Refused(LaunchError):
+    """Raised if the run's state does not allow what was asked."""
+
     exit_code = Exit.REFUSED
 
 
 class NotSupported(Refused):
-    """The kind of cluster cannot do it."""
+    """Raised if the kind of cluster does not support an operation."""
 
 
 class RunFailed(LaunchError):
-    """A run has ended without what it was to give; the exit code is that of its end."""
+    """Raised if a run has ended without its result; the exit code is that of its end."""
 
 
 class NothingToDo(LaunchError):
+    """Raised if what was asked for is so already."""
+
     exit_code = Exit.OK
 
 
 class Unreachable(LaunchError):
+    """Raised if the cluster does not answer; nothing is known to have failed."""
+
     exit_code = Exit.UNREACHABLE
 
 
 class Fenced(LaunchError):
+    """Raised if a newer attempt of the run exists, so that this one must not write."""
+
     exit_code = Exit.FENCED
 
 
@@ -150,7 +162,7 @@ def some_exist(error: LaunchError | OSError, before: Runs, wanted: int) -> Launc
 
 
 def said_by_the_system(error: OSError) -> str:
-    """Return the system's reason in lower case with its file, such as `/data/runs: no space left on device`."""
+    """Return an OSError's reason in lower case with its file, such as `/data/runs: no space left on device`."""
     reason = error.strerror or str(error)
     words = f"{reason[:1].lower()}{reason[1:]}"
     return words if error.filename is None else f"{os.fsdecode(error.filename)}: {words}"

@@ -1,4 +1,4 @@
-"""Names: the ids of runs, the only ones that paths are made of, and the tokens and submit tokens of attempts."""
+"""Names: run ids, the only names from which paths are made, and the tokens and submit tokens of attempts."""
 
 import os
 import re
@@ -20,10 +20,12 @@ RunId = NewType("RunId", Annotated[str, msgspec.Meta(pattern=_RUN_ID)])
 
 
 def is_run_id(text: str) -> bool:
+    """Return whether the text has the form of a run id."""
     return re.match(_RUN_ID, text) is not None
 
 
 def parse_run_id(text: str) -> RunId:
+    """Return the text as a run id. Raises BadInput."""
     if not is_run_id(text):
         raise BadInput(f"expected the id of a run, got {text[:100]!r}")
     return RunId(text)
@@ -64,5 +66,6 @@ def new_submit_token() -> str:
 
 
 def _draw(length: int) -> str:
+    """Return random letters and digits."""
     # The few letters that come a little more often make no id less unique; `secrets` would cost 5 ms of import.
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(length))

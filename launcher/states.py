@@ -1,4 +1,4 @@
-"""Causes of the end of a generation, the actions that follow, and the exit code of each cause."""
+"""The causes for which a generation ends, the actions that follow, and the exit code of each cause."""
 
 from enum import StrEnum
 

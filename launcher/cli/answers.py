@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StartedRun(msgspec.Struct, frozen=True):
-    """A run that was started, or goes on."""
+    """A run that was started or resumed."""
 
     run: str
     run_dir: str
@@ -26,6 +26,7 @@ class StartedGraph(msgspec.Struct, frozen=True):
 
 
 def started(run: "Run") -> StartedRun:
+    """Return a started run as it is printed."""
     return StartedRun(run.id, str(run.path))
 
 

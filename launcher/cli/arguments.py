@@ -39,12 +39,14 @@ class Arguments(argparse.ArgumentParser):
         self.answers_by_line = False
 
     def error(self, message: str) -> NoReturn:
+        """Print the message with a hint, and exit with the code for a wrong command line."""
         hint = f"hint: `{self.prog} --help` shows how it is used"
         if self.of_the_script and message.startswith("unrecognized arguments: --"):
             hint = f"{hint}; {self.of_the_script}"
         raise BadInput(message, hint)
 
     def parse_args(self, *words: Any, **more: Any) -> Any:  # what it gives is argparse's
+        """Return the parsed options; the words of a command after `--` are taken unchanged."""
         if not self._takes_command:
             options = super().parse_args(*words, **more)
         else:
@@ -61,19 +63,21 @@ class Arguments(argparse.ArgumentParser):
         return [*self._actions]
 
     def takes_run(self, *, pattern: bool = False, **more: str) -> None:
+        """Declare the argument RUN; with `pattern`, it may be a pattern for several runs."""
         text = f"{RUN_HELP}; or {_PATTERN}" if pattern else RUN_HELP
         self.add_argument("run", metavar="RUN", help=text, **more)  # type: ignore[arg-type]
 
     def takes_runs(self, *, patterns: bool = False) -> None:
+        """Declare the argument RUN for one or more runs; with `patterns`, patterns are allowed."""
         self.add_argument("runs", metavar="RUN", nargs="+", help=f"{RUN_HELP}; or {_PATTERN}" if patterns else RUN_HELP)
 
     def prints_json(
         self, answers: Answers, text: str, *, by_line: bool = False,
         among: "argparse._ActionsContainer | None" = None,
     ) -> None:  # fmt: skip
-        """Take --json; `answers` gives the types of what is printed then, `by_line` as an object on each line.
+        """Declare --json; `answers` gives the types of what is printed then, `by_line` as an object on each line.
 
-        `among`: options of which only one is taken.
+        `among` is a group of options of which only one may be given.
         """
         self.answers, self.answers_by_line = answers, by_line
         (among or self).add_argument("--json", action="store_true", help=text)
@@ -84,8 +88,8 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("--tls-key", metavar="FILE", type=Path, help="the key of --tls-cert, in PEM")
 
     def takes_command(self) -> None:
-        """Let a command follow after `--`, with its words taken as they are: argparse would take some for our
-        options.
+        """Let a command follow after `--`, with its words taken unchanged, as argparse would take some for options of
+        `launch`.
         """
         self._takes_command = True
         self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"
@@ -141,6 +145,7 @@ def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
 
 
 def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before `--`, and those after it."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
@@ -149,6 +154,7 @@ def number_below(most: int) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number above 0 and below `most`."""
 
     def number(text: str) -> int:
+        """Return the number in an option's text. Raises ArgumentTypeError."""
         if not (text.isascii() and text.isdigit() and 0 < int(text) < most):
             raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
         return int(text)

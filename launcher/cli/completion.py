@@ -1,6 +1,7 @@
-"""`launch completion`: a script by which a shell completes `launch`: all that is fixed stands in it.
+"""`launch completion`: print a script by which a shell completes `launch`.
 
-Ids of runs and names of clusters are asked for as they are needed: `launch _complete runs`.
+Fixed words are in the script. Ids of runs and names of clusters are requested when they are needed: `launch _complete
+runs`.
 """
 
 import argparse
@@ -34,6 +35,8 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class FlagWords:
+    """An option's names, its help, and how its value is completed."""
+
     names: tuple[str, ...]
     text: str
     value: Candidates | None  # None: it takes none
@@ -41,6 +44,8 @@ class FlagWords:
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """A command with its help, its options, and how the word after it is completed."""
+
     name: str
     text: str
     flags: tuple[FlagWords, ...]
@@ -48,10 +53,12 @@ class Command:
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch completion`."""
     arguments.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch completion` and return its exit code."""
     commands = [*_commands()]
     print("\n".join(_fish(commands) if options.shell == "fish" else _bash(commands, zsh=options.shell == "zsh")))
     return Exit.OK
@@ -83,6 +90,7 @@ def complete(what: str) -> int:
 
 
 def _commands() -> Iterator[Command]:
+    """Yield all commands."""
     for name in (*COMMANDS, *ALSO):
         _, text = shown(name)
         arguments = arguments_of(name)
@@ -99,12 +107,14 @@ def _commands() -> Iterator[Command]:
 
 
 def _flag(action: argparse.Action) -> FlagWords:
+    """Return an option of argparse as the script needs it."""
     return FlagWords(
         tuple(action.option_strings), action.help or "", None if action.nargs == 0 else _candidates(action)
     )
 
 
 def _candidates(action: argparse.Action) -> Candidates:
+    """Return how an argument is completed."""
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     if action.choices is not None:
         return Candidates(words=tuple(map(str, action.choices)))
@@ -153,16 +163,19 @@ def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
 
 
 def _case(command: Command, flag: FlagWords) -> str:
+    """Return the shell pattern that matches the command with this option."""
     return "|".join(f"'{command.name} {name}'" for name in flag.names)
 
 
 def _words(choice: Candidates) -> str:
+    """Return the shell assignment of the possible words."""
     if choice.asked:
         return f"words=$(launch _complete {choice.asked} 2>/dev/null)"
     return f"words='{' '.join(choice.words)}'"
 
 
 def _names(command: Command) -> list[str]:
+    """Return the names of the command's options."""
     return [name for flag in command.flags for name in flag.names]
 
 
@@ -172,6 +185,7 @@ def _typed(commands: Sequence[Command]) -> list[str]:
 
 
 def _fish(commands: Sequence[Command]) -> list[str]:
+    """Return the lines of the completion script for fish."""
     lines = ["complete -c launch -f"]
     for group, text in GROUPS.items():
         verbs = verbs_of(group)
@@ -194,6 +208,7 @@ def _fish(commands: Sequence[Command]) -> list[str]:
 
 
 def _after(choice: Candidates) -> str:
+    """Return fish's arguments that complete a value."""
     if choice.asked:
         return f"-a '(launch _complete {choice.asked} 2>/dev/null)'"
     words = f"-a '{' '.join(choice.words)}'" if choice.words else ""
@@ -201,4 +216,5 @@ def _after(choice: Candidates) -> str:
 
 
 def _quoted(text: str) -> str:
+    """Return the text quoted for the shell."""
     return "'" + re.sub(r"[\\']", "", text.replace("%%", "%")) + "'"

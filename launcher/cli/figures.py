@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Format numbers as text for people."""
 
 
 def duration(seconds: float) -> str:
@@ -31,6 +31,7 @@ def rate(steps_per_s: float | None) -> str:
 
 
 def steps(step: int | None, total: int | None) -> str:
+    """Return a step such as `120/200`, or `-` if there is none."""
     if step is None:
         return "-"
     return f"{step}/{total}" if total is not None else str(step)

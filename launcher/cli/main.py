@@ -63,6 +63,7 @@ class _Aside(io.FileIO):
     """A stderr whose write errors (a full disk, a reader that left) do not stop the command."""
 
     def write(self, data: "Any", /) -> int:
+        """Write as far as possible; ignore errors."""
         try:
             return super().write(data)
         except OSError:
@@ -82,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _outcome(argv: list[str]) -> int:
+    """Run the command line and return its exit code, or that of its error."""
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -114,16 +116,19 @@ def top_help() -> str:
 
 
 def _summary(name: str) -> str:
+    """Return the line about a command in the help."""
     return f"{GROUPS[name]}: {', '.join(verbs_of(name))}" if name in GROUPS else COMMANDS[name][1]
 
 
 def _group_help(group: str) -> str:
+    """Return the help of a group of commands."""
     verbs = "\n".join(f"  {verb:<10}{text}" for verb, text in verbs_of(group).items())
     text = f"{GROUPS[group][0].upper()}{GROUPS[group][1:]}."
     return f"usage: launch {group} COMMAND ...\n\n{text}\n\ncommands:\n{verbs}\n"
 
 
 def _run(argv: list[str]) -> int:
+    """Run a command, a group's command, or help."""
     if argv[:1] == ["help"] and len(argv) > 1:
         if argv[1:] == ["spec"] or not _is_command(argv[1:]):
             from launcher.cli.topics import show  # late: nothing else looks at pages
@@ -157,6 +162,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _is_command(words: list[str]) -> bool:
+    """Return whether the first word is a command or a group."""
     return words[0] in GROUPS or ALSO.get(words[0], words[0]) in COMMANDS
 
 
@@ -181,6 +187,7 @@ def _older_verbs(group: str) -> dict[str, str]:
 
 
 def _command(called: str, argv: list[str]) -> int:
+    """Parse the arguments of a command and run it."""
     from launcher.cli.arguments import Arguments  # late: argparse costs more than the whole of `launch --help`
 
     place, summary = shown(called)
@@ -196,6 +203,7 @@ def _command(called: str, argv: list[str]) -> int:
 
 
 def _hint(name: str) -> str:
+    """Return a hint for an unknown command."""
     import difflib  # late: only for a typing error
 
     known = THEIRS.get(name)

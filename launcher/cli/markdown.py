@@ -1,4 +1,4 @@
-"""Markdown as text for a terminal, laid out by rich."""
+"""Show Markdown as text in a terminal, laid out by rich."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def for_terminal(text: str, width: int, name_of: NameOf, *, colour: bool) -> lis
 
 
 def _named(tokens: Sequence[Token], name_of: NameOf) -> list[Token]:
-    """Show for each link what a reader types, and drop links that lead nowhere or already say it."""
+    """Return the tokens with what a reader types in place of each link; links that lead nowhere are dropped."""
     kept, shown = [], True
     for token, text in zip_longest(tokens, tokens[1:]):
         if token.type == "link_open":
@@ -85,4 +85,6 @@ class _Table(TableElement):
 
 
 class _Page(Markdown):
+    """Markdown with these blocks instead of rich's."""
+
     elements: ClassVar = {**Markdown.elements, "fence": _Code, "heading_open": _Title, "table_open": _Table}

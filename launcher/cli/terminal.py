@@ -54,10 +54,12 @@ def to_json(value: object, *, indent: int = 2) -> str:
 
 
 def is_terminal(stream: TextIO) -> bool:
+    """Return whether the stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def in_colour(stream: TextIO) -> bool:
+    """Return whether to write colours to the stream."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
@@ -69,6 +71,7 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 
 
 def state_colour(state: State) -> str:
+    """Return the colour of a state."""
     return _OF_STATE.get(state, "")
 
 
@@ -82,6 +85,7 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 
 def cut(text: str, width: int) -> str:
+    """Return the text cut to this width, with `…` at its end if it is cut."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
 
 

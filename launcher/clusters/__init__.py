@@ -1,4 +1,4 @@
-"""The earlier name of launcher.places, by which jobs that are queued of an older version start our programs."""
+"""The earlier name of launcher.places, under which jobs queued by an older version start their programs."""
 
 from launcher import places
 

@@ -1,0 +1,1 @@
+"""Decide everything about a run before it starts, as a plan."""

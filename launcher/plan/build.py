@@ -1,4 +1,4 @@
-"""JobSpec + what is known of the cluster and the code → Plan, or every reason why it cannot work. Pure."""
+"""Build a Plan from a JobSpec, the cluster and the code, or return every reason why it cannot work. Pure."""
 
 import dataclasses
 import posixpath
@@ -36,6 +36,7 @@ def crowded(resources: Resources, machine: Machine) -> str:
 
 
 def secret_problems(unset: Collection[str]) -> list[Misfit]:
+    """Return a problem for each secret that has no value."""
     hint = "export {0}=... before you submit, or name a file: `- {0}: path/to/file`"
     return [Misfit("secrets", f"{name} is not set", hint.format(name)) for name in unset]
 
@@ -148,6 +149,7 @@ def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
 
 
 def _entry(spec: JobSpec, project: Project, python: str) -> RankCommand:
+    """Return the command that starts a rank."""
     run = spec.run
     preload = preload_for(spec, project.imports)
     if run.script is not None:
@@ -162,6 +164,7 @@ def _entry(spec: JobSpec, project: Project, python: str) -> RankCommand:
 
 
 def _in_code(spec: JobSpec, path: str) -> str:
+    """Return a path of the program relative to the code's root."""
     return posixpath.normpath(posixpath.join(spec.run.workdir, path))
 
 
@@ -175,6 +178,7 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
     shared_out = nodes > 1 or gpus < len(devices)
 
     def of_node(index: int) -> tuple[str, ...] | None:
+        """Return the GPUs of a node, or None if the node chooses."""
         if not devices or not shared_out:
             return None
         first = (index if index < nodes else 0) * gpus  # a spare takes over the devices of whom it stands in for
@@ -187,7 +191,7 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
 
 
 def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> list[Misfit]:
-    """Return what the spec says of the code that cannot work.
+    """Return the parts of the spec that cannot work with this code.
 
     With `own_python` the ranks' interpreter is on other machines, and is not checked here.
     """
@@ -208,6 +212,7 @@ def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> 
 
 
 def _no_script(path: str, workdir: str, project: Project) -> Misfit:
+    """Return the problem of a script that is not in the code, with a hint."""
     same_name = sorted(file for file in project.files if posixpath.basename(file) == posixpath.basename(path))
     below = [near for file in same_name if not (near := posixpath.relpath(file, workdir)).startswith("../")]
     if below:
@@ -232,6 +237,7 @@ def _node_problems(spec: JobSpec, machine: Machine) -> list[Misfit]:
 
 
 def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:
+    """Return a problem if the job asks for other GPUs than the machine has."""
     here = len(machine.gpus)
     wanted, asked, nodes = resources.gpus_per_node, machine.asked_gpus, resources.nodes.max
     if wanted is not None and asked and wanted != asked:

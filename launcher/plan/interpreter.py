@@ -1,4 +1,4 @@
-"""The Python that runs ranks, and whether it has a module: found by looking at files, never by running it."""
+"""Find the Python that runs ranks, and whether it has a module, by looking at files; it is never run."""
 
 import contextlib
 import os
@@ -60,6 +60,7 @@ def is_too_old(version: str) -> bool:
 
 
 def is_program(path: str) -> bool:
+    """Return whether the path is an executable file."""
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
@@ -89,6 +90,7 @@ def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> 
 
 
 def _is_in(folders: Iterable[Path], sites: Iterable[Path], name: str) -> bool:
+    """Return whether a module is in these folders or installed in these sites."""
     return any(_has(folder, name) for folder in folders) or any(_brings(site, name) for site in sites)
 
 
@@ -155,6 +157,7 @@ def _may_hold_more(folder: Path) -> bool:
 
 
 def _has(folder: Path, name: str) -> bool:
+    """Return whether the folder has a module or package of this name."""
     return (folder / name).is_dir() or any(folder.glob(f"{name}.*"))
 
 
@@ -164,6 +167,7 @@ def _brings(site: Path, name: str) -> bool:
 
 
 def _text(path: Path) -> str:
+    """Return the text of a file, or "" if there is none."""
     try:
         with open(path if path.is_file() else os.devnull, "rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")

@@ -19,7 +19,7 @@ class RankCommand(msgspec.Struct, frozen=True):
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """One agent: node 0's also is the coordinator; a spare starts with no ranks."""
+    """One node's agent; node 0 also runs the coordinator, and a spare starts without ranks."""
 
     index: int
     address: str  # that other nodes reach it by, and the only one its agent listens on; "": the agent finds it out
@@ -47,6 +47,8 @@ class FrozenCode(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """Everything that is decided about a run before it starts."""
+
     run_id: RunId
     name: str
     cluster: str  # the cluster's name: `local` or one of the clusters file
@@ -95,47 +97,49 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_beside_main(self) -> bool:
-        """Return whether this plan is of a role beside the main one, with its run directory below the main one's."""
+        """Whether this plan is of a role beside the main one, with its run directory below the main one's."""
         return bool(self.role) and not self.spec.roles
 
     def addresses_of(self, node: int) -> tuple[str, ...]:
-        """Return the addresses of the ranks of this node, where the plan is of one of several programs."""
+        """Return the addresses of the ranks of this node, if the plan is of one of several programs; else nothing."""
         first = self.role_rank + node * self.ranks_per_node
         found = [self.addresses.get(key, ())[first : first + self.ranks_per_node] for key in self.address_keys.values()]
         return tuple(address for some in found for address in some)
 
     @property
     def address_keys(self) -> dict[str, str]:
-        """Return where in `addresses` those of its role are, by the names of its ports; "" is the first of a rank."""
+        """The key in `addresses` of each of the role's ports, by port name; "" is a rank's first port."""
         return {"": self.role} | {port: f"{self.role}_{port}" for port in self.ports}
 
     @property
     def ends_with_all(self) -> bool:
-        """Return whether the run ends once all its roles have, because none is the main one."""
+        """Whether the run ends once all its roles have, because none is the main one."""
         return bool(self.spec.roles) and not any(role.main for role in self.spec.roles.values())
 
     @property
     def nodes_vary(self) -> bool:
-        """Return whether the nodes of a generation may vary: spares may replace some, or there may be fewer."""
+        """Whether the nodes may change between generations: spares may replace some, or there may be fewer."""
         nodes = sum(not node.votes_only for node in self.nodes)
         return self.nodes_max > 1 and (nodes > self.nodes_max or self.nodes_min < self.nodes_max)
 
     @property
     def ranks_may_stay(self) -> bool:
-        """Return whether ranks may keep their processes while others are replaced; with mode auto only if the
-        nodes cannot vary.
+        """Whether ranks may keep their processes while others are replaced.
+
+        With mode auto only if the nodes cannot change.
         """
         mode = self.spec.recovery.mode
         return mode == "hot" or (mode == "auto" and not self.nodes_vary)
 
     @property
     def copies_last(self) -> bool:
-        """Return whether the last checkpoint is copied elsewhere before the run ends."""
+        """Whether the last checkpoint is copied elsewhere before the run ends."""
         return self.disks_apart or self.spec.checkpoint.copy_to is not None
 
     @property
     def keeps_copies(self) -> bool:
-        """Return whether nodes keep copies of each other's memory; without a shared disk, second copies are on
-        disks instead.
+        """Whether nodes keep copies of each other's memory.
+
+        Without a shared disk, second copies are on disks instead.
         """
         return self.spec.checkpoint.buddy and len(self.nodes) > 1 and not self.disks_apart

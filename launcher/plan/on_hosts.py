@@ -1,4 +1,4 @@
-"""Change a plan once its machines are known, and for each of them."""
+"""Adapt a plan to its machines, once these are known, and to each of them."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -59,7 +59,7 @@ def hosts_asked(plan: Plan) -> int:
 
 
 class HostShare(NamedTuple):
-    """What a run has of each of its hosts."""
+    """The GPUs, cores and ranks that a run has of each of its hosts."""
 
     cpus: int
     gpus: int
@@ -81,8 +81,9 @@ def most_of_a_host(plan: Plan) -> HostShare:
 
 
 def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
-    """Return those of the GPUs in CUDA_VISIBLE_DEVICES of a host that belong to this program of several; None where
-    the plan names them, or it has them all.
+    """Return those GPUs in a host's CUDA_VISIBLE_DEVICES that belong to this program of several.
+
+    Return None if the plan names them, or if the program has all of them.
     """
     if not plan.role or plan.one_machine:
         return None
@@ -110,9 +111,9 @@ def voters_of(plan: Plan) -> frozenset[int]:
 
 
 def quorum(hosts: int) -> int:
-    """Return how many hosts must be together to go on without a shared disk that says which attempt is newest.
+    """Return how many hosts must be together to continue without a shared disk that says which attempt is newest.
 
-    With the leader half of them is enough, because the others never take over with only half.
+    With the leader half of them suffice, because the others never take over with only half.
     """
     return (hosts + 1) // 2
 

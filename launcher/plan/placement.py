@@ -1,7 +1,7 @@
-"""Say which ranks share samples, layers or stages of the model in a distributed training. Pure functions.
+"""Describe which ranks share samples, layers or stages of the model in a distributed training. Pure functions.
 
 Ranks of a node have neighbouring numbers, and a tensor-parallel group is made of neighbours: it is on one node if its
-size divides the number of ranks there. Pipeline stages are as far apart as can be, because they exchange little.
+size divides the number of ranks there. Pipeline stages are as far apart as possible, because they exchange little.
 """
 
 import re
@@ -23,6 +23,7 @@ def pipeline_parallel(args: Sequence[str]) -> int:
 
 
 def _size(name: str, args: Sequence[str]) -> int:
+    """Return the size of a mesh dimension in the arguments; 1 if there is none."""
     found = [value for option, value in pairwise(args) if option == _MESH]
     match = re.search(_SIZE.format(name), found[-1]) if found else None
     return int(match[1]) if match else 1

@@ -84,5 +84,6 @@ def surely_on_cpu(imports: Collection[str]) -> bool:
 
 
 def _brings_torch(module: str) -> bool:
+    """Return whether importing the module imports torch."""
     top = module.partition(".")[0]
     return top.startswith("torch") or top in _BRING_TORCH

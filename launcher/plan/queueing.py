@@ -1,4 +1,4 @@
-"""Read from a spec and a plan what a run waits for, and which GPUs it then gets. Pure functions."""
+"""Compute from a spec and a plan what a run waits for, and which GPUs it then gets. Pure functions."""
 
 from collections.abc import Collection
 
@@ -20,7 +20,7 @@ def not_taken(queue: QueueOptions, taken: Collection[str], kind: str) -> list[Mi
 
 
 def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
-    """Return a problem if the spec raises its priority and the scheduler lets users only lower it."""
+    """Return a problem if the spec raises its priority on a scheduler where users can only lower it."""
     if queue.priority <= 0:
         return []
     hint = "give the others a negative one: `--set queue.priority=-10`"

@@ -1,4 +1,4 @@
-"""Specs of several programs of one run → a plan of each, with its hosts and its share of them. Pure."""
+"""Make a plan for each program of a run with several, with its hosts and its share of them. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +35,7 @@ def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project
 
 
 def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Misfit]:
+    """Yield what the roles together need that this machine lacks."""
     asked = sum(_gpus(spec) * spec.resources.nodes.max for spec in specs.values())
     if asked > len(machine.gpus):
         reason = f"ask for {asked} GPUs together, but this machine has {len(machine.gpus)}"
@@ -42,6 +43,7 @@ def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Mis
 
 
 def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machine) -> Iterator[Misfit]:
+    """Yield what the roles together need that the hosts lack."""
     firsts = first_hosts(whole)
     asked = max(firsts[name] + spec.resources.nodes.max for name, spec in specs.items())
     if machine.nodes is not None and asked > machine.nodes:
@@ -164,6 +166,7 @@ def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
 
 
 def _folder(place: RunIdentity, name: str) -> str:
+    """Return the run directory of a role."""
     return f"{place.run_dir}/{ROLES}/{name}"
 
 
@@ -177,7 +180,7 @@ def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
 
 
 def _with_gpus_asked(spec: JobSpec) -> JobSpec:
-    """Return the spec with no GPUs where it names no number: of several programs none gets all."""
+    """Return the spec with no GPUs if it names no number: with several programs, none gets all of them."""
     return structs.replace(spec, resources=structs.replace(spec.resources, gpus_per_node=_gpus(spec)))
 
 
@@ -187,4 +190,5 @@ def _gpus(spec: JobSpec) -> int:
 
 
 def _ranks(spec: JobSpec, machine: Machine) -> int:
+    """Return the number of ranks of a role."""
     return ranks_per_node(spec.resources, machine) * spec.resources.nodes.max

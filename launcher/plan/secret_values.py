@@ -1,4 +1,4 @@
-"""Take the values of secrets at submit, from the environment or a file; they never appear in messages."""
+"""Read the values of secrets at submit, from the environment or a file; they never appear in messages."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tupl
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:
-    """Return the text without these; the longest go first, for one may be a part of another."""
+    """Return the text without these secrets; the longest is removed first, as one may be part of another."""
     for one in sorted((secret for secret in secrets if len(secret) >= _LEAST), key=len, reverse=True):
         text = text.replace(one, "(secret)")
     return text
@@ -65,6 +65,7 @@ def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about:
 
 
 def _text(secret: Secret, value: str, about: str) -> str:
+    """Return the value if it can be an environment variable. Raises BadInput."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -73,4 +74,5 @@ def _text(secret: Secret, value: str, about: str) -> str:
 
 
 def _path(name: str, project: Path) -> Path:
+    """Return the path of a secret's file."""
     return project / os.path.expanduser(name)

@@ -1,1 +1,1 @@
-"""YAML to JobSpec."""
+"""Read specs: from YAML to JobSpec."""

@@ -11,4 +11,5 @@ def size(amount: float) -> str:
 
 
 def rate(bytes_per_s: float) -> str:
+    """Return a rate such as `3.1 MB/s`."""
     return f"{size(bytes_per_s)}/s"

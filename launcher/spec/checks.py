@@ -1,4 +1,6 @@
-"""Problems between options: each check gets a section as it is written, and the values that could be read."""
+"""Check options against each other: each check gets a section as written and the values that could be read, and yields
+problems.
+"""
 
 from collections.abc import Iterator
 from collections.abc import Mapping as Values
@@ -12,6 +14,7 @@ _ENTRIES = ("script", "module", "command")
 
 
 def one_entry(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem unless exactly one of script, module and command is written."""
     named = [run.entries[key] for key in _ENTRIES if key in run.entries]
     if not named:
         yield Problem(run.mark, "expected exactly one of script, module and command", "write script: train.py")
@@ -21,12 +24,14 @@ def one_entry(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
 
 
 def one_way_to_be_ready(ready: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem unless exactly one condition of readiness is written."""
     ways = ready.entries.keys() - ({"port"} if isinstance(values.get("port"), str) and "path" in ready.entries else ())
     if len(ways) != 1:
         yield Problem(ready.mark, "expected exactly one of port, path, log and file", "write {port: true}")
 
 
 def preload_needs_python(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if `preload` is set for a command, which imports nothing through the launcher."""
     preload = run.entries.get("preload")
     if preload is not None and "command" in run.entries:
         key = ("preload",)
@@ -34,6 +39,7 @@ def preload_needs_python(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]
 
 
 def env_or_secret(job: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each name that is both in `env` and in `secrets`."""
     env, secrets = job.find("env"), job.find("secrets")
     if env is None or secrets is None or not isinstance(env.value, Mapping):
         return
@@ -46,6 +52,7 @@ def env_or_secret(job: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
 
 
 def _secret_name(item: Node) -> str | None:
+    """Return the name of a secret, or None if it cannot be read."""
     if isinstance(item, Scalar):
         return item.text
     return next(iter(item.entries), None) if isinstance(item, Mapping) else None
@@ -91,6 +98,7 @@ def copies_need_an_address(checkpoint: Mapping, _: Values[str, Any]) -> Iterator
 
 
 def link_floor_needs_health(recovery: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if `link_floor` is set without `health`, which measures links."""
     floor = recovery.find("link_floor")
     if floor is None or values.get("link_floor_bytes") is None or values.get("health"):
         return
@@ -100,6 +108,7 @@ def link_floor_needs_health(recovery: Mapping, values: Values[str, Any]) -> Iter
 
 
 def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if `slurm.signal_before` is not shorter than the time limit."""
     before, slurm, resources = job.find("slurm", "signal_before"), values.get("slurm"), _resources(job, values)
     if before is None or not isinstance(slurm, Slurm) or resources is None or resources.time_s is None:
         return
@@ -108,6 +117,7 @@ def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Probl
 
 
 def notice_needs_a_source(notice: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if a lead is set for a notice but no source of notices."""
     if "lead" in notice.entries and not {"file", "command", "signal"} & {*notice.entries}:
         hint = "write file: PATH, command: [...] or signal: PWR beside it"
         yield Problem(notice.mark, "nothing tells that a host is about to go", hint, ("lead",))

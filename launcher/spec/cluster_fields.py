@@ -49,7 +49,10 @@ SLURM = Section(
 
 
 def _own_options(program: str, ours: str) -> TableOf:
-    """Return the kind of further options for a submitting program; `ours` are those that the launcher writes itself."""
+    """Return the kind of further options for a submitting program.
+
+    `ours` are the options that the launcher writes itself.
+    """
     name = rf"(?!(?:{ours})$)[A-Za-z_]{{1,20}}"
     words = f"an option of {program} without its dash that the launcher does not write itself"
     return TableOf(Text(words, name), Flag(Text(f"words for {program}", r"[^'\"#$\\]*")))

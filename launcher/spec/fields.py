@@ -1,4 +1,4 @@
-"""Every option of a spec: its key, how it is written, what it means. Reader, schema and reference walk this table."""
+"""Every option of a spec: its key, the form of its value, its meaning. Reader, schema and reference use this table."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,10 +40,12 @@ _NEVER = (*_NONE, "unlimited")
 
 
 def _instead_of_a_script(text: str) -> str:
+    """Return a hint if a file stands where a command or module is expected, else ""."""
     return "a file is named by run.script" if "/" in text or text.endswith(".py") else ""
 
 
 def _auto(minimum: int) -> WordOr:
+    """Return the kind of `auto` or an integer of at least `minimum`."""
     return WordOr("auto", Integer(minimum, 4096), ("all", "any", "default"))
 
 
@@ -147,13 +149,15 @@ _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, r
 
 
 class _BudgetSection(Section, frozen=True, dict=True):
-    """A section that notes whether a number of restarts is written, and not the default, or `unlimited`."""
+    """The section of a restart budget; it notes whether the number of restarts is written or the default."""
 
     def made(self, values: dict[str, Any]) -> Any:
+        """Return the budget, with `explicit` saying whether a number of restarts is written."""
         return super().made({**values, "explicit": values.get("restarts") is not None})
 
 
 def _budget(cause: str, after: str) -> Field:
+    """Return the field of a cause's restart budget."""
     options = (
         Field("restarts", WordOr("unlimited", Integer(0, 1_000_000), ("infinite", "inf", "-1"), (*_NONE, "off")),
               "How often the run is restarted for this cause", example="20"),
@@ -331,6 +335,7 @@ class _Job(Section, frozen=True, dict=True):
     """The table of a spec's options; sections of plug-ins are kept in `plugins`."""
 
     def made(self, values: dict[str, Any]) -> JobSpec:
+        """Return the JobSpec, with sections of plug-ins in `plugins`."""
         plugins = {key: value for key, value in values.items() if key not in JobSpec.__struct_fields__}
         own = {key: value for key, value in values.items() if key not in plugins}
         return JobSpec(**own, plugins=plugins)

@@ -1,4 +1,4 @@
-"""Lay what one step or role says over what holds for all. Pure functions."""
+"""Lay the options of one step or role over those common to all. Pure functions."""
 
 from launcher.spec.tree import Entry, Mapping, Scalar
 
@@ -15,10 +15,12 @@ def merged(common: Mapping, own: Mapping) -> Mapping:
 
 
 def _names_an_entry(run: Entry) -> bool:
+    """Return whether `run` names a script, module or command."""
     return isinstance(run.value, Mapping) and any(key in run.value.entries for key in _ENTRIES)
 
 
 def _laid_over(common: Mapping, own: Mapping) -> Mapping:
+    """Return `own` laid over `common`, mapping by mapping."""
     entries = dict(common.entries)
     for key, entry in own.entries.items():
         there = entries.get(key)

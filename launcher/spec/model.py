@@ -1,4 +1,4 @@
-"""Define a job as read and checked: frozen data without behaviour.
+"""A job as read and checked: frozen data without behaviour.
 
 How each field is written in YAML, what it means and its default are in `fields.py`, which names these classes.
 """
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class NodeRange(Struct, frozen=True):
-    """The number of nodes of a run: it starts with `max` if they come in time, and may go on with as few as `min`."""
+    """The number of nodes of a run: it starts with `max` if they come in time, and may continue with `min`."""
 
     min: int = 1
     max: int = 1
@@ -33,6 +33,8 @@ class RunOptions(Struct, frozen=True):
 
 
 class Resources(Struct, frozen=True):
+    """The nodes, ranks, GPUs, CPUs, memory and time that a job asks for."""
+
     nodes: NodeRange = NodeRange()
     ranks_per_node: int | None = None  # None: auto
     gpus_per_node: int | None = None  # None: auto
@@ -50,12 +52,16 @@ class Secret(Struct, frozen=True):
 
 
 class Code(Struct, frozen=True):
+    """The choice of the code that is frozen."""
+
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     max_bytes: int = 100_000_000  # `max_size:`
 
 
 class CheckpointOptions(Struct, frozen=True):
+    """How often checkpoints are saved, how many are kept, and where."""
+
     every_steps: int | None = None  # `every: 500 steps`
     every_s: float | None = None  # `every: 10m`
     keep: int = 3
@@ -89,6 +95,8 @@ class Budget(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True):
+    """How a run is restarted after failures: budgets, hang limits, mode of recovery."""
+
     user_error: Budget = Budget(3, refill_s=86_400.0)
     out_of_memory: Budget = Budget(3, refill_s=21_600.0)
     killed: Budget = Budget(20)
@@ -136,7 +144,7 @@ class NotifyOptions(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """Ways in which a host announces that it is about to leave; any one of these is enough."""
+    """The ways in which a host announces that it is about to leave; one is enough."""
 
     file: str | None = None
     command: tuple[str, ...] = ()
@@ -145,11 +153,12 @@ class Notice(Struct, frozen=True):
 
     @property
     def is_given(self) -> bool:
+        """Whether any way is given."""
         return self.file is not None or self.command != () or self.signal is not None
 
 
 class Predecessor(Struct, frozen=True):
-    """A run that another one waits for, and what it has to have come to."""
+    """A run that another one waits for, and the state or step that it must have reached."""
 
     run: str  # an id, a unique beginning of one, a name, or `last`
     until: str = "succeeded"  # succeeded, ended; step: it has made `step` steps
@@ -172,6 +181,8 @@ class QueueOptions(Struct, frozen=True):
 
 
 class Slurm(Struct, frozen=True):
+    """Options of a job on Slurm."""
+
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -189,6 +200,8 @@ class Slurm(Struct, frozen=True):
 
 
 class GridEngine(Struct, frozen=True):
+    """Options of a job on Grid Engine."""
+
     pe: str | None = None
     queue: str | None = None
     project: str | None = None
@@ -200,6 +213,8 @@ class GridEngine(Struct, frozen=True):
 
 
 class Pbs(Struct, frozen=True):
+    """Options of a job on PBS."""
+
     queue: str | None = None
     project: str | None = None
     account: str | None = None
@@ -212,6 +227,8 @@ class Pbs(Struct, frozen=True):
 
 
 class Lsf(Struct, frozen=True):
+    """Options of a job on LSF."""
+
     queue: str | None = None
     project: str | None = None
     user_group: str | None = None
@@ -224,6 +241,8 @@ class Lsf(Struct, frozen=True):
 
 
 class Kubernetes(Struct, frozen=True):
+    """Options of a job on Kubernetes."""
+
     image: str | None = None
     claim: str | None = None
     mount: str | None = None
@@ -262,7 +281,7 @@ class Ssh(Struct, frozen=True):
 
 
 class Login(Struct, frozen=True):
-    """A login node, whose `launch` takes runs to its cluster."""
+    """A login node, through whose `launch` runs are started on its cluster."""
 
     node: str | None = None
     launch: str = "launch"
@@ -295,6 +314,8 @@ class EarlyStop(Struct, frozen=True):
 
 
 class SweepBudget(Struct, frozen=True):
+    """The limits of a sweep."""
+
     time_s: float | None = None  # `time:` after which no new trial begins
 
 
@@ -323,7 +344,7 @@ class Readiness(Struct, frozen=True):
 
 
 class Role(Struct, frozen=True):
-    """One of several programs of a run, and what it is among the others."""
+    """One of several programs of a run, and how it relates to the others."""
 
     main: bool = False
     after: tuple[str, ...] = ()
@@ -336,6 +357,8 @@ class Role(Struct, frozen=True):
 
 
 class JobSpec(Struct, frozen=True):
+    """A whole job."""
+
     name: str
     run: RunOptions
     description: str = ""

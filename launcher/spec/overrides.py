@@ -1,7 +1,7 @@
-"""`--set a.b=value` written into the tree before it is read, so that a value means the same in both places.
+"""Write `--set a.b=value` into the tree before it is read, so that a value means the same in both places.
 
 `run.args.lr=0.1` adds to args: to a mapping as one more key, to a list as `--lr 0.1` at its end. `run.args+=x` adds x,
-or the items of a list, to the end of what is there. `null` takes an option out of the file, so that its default holds.
+or the items of a list, at the end. `null` removes an option from the file, so that its default holds.
 """
 
 from collections.abc import Sequence as Texts
@@ -22,7 +22,7 @@ Step = tuple[str, Kind | None]  # a key, and the kind of what stands there; None
 
 
 def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Problem]:
-    """Write every override into the tree; the problems of those that cannot be."""
+    """Write every override into the tree, and return the problems of those that cannot be written."""
     gather = Gather()
     for text in overrides:
         try:
@@ -51,6 +51,7 @@ def problems_of_space(root: Mapping, job: Section) -> list[Problem]:
 
 
 def _apply(root: Mapping, text: str, job: Section) -> None:
+    """Write one override into the tree. Raises Wrong."""
     path, equals, value = text.partition("=")
     adds, path = path.endswith("+"), path.removesuffix("+")
     if not equals or not path:
@@ -66,6 +67,7 @@ def _apply(root: Mapping, text: str, job: Section) -> None:
 
 
 def _value(text: str) -> Node:
+    """Return the node that a value stands for. Raises Wrong."""
     read = read_tree(text, at=FROM_COMMAND_LINE)
     if read.problems:
         raise Wrong(*read.problems)
@@ -100,10 +102,12 @@ def _steps(path: str, job: Section) -> list[Step]:
 
 
 def _keys(steps: list[Step], last: str) -> tuple[str, ...]:
+    """Return the keys of a path as a problem names them."""
     return (*(key for key, _ in steps), *last.split("."))
 
 
 def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None:
+    """Write a value into the tree, or add it to the present one. Raises Wrong."""
     node = root
     for key, kind in steps[:-1]:
         below = _below(node, key, kind)
@@ -157,10 +161,12 @@ def _longer(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
 
 
 def _append(args: Sequence, key: Scalar, value: Node) -> None:
+    """Add an option or words to a list of arguments. Raises Wrong."""
     if isinstance(value, Scalar) and value.plain and value.text in ("false", "null"):
         raise wrong(value, "args is a list here, and nothing can be taken out of it", "set run.args as a whole")
     args.items.extend(option_words(key, value))
 
 
 def _key(text: str) -> Scalar:
+    """Return a key that no file has."""
     return Scalar(text, False, FROM_COMMAND_LINE)

@@ -1,4 +1,4 @@
-"""Collect what is wrong with a spec, with key paths, and show it."""
+"""Collect problems of a spec with their keys, and format them."""
 
 import difflib
 import re
@@ -20,6 +20,8 @@ N = TypeVar("N", bound=Node)
 
 
 class Problem(Struct, frozen=True):
+    """What is wrong at one place of a spec, with a hint."""
+
     mark: Mark
     reason: str
     hint: str = ""
@@ -30,7 +32,7 @@ class Problem(Struct, frozen=True):
 
 
 class Wrong(Exception):
-    """A value cannot be read; without problems, they were reported already."""
+    """Raised if a value cannot be read, with its problems; without any, they were reported already."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(problems)
@@ -38,6 +40,7 @@ class Wrong(Exception):
 
 
 def wrong(node: Node, reason: str, hint: str = "") -> Wrong:
+    """Return a Wrong with one problem at this node."""
     return Wrong(Problem(node.mark, reason, hint))
 
 
@@ -49,6 +52,7 @@ class Gather:
         self._failed = False
 
     def add(self, problem: Problem) -> None:
+        """Add a problem."""
         self._failed = True
         self.problems.append(problem)
 
@@ -61,6 +65,7 @@ class Gather:
             return None
 
     def blame(self, error: Wrong, *names: str | int) -> None:
+        """Add an error's problems, with `names` before their keys."""
         self._failed = True
         self.problems += [replace(problem, key=(*names, *problem.key)) for problem in error.problems]
 
@@ -85,6 +90,7 @@ def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], 
 
 
 def _where(problem: Problem, file: str) -> str:
+    """Return where a problem is: file, line, column and key."""
     key = "".join(f"[{name}]" if isinstance(name, int) else f".{shown_key(name)}" for name in problem.key)
     if problem.mark == FROM_COMMAND_LINE:
         return f"--set {key.lstrip('.') or 'spec'}"
@@ -92,6 +98,7 @@ def _where(problem: Problem, file: str) -> str:
 
 
 def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
+    """Return a hint with the known word that is most like this one, or ""."""
     if problem.word is None or len(problem.word) > _LONGEST_WORD:
         return ""
     word = problem.word.lower().replace("-", "_")
@@ -111,6 +118,7 @@ def shown(text: str) -> str:
 
 
 def shown_key(name: str) -> str:
+    """Return a key as it is shown: quoted unless it is plain."""
     return name if re.fullmatch(_PLAIN_KEY, name) else shown(name)
 
 
@@ -120,7 +128,7 @@ def printable(text: str) -> str:
 
 
 def got(node: Node) -> str:
-    """Return in words what stands there, as in "got a list"."""
+    """Return a description of a node, as in "got a list"."""
     if isinstance(node, Scalar):
         return "nothing" if node.is_null else shown(node.text)
     return "a list" if isinstance(node, Sequence) else "a mapping"

@@ -1,8 +1,8 @@
-"""The variables by which a process finds out which rank it is, of how many, and where the first one listens.
+"""The environment variables that tell a process its rank, the number of ranks, and the address of the first one.
 
-Of these a rank sees ours alone: what another launcher, or the batch system's own step, left of them would mislead it.
-Everything else that a cluster's job has in its environment is passed on to ranks. `launch help environment` shows this
-table to users.
+A rank gets only the launcher's own values of these: those left by another launcher, or by the batch system's step,
+would mislead it. Everything else in the environment of a cluster's job is passed on to ranks. `launch help environment`
+shows this table to users.
 """
 
 import re

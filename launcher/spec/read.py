@@ -1,4 +1,4 @@
-"""A spec from its file, with the overrides of the command line; all problems at once."""
+"""Read a spec from its file, with the overrides of the command line; all problems are reported at once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +26,7 @@ def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> 
 
 
 def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
+    """Return the spec in the text with the overrides applied. Raises BadInput."""
     read = read_tree(text)
     problems = list(read.problems)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))

@@ -1,4 +1,7 @@
-"""A file with `roles:` as the spec of its main role, which has those of the others, or all its problems at once."""
+"""Read a file with `roles:` as the spec of its main role, which contains those of the others.
+
+All problems are reported at once.
+"""
 
 from collections.abc import Iterator
 from collections.abc import Mapping as Values
@@ -19,6 +22,7 @@ _KEY = "roles"
 
 
 def has_roles(root: Node | None) -> bool:
+    """Return whether the tree has `roles`."""
     return isinstance(root, Mapping) and _KEY in root.entries
 
 
@@ -132,7 +136,7 @@ def _of_ranks_alone(root: Mapping, roles: Values[str, Role], specs: Values[str, 
 
 
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
-    """Return the spec of one role. Raises Wrong, with keys as in a spec of a single job."""
+    """Return the spec of one role. Raises Wrong, with keys as in the spec of a single job."""
     allowed, own, gather = role_section(job), _own(root, name), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all roles", f"write {key.text} beside `roles`", (key.text,))
@@ -147,7 +151,7 @@ def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
 
 
 def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the key where the user finds it: in the role or in the part for all."""
+    """Return the problem with the key where the user finds it: in the role, or in the part common to all."""
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else (_KEY, name, *key))
@@ -173,6 +177,7 @@ def _own_role(root: Mapping) -> str:
 
 
 def _is_main(own: Mapping) -> bool:
+    """Return whether the role is the main one."""
     entry = own.find("main")
     return entry is not None and isinstance(entry.value, Scalar) and entry.value.text == "true"
 
@@ -189,10 +194,12 @@ def _of_a_helper(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
 
 
 def _own(root: Mapping, name: str) -> Mapping:
+    """Return a role's own options."""
     entry = root.find(_KEY, name)
     return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
 
 
 def _mark(root: Mapping, name: str, key: str) -> Mark:
+    """Return where a role's option is written."""
     entry = root.find(_KEY, name, key)
     return entry.value.mark if entry is not None else root.mark

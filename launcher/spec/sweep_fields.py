@@ -1,4 +1,4 @@
-"""The options of `sweep`: many runs of one spec, and how what they differ in is chosen."""
+"""The options of `sweep`: many runs of one spec, and how the values that differ are chosen."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping as Values
@@ -24,9 +24,11 @@ class SearchOrFile(Leaf, frozen=True):
     """A way to search, or a file of points."""
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"one of {', '.join(SEARCHES)}, or the path of a .csv file of points"
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         if scalar.text in SEARCHES:
             return scalar.text
         if not scalar.text.endswith(".csv"):
@@ -35,11 +37,12 @@ class SearchOrFile(Leaf, frozen=True):
         return str(InnerPath("the path of a file of points", "the project").convert(scalar))
 
     def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of what can be written."""
         return {"anyOf": [{"enum": [*SEARCHES]}, {"type": "string", "pattern": r"\.csv$"}]}
 
 
 def _search_as_option(sweep: Mapping) -> Problem | None:
-    """Return the problem of `sweep: {grid: ...}`, as other tools write it."""
+    """Return a problem for `sweep: {grid: ...}`, which is how other tools write it, or None."""
     named = next((entry.key for key, entry in sweep.entries.items() if key in SEARCHES), None)
     if named is None:
         return None
@@ -49,6 +52,7 @@ def _search_as_option(sweep: Mapping) -> Problem | None:
 
 
 def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
+    """Yield a problem if a search that has no end of its own lacks a number of trials."""
     search = values.get("search", "tpe")
     if search in _ENDLESS and "trials" not in sweep.entries:
         named = search if "search" in sweep.entries else f"search is {search} by default, which"

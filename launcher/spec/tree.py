@@ -1,4 +1,4 @@
-"""The text of a spec as a small tree. Values stay text here; what they mean is decided by the option they stand at."""
+"""The text of a spec as a small tree; values stay text, whose meaning depends on the option."""
 
 from collections.abc import Iterator
 
@@ -16,6 +16,8 @@ FROM_COMMAND_LINE = Mark(0, 0)
 
 
 class Scalar(Struct, frozen=True):
+    """A single value."""
+
     text: str
     plain: bool  # written without quotes
     mark: Mark
@@ -27,11 +29,15 @@ class Scalar(Struct, frozen=True):
 
 
 class Sequence(Struct, frozen=True):
+    """A list."""
+
     items: "list[Node]"
     mark: Mark
 
 
 class Entry(Struct, frozen=True):
+    """A key of a mapping with its value."""
+
     key: Scalar
     value: "Node"
 
@@ -58,7 +64,7 @@ class Mapping(Struct, frozen=True):
 
 
 class Unusable(Struct, frozen=True):
-    """A place in the tree where a problem was reported already, so that no reader reports it again."""
+    """A place in the tree whose problem was reported already, so that no reader reports it again."""
 
     mark: Mark
 

@@ -1,4 +1,4 @@
-"""A spec that a program has made, a dict or an object with the fields of one, as the text that is read and kept."""
+"""Write a spec that a program has made, as a dict or an object with such fields, as the text that is read and kept."""
 
 import json
 from collections.abc import Mapping
@@ -38,6 +38,7 @@ def _plain(value: Any) -> object:
 
 
 def _without_none(value: Any) -> Any:
+    """Return the value without entries that are None."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return [*map(_without_none, value)] if isinstance(value, list) else value

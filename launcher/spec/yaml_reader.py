@@ -1,4 +1,6 @@
-"""YAML text to our tree, from PyYAML's event stream: no recursion, no guessed types, limits on depth and size."""
+"""Read YAML text into a tree from PyYAML's events: without recursion or guessed types, and with limits on depth and
+size.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +54,8 @@ class _Open(Struct):
 
 
 class _Builder(Struct):
+    """Builds the tree from events, and collects problems."""
+
     at: Mark | None
     root: Node | None = None
     stack: list[_Open] = []
@@ -59,6 +63,7 @@ class _Builder(Struct):
     nodes: int = 0
 
     def event(self, event: yaml.Event) -> None:
+        """Handle one event."""
         if isinstance(event, yaml.NodeEvent):
             self._node(event)
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -68,6 +73,7 @@ class _Builder(Struct):
             raise Wrong(Problem(self._mark(event), "a second document begins here", hint, ("yaml",)))
 
     def _node(self, event: yaml.NodeEvent) -> None:
+        """Add a scalar, or open a list or mapping."""
         mark = self._mark(event)
         self.nodes += 1
         if self.nodes > MAX_NODES:
@@ -86,6 +92,7 @@ class _Builder(Struct):
         return None
 
     def _refuse_decoration(self, event: yaml.NodeEvent, mark: Mark) -> None:
+        """Note a problem for an anchor or a tag."""
         if event.anchor is not None:
             self._say(mark, "an anchor, which a spec cannot have", "leave it out, or quote text that begins with &")
         if getattr(event, "tag", None) is not None:
@@ -96,6 +103,7 @@ class _Builder(Struct):
         self._add(Unusable(level.node.mark) if level.spoiled and self.stack else level.node)
 
     def _add(self, node: Node) -> None:
+        """Add a node to the innermost open list or mapping."""
         if not self.stack:
             self.root = node
             return
@@ -110,6 +118,7 @@ class _Builder(Struct):
             parent.key = None
 
     def _key(self, mapping: Mapping, node: Node) -> Scalar | Unusable:
+        """Return a node as a key of the mapping; note a problem if it cannot be one."""
         if not isinstance(node, Scalar):
             if not isinstance(node, Unusable):
                 self._say(node.mark, "a list or mapping as a key", "quote text that begins with { or [")
@@ -137,9 +146,11 @@ class _Builder(Struct):
         return tuple(names)
 
     def _say(self, mark: Mark, reason: str, hint: str) -> None:
+        """Note a problem."""
         self.problems.append(Problem(mark, reason, hint, self._path() or ("yaml",)))
 
     def _mark(self, event: yaml.Event) -> Mark:
+        """Return where an event is in the file."""
         start = event.start_mark
         if self.at is not None or start is None:
             return self.at or Mark(1, 1)
@@ -147,14 +158,16 @@ class _Builder(Struct):
 
 
 class Read(Struct, frozen=True):
-    """The result of reading a text; `root` is None if it is not YAML that can be worked with."""
+    """The tree of a text and its problems; `root` is None if the text cannot be used."""
 
     root: Node | None
     problems: list[Problem]
 
 
 class _TooDeep(Exception):
-    """Nesting too deep: libyaml, which reads ahead, met a thousand nested lists before it returned the first."""
+    """Raised for nesting that is too deep: libyaml reads ahead, and met a thousand nested lists before it returned the
+    first.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -162,7 +175,7 @@ class _TooDeep(Exception):
 
 
 def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) -> Read:
-    """Read one document. `at` stands for every place where the text is no file."""
+    """Read one document; `at` is used as the place of everything in a text that comes from no file."""
     text = text.replace("\r\n", "\n")
     builder = _Builder(at)
     try:
@@ -179,6 +192,7 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
 
 
 def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
+    """Yield PyYAML's events. Raises yaml.YAMLError."""
     events = yaml.parse(text, Loader=loader)
     while True:
         try:

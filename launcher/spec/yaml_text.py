@@ -60,10 +60,12 @@ def check_text(text: str) -> list[Problem]:
 
 
 def _not_utf8(data: bytes, start: int) -> Problem:
+    """Return the problem of a byte that is not UTF-8."""
     line_start = data.rfind(b"\n", 0, start) + 1
     mark = Mark(data.count(b"\n", 0, start) + 1, len(data[line_start:start].decode()) + 1)
     return Problem(mark, f"not UTF-8: byte 0x{data[start]:02x}", "save it as UTF-8", ("yaml",))
 
 
 def _name(char: str) -> str:
+    """Return the name of a control character."""
     return {"\t": "tab", "\n": "line break", "\r": "carriage return"}.get(char, printable(char))

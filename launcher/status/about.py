@@ -1,4 +1,4 @@
-"""Describe a run in the words of its spec, of git and of people: arguments, description, commit, name, tags, note."""
+"""Describe a run by its spec, git and the user: arguments, description, commit, name, tags, note."""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,7 +13,10 @@ from launcher.run.records import Labels, Origin
 
 
 class About(msgspec.Struct, frozen=True):
-    """`launch status --json` prints it with the status."""
+    """A run's arguments, description and commit, and the labels that users gave it.
+
+    `launch status --json` prints it.
+    """
 
     args: tuple[str, ...] = ()
     command: str = ""  # where it is text for a shell
@@ -26,17 +29,21 @@ class About(msgspec.Struct, frozen=True):
 
 
 class _Spec(msgspec.Struct, frozen=True):
+    """The description in plan.json."""
+
     description: str = ""
 
 
 class _Entry(msgspec.Struct, frozen=True):
+    """The program in plan.json."""
+
     kind: str = ""
     target: str = ""
     args: tuple[str, ...] = ()
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """The part of plan.json that people have written."""
+    """The part of plan.json that users have written."""
 
     spec: _Spec
     entry: _Entry
@@ -64,6 +71,7 @@ def about(run: RunDir, attempt: int) -> About:
 
 
 def labels(run: RunDir) -> Labels:
+    """Return the run's labels, empty if there are none."""
     return readable(run.labels, Labels) or Labels()
 
 
@@ -94,6 +102,7 @@ def options_in(args: Sequence[str]) -> dict[str, str]:
 
 
 def _is_number(word: str) -> bool:
+    """Return whether the word is a number."""
     try:
         float(word)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The checkpoints of a run that the trainer has committed, and whether they are whole. Only reads, never runs anything.
+"""List the trainer's committed checkpoints of a run, and whether they are whole; nothing is executed.
 
-What a checkpoint consists of is known in trainer/checkpoint_files alone.
+The format of a checkpoint is known only to trainer/checkpoint_files.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The checkpoints of a run by their names alone."""
+    """The checkpoints of a run, as their folders' names show them."""
 
     steps: tuple[int, ...]  # that a start could go on from, oldest first
     best: int
@@ -58,7 +58,7 @@ class Kept:
 
 
 def by_script(step: int) -> str:
-    """Return what every page says of a checkpoint that a script reports and saves in its own way."""
+    """Return the text that every page shows for a checkpoint that a script saves in its own way."""
     return f"step {step}, saved by the script itself"
 
 
@@ -71,7 +71,10 @@ def kept(run: RunDir) -> Kept:
 
 
 def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
-    """Yield the newest checkpoints first, then the best ones, then those set aside; each is read when it is yielded."""
+    """Yield the newest checkpoints first, then the best ones, then damaged ones that were renamed.
+
+    Each is read when it is yielded.
+    """
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     for entry in sorted(committed, key=_newest_steps_first):
@@ -87,15 +90,19 @@ FolderName = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]  # no file syst
 
 
 class _Checkpoints(msgspec.Struct, frozen=True):
+    """The checkpoint directory in a plan."""
+
     dir: FolderName
 
 
 class _Spec(msgspec.Struct, frozen=True):
+    """The checkpoint options in a plan."""
+
     checkpoint: _Checkpoints
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """The part of a plan that says where checkpoints are."""
+    """The part of a plan that gives the checkpoint directory."""
 
     spec: _Spec
     workdir: FolderName = ""
@@ -107,7 +114,7 @@ def checkpoint_folder(run: RunDir) -> Path:
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Return that directory, and the one beside the script that `Checkpointer("checkpoints")` would use."""
+    """Return the checkpoint directory, and the one beside the script that `Checkpointer("checkpoints")` would use."""
     plan = _plan(run)
     beside = Path(plan.workdir, plan.spec.checkpoint.dir)
     inside = plan.workdir and not beside.is_absolute() and ".." not in beside.parts
@@ -115,11 +122,13 @@ def checkpoint_folders(run: RunDir) -> list[Path]:
 
 
 def _plan(run: RunDir) -> _Plan:
+    """Return that part of the newest attempt's plan."""
     attempt = newest(run)
     return plan_as(run, attempt.number if attempt is not None else 1, _Plan)
 
 
 def _newest_steps_first(entry: Entry) -> tuple[bool, int]:
+    """Return the sort key: newest steps first, best ones last."""
     return entry.kind == "best", -entry.step
 
 
@@ -166,14 +175,12 @@ def _reason(error: Exception, path: Path) -> str:
 
 
 def _committed(folder: Path) -> list[Entry]:
-    """Return checkpoints that are folders: a file of such a name is a script's own checkpoint, whose format is
-    unknown here.
-    """
+    """Return checkpoints that are folders; a file of such a name is a script's own checkpoint, in an unknown format."""
     return [entry for entry in catalog.entries(folder) if entry.path.is_dir()]
 
 
 def _set_aside(folder: Path) -> list[Entry]:
-    """Return the checkpoints that starts have set aside, by their former names."""
+    """Return the damaged checkpoints that starts have renamed, by their former names."""
     found = []
     for path in catalog.set_aside(folder):
         was = layout.parse_folder_name(path.name.partition("-")[2].rpartition("-")[0])  # .bad-<name>-<nonce>

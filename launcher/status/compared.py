@@ -1,7 +1,4 @@
-"""Compare runs: spec, arguments, environment, code and results.
-
-Only local records are read.
-"""
+"""Compare runs: spec, arguments, environment, code and results, from local records only."""
 
 import contextlib
 import time
@@ -41,7 +38,9 @@ class CodeComparison(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Results as they are; of all else only what is not the same in all runs. `launch compare --json` prints it."""
+    """The comparison of several runs: all results, and of everything else only what differs. `launch compare --json`
+    prints it.
+    """
 
     runs: tuple[str, ...]
     results: Table
@@ -57,7 +56,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A run, as far as it is compared."""
+    """One run with everything that is compared."""
 
     run: RunDir
     status: RunStatus
@@ -86,6 +85,7 @@ def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
 
 
 def _side(run: RunDir, status: RunStatus) -> Side:
+    """Return what is compared of one run."""
     plan = None
     with contextlib.suppress(LaunchError, OSError):
         plan = read_plan(run, status.attempt)
@@ -103,20 +103,26 @@ def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
 
 
 def _table(sides: Sequence[Side], facts: Callable[[Side], Mapping[str, Value]]) -> Table:
+    """Return a fact of each run by name, None where a run lacks it."""
     found = [facts(side) for side in sides]
     return {name: tuple(one.get(name) for one in found) for name in _names(found)}
 
 
 def _names(found: Iterable[Mapping[str, object]]) -> list[str]:
+    """Return all names, each once."""
     return [*dict.fromkeys(name for one in found for name in one)]
 
 
 def _other(table: Table) -> Table:
+    """Return the rows in which not all values are equal."""
     return {name: values for name, values in table.items() if any(one != other for one, other in pairwise(values))}
 
 
 def _environment_other(sides: Sequence[Side]) -> Table:
-    """Return what is other between the sides of which it is recorded; of the others only the interpreter is known."""
+    """Return facts about the environment that differ between runs that recorded it.
+
+    Of others only the interpreter is known.
+    """
     found = _table(sides, _environment)
     recorded = {
         name: [value for value, side in zip(values, sides, strict=True) if side.found or name == "interpreter"]
@@ -126,10 +132,12 @@ def _environment_other(sides: Sequence[Side]) -> Table:
 
 
 def _metrics(sides: Sequence[Side]) -> dict[str, tuple[Figure | None, ...]]:
+    """Return each metric of each run."""
     return {name: tuple(side.figures.get(name) for side in sides) for name in _names([side.figures for side in sides])}
 
 
 def _results(status: RunStatus, now: float) -> dict[str, Value]:
+    """Return the result of a run."""
     return {
         "state": str(status.state),
         "cause": None if status.cause is None else str(status.cause),
@@ -148,6 +156,7 @@ def _results(status: RunStatus, now: float) -> dict[str, Value]:
 
 
 def _spec(side: Side) -> dict[str, Value]:
+    """Return the values of a run's spec."""
     if side.plan is None:
         return {}
     found = {"cluster": side.plan.cluster, **spec_values(side.plan.spec)}
@@ -161,6 +170,7 @@ def spec_values(spec: JobSpec) -> dict[str, Value]:
 
 
 def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, Value]]:
+    """Yield the options of a section that have a value, with their keys."""
     for field in section.options:
         name = f"{path}{field.key}"
         inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind
@@ -187,6 +197,7 @@ def _plain(value: object, unit: str = "") -> Value:
 
 
 def _environment(side: Side) -> dict[str, Value]:
+    """Return the facts about a run's environment."""
     first = side.found[0] if side.found else None
     facts: dict[str, Value] = {"interpreter": side.plan.entry.python if side.plan is not None else None}
     facts["hosts"] = ", ".join(dict.fromkeys(one.host for one in side.found)) or None
@@ -198,6 +209,7 @@ def _environment(side: Side) -> dict[str, Value]:
 
 
 def _packages(side: Side) -> dict[str, Value]:
+    """Return the versions of a run's packages."""
     return {**side.found[0].packages} if side.found else {}
 
 
@@ -222,6 +234,7 @@ def since_commit(run: RunDir, attempt: int) -> CodeComparison:
 
 
 def _code(first: Side, other: Side) -> CodeComparison:
+    """Return how a run's code differs from the first run's."""
     name = str(other.run.id)
     if first.plan is None or other.plan is None:
         return CodeComparison(name, unknown="its plan cannot be read")

@@ -1,4 +1,7 @@
-"""Facts → status: one pure, total function. No clock, no disk; failure is never read from a file's age."""
+"""Derive a run's status from facts: one pure, total function without clock or disk.
+
+No failure is inferred from a file's age.
+"""
 
 import dataclasses
 import re
@@ -30,6 +33,8 @@ _OLD_S = 10.0  # a coordinator writes once a second
 
 
 class Restarts(msgspec.Struct, frozen=True):
+    """The number of a run's restarts, and of those by cause."""
+
     total: int
     by_cause: dict[str, int]
 
@@ -145,8 +150,8 @@ def derive(facts: RunFacts) -> RunStatus:
 
 
 def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
-    """Return the facts of a role beside the main one with what is known of the whole run, if another machine has the
-    supervisor of both.
+    """Return the facts of a role beside the main one, with what the cluster answered about the whole run if another
+    machine has its supervisor.
     """
     if role.living.supervisor is not None:
         return role
@@ -203,6 +208,7 @@ def state_text(status: RunStatus) -> str:
 
 
 def duration_s(status: RunStatus, now: float) -> float | None:
+    """Return the seconds from the first start to the end, or to now; None if they are unknown."""
     if status.started_at is None:
         return None
     if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
@@ -219,6 +225,7 @@ def exit_code_of(status: RunStatus) -> int:
 
 
 def _verdict(facts: RunFacts) -> _Verdict:
+    """Return the verdict from the facts."""
     own = _own_state(facts)
     if facts.settling:
         return _recorded_verdict(own)
@@ -304,16 +311,19 @@ def _avoids(facts: RunFacts) -> str:
 
 
 def _who(word: ClusterAnswer) -> str:
+    """Return who gave the cluster's answer."""
     return word.said_by or "the cluster"
 
 
 def _last_seen(word: ClusterAnswer, own: RunState | None) -> str:
+    """Return when the job was last seen, and in which state."""
     if own is not None and own.updated_at >= word.at:
         return f"last seen {own.state.upper()} at {_clock(own.updated_at)}"
     return f"last seen {word.word or word.phase.upper()} at {_clock(word.at)}" if word.at else "never seen"
 
 
 def _clock(at: float) -> str:
+    """Return a date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
@@ -353,14 +363,17 @@ def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
 
 
 def _lost(message: str) -> _Verdict:
+    """Return the verdict that the run is lost."""
     return _Verdict(State.LOST, message, exit_code=Exit.LOST)
 
 
 def _unknown(message: str, next_: str | None = None) -> _Verdict:
+    """Return the verdict that the state is unknown."""
     return _Verdict(State.UNKNOWN, message, stale=True, next=next_)
 
 
 def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
+    """Return the verdict with a note if the run was asked to end."""
     if facts.stop is None or verdict.state.ended or verdict.state is State.UNKNOWN:
         return verdict
     word = "it was asked to end (cancel)" if facts.stop.kind == "cancel" else f"it was asked to end ({facts.stop.kind})"
@@ -368,6 +381,7 @@ def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
 
 
 def _with_disk(facts: RunFacts, verdict: _Verdict) -> _Verdict:
+    """Return the verdict with a note if the disk is full."""
     if not facts.no_room or verdict.state.ended:
         return verdict
     return msgspec.structs.replace(verdict, message=_joined(verdict.message, f"records wait: {facts.no_room}"))
@@ -379,6 +393,7 @@ def _own_state(facts: RunFacts) -> RunState | None:
 
 
 def _nothing(facts: RunFacts) -> RunState:
+    """Return an empty state for a run that has none."""
     head = facts.head
     return RunState(
         run=facts.run_dir.name,
@@ -400,8 +415,10 @@ def _age_s(facts: RunFacts) -> float:
 
 
 def _joined(*parts: str) -> str:
+    """Return the parts that are not empty, joined."""
     return "; ".join(filter(None, parts))
 
 
 def _cancel(facts: RunFacts) -> str:
+    """Return the command that cancels the run."""
     return f"launch cancel {facts.run_dir.name}"

@@ -1,7 +1,7 @@
-"""Read what is on disk about a run and which of its processes live, in an order that never mistakes an end for a loss.
+"""Read a run's records, and which of its processes live, in an order that never takes an end for a loss.
 
-A finished run costs one file and one check for a newer attempt: attempts are numbered without gaps, so if
-`state.json` records an end and the next attempt's folder does not exist, it is final.
+A finished run costs one file and one check for a newer attempt: attempts are numbered without gaps, so if `state.json`
+records an end and the next attempt's folder does not exist, it is final.
 """
 
 import os
@@ -49,7 +49,7 @@ class PlanHead(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Living:
-    """The processes of the newest attempt that live: True, False, or None where this machine cannot tell."""
+    """Which processes of the newest attempt are alive: True, False, or None if this machine cannot tell."""
 
     supervisor: bool | None = False  # it watches the agents and starts the attempt that follows
     coordinator: bool | None = False
@@ -58,12 +58,13 @@ class Living:
 
     @property
     def anything(self) -> bool | None:
+        """Whether any process is alive, or None if this machine cannot tell."""
         return any_of((self.supervisor, self.coordinator, self.agents, bool(self.others)))
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time and boot at which facts were read."""
+    """The time and boot at which the facts were read."""
 
     now: float  # wall clock, for people
     monotonic_s: float  # with the boot id, for ages
@@ -72,6 +73,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
+    """Everything read about a run, from which its status is derived."""
+
     run_dir: Path
     moment: Moment
     state: RunState | None = None
@@ -91,8 +94,9 @@ class RunFacts:
 
     @property
     def asks(self) -> str:
-        """Return the kind of cluster that may know more of the run, or "" if the run has ended or nothing was handed
-        over. The machine that a run was submitted from may have resumed it.
+        """The kind of cluster to query about the run, or "" if the run has ended or has no job.
+
+        A run may have been resumed on the machine that submitted it.
         """
         kind = self.intent.cluster_kind if self.intent is not None else ""
         own = self.state if self.state is not None and self.state.attempt == self.attempt else None
@@ -101,7 +105,8 @@ class RunFacts:
 
     @property
     def may_have_resumed(self) -> bool:
-        """Return whether an ended run may have been resumed by the machine that submitted it, which does not answer.
+        """Whether an ended run may have been resumed by the machine that submitted it, which does not answer.
+
         A succeeded run is final.
         """
         done = self.end is not None and self.end.state is State.SUCCEEDED
@@ -109,8 +114,8 @@ class RunFacts:
 
     @property
     def settling(self) -> bool:
-        """Return whether the end is recorded and the live supervisor is still writing the events and the state that
-        follow from it.
+        """Whether the end is recorded and the live supervisor is still writing the events and state that follow from
+        it.
         """
         if self.end is None or self.state is None or self.state.attempt != self.attempt:
             return False
@@ -118,6 +123,7 @@ class RunFacts:
 
     @property
     def attempt_dir(self) -> tuple[RunDir, AttemptDir]:
+        """The run directory and its newest attempt's."""
         run = RunDir(self.run_dir)
         return run, run.attempt(self.attempt)
 
@@ -146,6 +152,7 @@ def role_dirs(run: RunDir) -> list[Path]:
 
 
 def _facts_of(path: Path) -> RunFacts:
+    """Return the facts about one run, without its roles."""
     look = _Look(RunDir(path))
     state = look.read(look.run.state, RunState)
     ended = state is not None and state.state.ended and not registry.is_adopted(path)
@@ -160,6 +167,7 @@ def _facts_of(path: Path) -> RunFacts:
 
 
 def _moment() -> Moment:
+    """Return the present moment."""
     return Moment(time.time(), boottime(), boot_id())
 
 
@@ -176,13 +184,14 @@ def _no_room(path: Path) -> str:
 
 
 class _Look:
-    """One look at one run; what cannot be read is noted and does not end the look."""
+    """Reads the records of one run; what cannot be read is noted and does not end the reading."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._trouble: dict[str, None] = {}
 
     def read(self, path: Path, kind: type[T]) -> T | None:
+        """Return a record, or None if there is none or it is damaged."""
         try:
             return read_record(path, kind)
         except Damaged as damaged:
@@ -192,6 +201,7 @@ class _Look:
         return None
 
     def at_attempt(self, attempt: AttemptDir) -> RunFacts:
+        """Return the facts about the run in this attempt."""
         intent = self.read(attempt.intent, Intent)
         handle = self.read(attempt.handle, Handle)
         supervisor = handle.supervisor if handle is not None else self.read(attempt.started, ProcessId)
@@ -219,12 +229,14 @@ class _Look:
         )
 
     def _avoided(self) -> tuple[Exclusion, ...]:
+        """Return the exclusions that still hold."""
         now = time.time()
         return tuple(
             exclusion for exclusion in self.read(self.run.avoided, list[Exclusion]) or () if exclusion.until > now
         )
 
     def without_attempt(self) -> RunFacts:
+        """Return the facts about a run without an attempt."""
         state = self.read(self.run.state, RunState)
         head = self.read(self.run.plan, PlanHead)
         return RunFacts(self.run.path, _moment(), state=state, head=head, trouble=tuple(self._trouble))
@@ -232,6 +244,7 @@ class _Look:
     def _living(
         self, attempt: AttemptDir, handle: Handle | None, supervisor: ProcessId | None, intent: Intent | None
     ) -> tuple[Living, bool | None]:
+        """Return which processes of an attempt live, and whether its supervisor does."""
         if supervisor is None and handle is not None:
             return Living(supervisor=None, coordinator=None, agents=None), False
         submitter = alive(intent.created_by) if supervisor is None and intent is not None else False
@@ -246,6 +259,7 @@ class _Look:
         return Living(kept, coordinator, agents, last), submitter
 
     def _agents(self, attempt: AttemptDir) -> list[ProcessId]:
+        """Return the processes of the agents that have registered."""
         name = attempt.agent(0).name
         records = (self.read(path, AgentRecord) for path in attempt.path.glob(f"*/{name}"))
         return [record.process for record in records if record is not None]

@@ -1,4 +1,4 @@
-"""Runs as a notebook shows them. All that comes from a run is text here, never markup."""
+"""Format runs as HTML for notebooks; everything that comes from a run is escaped."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +47,7 @@ def table_html(statuses: Sequence[RunStatus], now: float) -> str:
 
 
 def _row(status: RunStatus, now: float) -> str:
+    """Return a table row."""
     cells = (
         _text(status.run), _state(status), _text(_steps(status)), _bar(status), _text(_metrics(status)),
         _text(str(status.restarts.total)), _text(_duration(status, now)), _text(status.cluster),
@@ -55,6 +56,7 @@ def _row(status: RunStatus, now: float) -> str:
 
 
 def _cells(cells: Iterable[str]) -> str:
+    """Return cells of a table."""
     return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
@@ -64,23 +66,27 @@ def _text(text: str, *, lines: bool = False) -> str:
 
 
 def _state(status: RunStatus) -> str:
+    """Return the state in its colour."""
     colour = _COLOURS.get(status.state, "inherit")
     return f'<span style="color: {colour}">{_text(state_text(status))}</span>'
 
 
 def _steps(status: RunStatus) -> str:
+    """Return the step, and the last one if it is known."""
     if status.step is None:
         return ""
     return str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}"
 
 
 def _bar(status: RunStatus) -> str:
+    """Return a progress bar, or ""."""
     if status.step is None or not status.total_steps:
         return ""
     return f'<progress value="{int(status.step)}" max="{int(status.total_steps)}"></progress>'
 
 
 def _metrics(status: RunStatus) -> str:
+    """Return the newest metrics."""
     values: Mapping[str, str] = {
         **{name: f"{value:.5g}" for name, value in status.metrics.items()},
         **{name: one.value for name, one in status.not_finite.items()},
@@ -89,6 +95,7 @@ def _metrics(status: RunStatus) -> str:
 
 
 def _duration(status: RunStatus, now: float) -> str:
+    """Return the duration."""
     seconds = duration_s(status, now)
     return "" if seconds is None else _time(seconds)
 

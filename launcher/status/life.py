@@ -1,10 +1,10 @@
-"""The life of a run: what each second of it went into, what happened when, and its goodput.
+"""The timeline of a run: what each second was spent on, what happened when, and the goodput.
 
-Goodput is the share of the time that went into steps which count. A step counts once: what was trained after the last
-checkpoint and had to be trained again is `lost`. From the failure, or the last step before it, until the first step
-after it is `recovering`; that first step itself is in it. Left out of the reckoning is what no launcher can mend: the
-queue before a start that a person asked for, and the time between an end and a person's `resume`. Validations, saves
-and a slow input pipeline are part of the training here. Of a script that reports no steps there is no goodput.
+Goodput is the share of time spent on steps that count. A step counts once: what was trained after the last checkpoint
+and had to be trained again is `lost`. The time from a failure, or the last step before it, to the end of the first step
+after it is `recovering`. Not counted is time on which no launcher has influence: the queue before a start that a user
+asked for, and the time between an end and a user's `resume`. Validations, saves and slow input count as training. A
+script that reports no steps has no goodput.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from launcher.status.derive import RunStatus
 
 
 class Doing(StrEnum):
-    """The use of a stretch of a run's time."""
+    """What a stretch of a run's time was spent on."""
 
     WAITING = "waiting"  # in a queue, for a delay to pass, for nodes
     STARTING = "starting"  # until the first step after a person's word
@@ -35,7 +35,7 @@ class Doing(StrEnum):
 
 
 class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """A stretch of time that went into one thing."""
+    """A stretch of time spent on one thing."""
 
     kind: Doing
     since: float
@@ -46,7 +46,7 @@ class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to
 
 
 class LifeMark(msgspec.Struct, frozen=True):
-    """One thing that happened, at its moment on the strip."""
+    """One event on the timeline."""
 
     at: float
     kind: str  # as in events.jsonl
@@ -61,7 +61,7 @@ class LifeMark(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """The timeline of a run from its submit to its end, or until now. The segments follow one another without a gap."""
+    """The timeline of a run from its submit to its end, or until now; its segments follow one another without gaps."""
 
     since: float
     until: float
@@ -112,6 +112,7 @@ def marks_of(events: Iterable[Event]) -> Iterator[LifeMark]:
 
 
 def _mark(event: Event) -> LifeMark:
+    """Return the mark of an event."""
     log = None
     if event.kind == "failure" and event.rank is not None and event.generation:
         log = str(RunDir(Path()).rank_log(event.attempt, event.generation, event.rank))
@@ -123,7 +124,7 @@ def _mark(event: Event) -> LifeMark:
 
 @dataclass(slots=True)
 class _Stretch:
-    """A segment in the making."""
+    """A segment that is being extended."""
 
     kind: Doing
     since: float
@@ -137,11 +138,12 @@ class _Stretch:
 
     @property
     def counts(self) -> bool:
+        """Whether the stretch counts for goodput."""
         return self.kind is not Doing.IDLE and not (self.kind is Doing.WAITING and self.asked)
 
 
 class _Strip:
-    """Takes one event after the other. No moment is before the one before it, whatever clocks say."""
+    """Builds the timeline from events in order; time never goes backward, whatever clocks say."""
 
     def __init__(self, *, with_steps: bool) -> None:
         self._with_steps = with_steps
@@ -153,6 +155,7 @@ class _Strip:
         self._newest: int | None = None  # step that was known when the last generation ended
 
     def take(self, event: Event) -> None:
+        """Take the next event."""
         if not self._stretches:
             self._enter(Doing.WAITING, event.at, event)
         if event.attempt < self._now.attempt:
@@ -200,10 +203,12 @@ class _Strip:
 
     @property
     def _now(self) -> _Stretch:
+        """The stretch that goes on now."""
         return self._stretches[-1]
 
     @property
     def _getting_ready(self) -> Doing:
+        """What the run does while ranks start: starting, or recovering."""
         return Doing.STARTING if self._asked else Doing.RECOVERING
 
     def _awaits_agents(self, event: Event) -> bool:
@@ -236,6 +241,7 @@ class _Strip:
             self._newest = step
 
     def _enter(self, kind: Doing, at: float, event: Event) -> None:
+        """Begin a stretch of this kind."""
         if self._stretches:
             at = max(at, self._now.since)
             self._now.until = at
@@ -269,4 +275,5 @@ def _lost_share(one: _Stretch, made_again_from: float) -> float:
 
 
 def _part(one: _Stretch, kind: Doing, since: float, until: float) -> Segment:
+    """Return part of a stretch as a segment."""
     return Segment(kind, since, until, one.attempt, one.generation, one.text)

@@ -1,4 +1,4 @@
-"""Bytes of a log → lines for people, in bounded memory. Pure."""
+"""Split the bytes of a log into lines for people, in bounded memory. Pure."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ def text_of(line: bytes) -> str:
 
 
 class LineSplitter:
-    """Cuts a stream into lines, each with the offset behind it; a line that has not ended yet waits for its rest."""
+    """Splits a stream into lines, each with the offset after it; an unfinished line waits for its rest."""
 
     def __init__(self, offset: int = 0) -> None:
         self.offset = offset  # of the first byte not yet in a line that was given out
@@ -33,7 +33,7 @@ class LineSplitter:
 
     @property
     def moving(self) -> str:
-        """Return what the unfinished line shows now if it is a progress bar, else ""."""
+        """The text of the unfinished line if it is a progress bar, else ""."""
         held = bytes(self._held)
         if b"\r" not in held and not self._drawn:
             return ""
@@ -45,6 +45,7 @@ class LineSplitter:
             yield self._give(newline=0)
 
     def _hold(self, piece: bytes) -> None:
+        """Keep a piece of an unfinished line, up to a limit."""
         self._length += len(piece)
         self._held += piece
         if len(self._held) <= MAX_LINE_BYTES:
@@ -59,6 +60,7 @@ class LineSplitter:
             self._cut += surplus
 
     def _give(self, newline: int) -> tuple[int, str]:
+        """Return the line that has ended, and the offset after it."""
         text = text_of(bytes(self._held))
         if self._cut:
             text += f" … (and {self._cut} bytes more)"

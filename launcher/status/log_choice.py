@@ -1,4 +1,4 @@
-"""Chooses the lines of a log, and finds where they begin without reading all of it."""
+"""Choose lines of a log, and find where they begin without reading all of it."""
 
 import os
 import re
@@ -26,10 +26,11 @@ class LogChoice:
 
     @property
     def is_late(self) -> bool:
-        """Return whether reading starts somewhere within the log."""
+        """Whether reading starts somewhere within the log."""
         return self.since is not None or self.last is not None
 
     def matches(self, text: str) -> bool:
+        """Return whether the text matches the pattern."""
         return self.pattern is None or self.pattern.search(plain(text)) is not None
 
 

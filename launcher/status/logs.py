@@ -1,4 +1,4 @@
-"""The merged log of a run: every rank's lines, by time and then by rank, streamed in bounded memory.
+"""The merged log of a run: every rank's lines by time and then by rank, streamed in bounded memory.
 
     logs/a0001.g0002/rank-00003.log ─ RankLog ─┐
     logs/a0001.g0002/rank-00004.log ─ RankLog ─┴─ merged by time ─► LogLine, with the node that the rank ran on
@@ -28,7 +28,7 @@ _PATIENCE = 10  # reads that a new generation's lines may wait until it is known
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that a rank, or a node's setup, has written. `text` keeps colours and no other control."""
+    """One line that a rank or a node's setup has written; `text` keeps colours and no other control characters."""
 
     at: float | None  # Unix time; None: nobody noted it
     attempt: int
@@ -60,7 +60,7 @@ def merged_logs(
 
 
 class LogReader:
-    """Reads on from where it stopped. `clock` stamps what nobody else has stamped yet."""
+    """Reads a run's log from where the last call stopped; `clock` gives the time of lines that have none."""
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class LogReader:
             yield from deque(filter(self._is_chosen, self._read(final=final)), self._choice.last)
 
     def _read(self, *, final: bool) -> Iterator[LogLine]:
+        """Yield all new lines."""
         if not self._began and self._choice.last is not None:
             self._begin_near_the_end(self._choice.last)
         self._discover()
@@ -101,6 +102,7 @@ class LogReader:
                 del self._open[key]
 
     def _is_chosen(self, line: LogLine) -> bool:
+        """Return whether the line is among the wanted ones."""
         choice = self._choice
         if choice.nodes is not None and line.node not in choice.nodes:
             return False
@@ -124,11 +126,13 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _folders(self) -> Iterator[tuple[tuple[int, int], Path]]:
+        """Yield the log folders with attempt and generation."""
         for folder in _entries(self._run.logs):
             if (key := parse_log_folder(folder.name)) is not None:
                 yield key, folder
 
     def _files(self, key: tuple[int, int], folder: Path) -> Iterator[tuple[int, Path]]:
+        """Yield the wanted log files in a folder, with their ranks."""
         for file in _entries(folder):
             number = parse_log_file(file.name)
             if number is not None and self._wanted(key, number):
@@ -140,8 +144,8 @@ class LogReader:
         return {rank: text for rank, log in sorted(logs.items()) if (text := log.moving)}
 
     def _is_early(self, key: tuple[int, int]) -> bool:
-        """Return True for a moment after a generation was opened, because its ranks may write sooner than the
-        coordinator's record.
+        """Return whether a generation was opened just now, so that its ranks may have written before the coordinator's
+        record.
         """
         if key[1] == 0 or self._waited[key] >= _PATIENCE or self._placement.knows(*key):
             return False
@@ -149,6 +153,7 @@ class LogReader:
         return True
 
     def _lines(self, key: tuple[int, int], final: bool, seen_at: float | None) -> Iterator[LogLine]:
+        """Yield the new lines of one generation in order."""
         logs = [log.lines(final=final, seen_at=seen_at) for log in self._open[key].values()]
         attempt, generation = key
         for line in heapq.merge(*logs, key=_order):
@@ -171,6 +176,7 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _wanted(self, key: tuple[int, int], number: int) -> bool:
+        """Return whether the lines of this rank or node are wanted."""
         ranks, nodes = self._choice.ranks, self._choice.nodes
         if nodes is not None:
             node = self._placement.node(*key, number) if key[1] else number
@@ -180,10 +186,12 @@ class LogReader:
 
 
 def _order(line: StampedLine) -> tuple[float, int]:
+    """Return the sort key of a line."""
     return (inf if line.at is None else line.at, line.rank)
 
 
 def _entries(folder: Path) -> list[Path]:
+    """Return the paths in a folder, or an empty list if it does not exist."""
     try:
         return sorted(folder.iterdir())
     except OSError as error:

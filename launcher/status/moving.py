@@ -6,7 +6,7 @@ from launcher.run.records import MOVED, NOT_MOVED, Event
 
 
 class MoveAnswer:
-    """Made before it is asked: only what is answered after that counts."""
+    """Reads the answer to a request to move ranks; made before the request, so that earlier answers do not count."""
 
     def __init__(self, run: RunDir, node: int) -> None:
         self.node = node
@@ -18,5 +18,6 @@ class MoveAnswer:
         return next(iter(self._answers()[self._before :]), None)
 
     def _answers(self) -> list[Event]:
+        """Return all answers about this node."""
         events = read_lines(self._run.events, Event)
         return [event for event in events if event.kind in (MOVED, NOT_MOVED) and event.node == self.node]

@@ -20,7 +20,7 @@ Sample = tuple[Labels, float | None]  # None: not known, and left out
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Samples of one name."""
+    """The samples of one metric name."""
 
     name: str
     help: str
@@ -61,6 +61,7 @@ def lines_of(family: Family) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
+    """Return a label's value escaped."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
@@ -79,7 +80,10 @@ def _by_state(statuses: Sequence[RunStatus]) -> Family:
 
 
 def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    """Yield the families about runs."""
+
     def of_each(name: str, help_: str, samples: Iterable[float | None], unit: str = "") -> Family:
+        """Return a family with one value for each run."""
         labels = ({"run": status.run} for status in shown)
         return Family(f"launch_run_{name}", help_, [*zip(labels, samples, strict=True)], unit)
 
@@ -115,6 +119,7 @@ def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _of_lives(lives: Mapping[str, Life]) -> Iterator[Family]:
+    """Yield the families about goodput."""
     shares: list[Sample] = [({"run": run}, life.goodput) for run, life in lives.items()]
     yield Family("launch_run_goodput_ratio", "The share of its time that went into steps which count.", shares, "ratio")
     spent: list[Sample] = [
@@ -124,6 +129,7 @@ def _of_lives(lives: Mapping[str, Life]) -> Iterator[Family]:
 
 
 def _measured(status: RunStatus) -> dict[str, float]:
+    """Return a run's newest metrics, also those that are not finite."""
     return status.metrics | {name: float(one.value) for name, one in status.not_finite.items()}
 
 
@@ -134,9 +140,11 @@ _HAS = {"submitted": "was submitted", "started": "first started", "ended": "ende
 
 
 def _of_nodes(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    """Yield the families about nodes."""
     loads = [*_loads(shown)]
 
     def of_each(name: str, help_: str, field: str, unit: str = "") -> Family:
+        """Return a family with one value for each node."""
         return Family(f"launch_node_{name}", help_, [(labels, getattr(load, field)) for labels, load in loads], unit)
 
     yield of_each("cores", "The cores of a node's machine.", "cores")
@@ -149,6 +157,7 @@ def _of_nodes(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _of_gpus(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    """Yield the families about GPUs."""
     gpus = [(labels | {"gpu": str(gpu.index)}, gpu) for labels, load in _loads(shown) for gpu in load.gpus]
     busy = [(labels, None if gpu.busy is None else gpu.busy / 100) for labels, gpu in gpus]
     yield Family("launch_gpu_busy_ratio", "The share of the time that a GPU is busy.", busy, "ratio")
@@ -159,6 +168,7 @@ def _of_gpus(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _of_ranks(shown: Sequence[RunStatus]) -> Iterator[Family]:
+    """Yield the families about ranks."""
     steps: list[Sample] = [
         ({"run": one.run, "rank": str(rank.rank)}, rank.step) for one in shown if one.loads for rank in one.ranks
     ]
@@ -173,6 +183,7 @@ def _of_ranks(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _loads(shown: Sequence[RunStatus]) -> Iterator[tuple[Labels, NodeLoad]]:
+    """Yield the load of each node with its labels."""
     for status in shown:
         hosts = {node.node: node.host or node.address for node in status.nodes}
         for load in status.loads:

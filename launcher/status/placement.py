@@ -1,4 +1,4 @@
-"""Finds the node that a rank ran on, from the records; unknown until one of them says it."""
+"""Find the node on which a rank ran, from the records."""
 
 from launcher.errors import LaunchError
 from launcher.run.attempts import read_plan
@@ -10,6 +10,8 @@ _Key = tuple[int, int, int]  # attempt, generation, rank
 
 
 class Placement:
+    """Looks up the nodes of a run's ranks."""
+
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._known: dict[_Key, int] = {}
@@ -43,6 +45,7 @@ class Placement:
         return self._only[attempt]
 
     def _in_plan(self, attempt: int) -> int | None:
+        """Return the index of the plan's only node, or None."""
         try:
             nodes = read_plan(self._run, attempt).nodes
         except LaunchError:
@@ -50,6 +53,7 @@ class Placement:
         return nodes[0].index if len(nodes) == 1 else None
 
     def _look_up(self, attempt: int) -> None:
+        """Read which nodes the ranks of an attempt's generations had."""
         if attempt in self._asked:
             return
         self._asked.add(attempt)

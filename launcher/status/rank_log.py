@@ -1,4 +1,4 @@
-"""One log, read as it grows: its lines, and when each of them was written as far as the agent noted it."""
+"""Read one log as it grows: its lines, and the times that the agent noted for them."""
 
 import errno
 import os
@@ -19,6 +19,8 @@ _CHUNK_BYTES = 16 * 1024  # times a thousand ranks
 
 @dataclass(frozen=True, slots=True)
 class StampedLine:
+    """A line of a rank's log with its time, if that is known."""
+
     at: float | None
     rank: int
     text: str
@@ -61,7 +63,7 @@ def _note_before(times: Path, offset: int) -> int:
 
 
 class Growth:
-    """The `.times` file beside a log: `unix_ms offset`, meaning that by then the log had grown to that many bytes."""
+    """Reads the `.times` file beside a log: `unix_ms offset` means that the log had that many bytes by then."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self._tail = GrowingFile(path, _note_before(path, start) if start else 0)
@@ -83,7 +85,7 @@ class Growth:
 
 
 class GrowingFile:
-    """A file that grows, read chunk by chunk; open only while it is read, so that a thousand need no descriptors."""
+    """A growing file, read chunk by chunk; it is open only while it is read, so that a thousand need no descriptors."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
@@ -98,7 +100,7 @@ class GrowingFile:
 
 
 class RankLog:
-    """A rank's, or a node's setup's, log file."""
+    """The log file of a rank, or of a node's setup."""
 
     def __init__(self, path: Path, rank: int, start: int = 0) -> None:
         self.rank = rank
@@ -119,10 +121,11 @@ class RankLog:
 
     @property
     def moving(self) -> str:
-        """Return the newest state of an unfinished progress bar."""
+        """The newest state of an unfinished progress bar, or ""."""
         return self._splitter.moving
 
     def _stamped(self, offset: int, text: str, seen_at: float | None) -> StampedLine:
+        """Return a line with its time."""
         at = self._growth.at(offset)
         return StampedLine(seen_at if at is None else at, self.rank, text)
 

@@ -1,4 +1,4 @@
-"""The restarts of a run between the lines of its log: where one generation ended and why the next began."""
+"""Read a run's restarts, shown between the lines of its log: where a generation ended and why the next began."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _KINDS = frozenset({"regroup", "requeue", "resumed", EXPLAINED})
 
 
 class RestartReader:
-    """Read on from where it stopped, like the log itself: first this, then the log, so that no line is late."""
+    """Reads new restarts; it must be read before the log, so that no restart is shown too late."""
 
     def __init__(self, run: RunDir, *, late: bool = False) -> None:
         """Start to read the events of restarts; with `late` those before the first shown line are skipped."""
@@ -55,6 +55,7 @@ def _after(event: Event) -> tuple[int, float]:
 
 
 def _words(event: Event) -> str:
+    """Return a restart as text."""
     brief = event.brief or event.text
     if event.kind == EXPLAINED:
         brief = f"{event.cause}: {event.text}"

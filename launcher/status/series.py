@@ -1,6 +1,6 @@
-"""Read a run's metrics step by step: what its ranks reported to their agents, and what the trainer wrote itself.
+"""Read a run's metrics by step: what its ranks reported to their agents, and what the trainer wrote itself.
 
-There is one row for each step as the run finally went: values of repeated steps and lines that a kill cut short are
+There is one row for each step that counts in the end: values of repeated steps, and lines that a kill cut short, are
 left out.
 """
 
@@ -53,7 +53,7 @@ _reports = msgspec.json.Decoder(_Line)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One metric of a run, in short. `best` where its name says which way is better."""
+    """A summary of one metric of a run; `best` is given if its name shows whether larger or smaller is better."""
 
     name: str
     last: float
@@ -78,7 +78,10 @@ def read_rows(run: RunDir) -> Rows:
 
 
 def thinned(run: RunDir) -> tuple[int, int] | None:
-    """Return how many reports were kept and how many there were, of the metrics with the most; None: all were kept."""
+    """Return how many reports were kept and how many there were, for the metrics with the most.
+
+    None if all were kept.
+    """
     if files_in(run.metrics) or not any(_LEFT_OUT in _read(path) for path in run.metrics.glob("*.jsonl")):
         return None
     lines: list[_Line] = []
@@ -164,6 +167,7 @@ def figures_of(rows: Rows) -> list[Figure]:
 
 
 def _figure(name: str, values: list[tuple[int, float]]) -> Figure:
+    """Return the summary of a metric."""
     last_step, last = values[-1]
     finite = [(value, step) for step, value in values if math.isfinite(value)]
     way = better(name)

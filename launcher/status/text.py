@@ -1,4 +1,4 @@
-"""Making text from elsewhere safe to show: whatever a log holds, it cannot repaint or steer the terminal."""
+"""Make foreign text safe to show, so that a log cannot control the terminal."""
 
 import re
 
@@ -31,4 +31,5 @@ def escaped(json: bytes) -> str:
 
 
 def _as_units(char: str) -> str:
+    """Return a character as JSON escapes."""
     return "".join(f"\\u{unit:04x}" for unit in memoryview(char.encode("utf-16-le")).cast("H"))

@@ -1,4 +1,4 @@
-"""Tell where a failed rank ran, and what to do about a file that is in the project but not in the frozen code."""
+"""Show where a failed rank ran, and what to do about a file that is in the project but was not frozen."""
 
 import contextlib
 import re
@@ -29,7 +29,7 @@ def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
 
 
 def way_to_have(failure: Failure, python: str) -> list[str]:
-    """Return how to have the module that was missed, or nothing where none was."""
+    """Return how to install the module that was missing, or nothing if none was."""
     found = _MISSED.search(" ".join((failure.summary, *failure.tail[-1:])))
     if found is None:
         return []
@@ -41,6 +41,7 @@ def way_to_have(failure: Failure, python: str) -> list[str]:
 
 
 def _explained(run: RunDir, project: str, name: str) -> list[str]:
+    """Return why a file was not frozen, and how to include it."""
     way_out = f"launch resume {run.id} --code --set 'code.include+=[{name}]' freezes it too, and so does code.include"
     return [
         f"{name} is in {project} and was not frozen: git ignores it, or code.exclude leaves it out",

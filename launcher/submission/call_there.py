@@ -1,7 +1,8 @@
 """Call a Python function as each rank of a run, and write what it returns or raises to a file beside the code.
 
-This file's text, with a last line that names the function, is the script of such a run. It stands alone, because the
-ranks' interpreter may lack `launcher` and be older: it uses the standard library and the syntax of Python 3.9.
+The text of this file, with a last line that names the function, is the script of such a run. It imports nothing of
+`launcher`, because the ranks' interpreter may lack it and be older: it uses the standard library and the syntax of
+Python 3.9.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 class NotPlain(Exception):
-    """A value is more than numbers, text, and lists, tuples, sets and dicts of these."""
+    """Raised if a value is more than numbers, text, and lists, tuples, sets and dicts of these."""
 
 
 def main(module: str, name: str, folders: list[str], python: tuple[int, int]) -> None:
@@ -46,6 +47,7 @@ def main(module: str, name: str, folders: list[str], python: tuple[int, int]) ->
 
 
 def loaded(module: str, python: tuple[int, int]) -> Any:
+    """Return the function to call, imported or unpickled."""
     if not module and sys.version_info[:2] != python:
         here, there = (f"{major}.{minor}" for major, minor in (sys.version_info[:2], python))
         text = f"Python {here} cannot run a function that Python {there} has pickled"
@@ -67,6 +69,7 @@ def returned(name: str, value: Any) -> dict[str, Any]:
 
 
 def raised(error: Exception) -> dict[str, Any]:
+    """Return what to write about an exception."""
     kind = type(error)
     try:
         args = plain(error.args)
@@ -82,7 +85,7 @@ def raised(error: Exception) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as data that a reader needs no code for; a number of numpy or torch as Python's own."""
+    """Return the value as plain data; a number of NumPy or torch becomes Python's own."""
     if type(value) in PLAIN:
         return value
     if type(value) in (list, tuple, set):
@@ -95,6 +98,7 @@ def plain(value: Any) -> Any:
 
 
 def dumped(value: Any) -> bytes:
+    """Return the value pickled, with cloudpickle if it is installed."""
     try:
         import cloudpickle  # where it is installed, or came along
     except ImportError:

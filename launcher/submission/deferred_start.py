@@ -1,7 +1,7 @@
-"""Hold a run back on this machine if its cluster cannot, and start it there in time (a deferred start).
+"""Wait on this machine for a run whose cluster cannot hold it back, and start it in time (a deferred start).
 
-The waiting supervisor may be killed at any time: nothing but the process is lost, and `launch status` starts another.
-The attempt's lock lets only one wait; the number of the next attempt is given once.
+The waiting supervisor may be killed at any time: only the process is lost, and `launch status` starts another. A lock
+of the attempt lets only one wait, and each attempt's number is given once.
 """
 
 import sys
@@ -33,8 +33,9 @@ class DeferredStart(Strategy):
     """The supervisor that waits for one run, and then opens its next attempt on the run's own cluster."""
 
     def supervise(self, go: BinaryIO) -> int:
-        """Return once the run goes on elsewhere or has ended; after a stop signal the wait stays open for
-        another supervisor.
+        """Wait until the run continues elsewhere or has ended.
+
+        After a stop signal another supervisor can go on waiting.
         """
         with go:
             go.read()
@@ -49,13 +50,14 @@ class DeferredStart(Strategy):
         return Exit.OK
 
     def _wait(self, attempt: AttemptDir, plan: Plan) -> None:
+        """Wait until the run may start, then start it."""
         wakeup, waiter = Wakeup(), Waiter(self.run, attempt, plan, OtherRuns().look)
         turn = waiter.wait(wakeup, every_s=_LOOK_S, place=partial(self._start, attempt, plan.cluster))
         if turn is Turn.STOPPED and is_cancelled(attempt):
             write_end(self.run, attempt, cancelled(), plan)
 
     def _start(self, attempt: AttemptDir, on: str) -> str:
-        """Open the next attempt, on the run's own cluster, and return "". Raises LaunchError only if there is none."""
+        """Open the next attempt on the run's own cluster and return "". Raises LaunchError only if none was opened."""
         try:
             bring_what_it_is_given(self.run)
             reopen(self.run, after=attempt.number, on=on, overrides=())
@@ -73,7 +75,7 @@ class DeferredStart(Strategy):
 
 
 def bring_what_it_is_given(run: RunDir) -> None:
-    """Have checkpoints here that a step is given of others, which have written them elsewhere."""
+    """Fetch the checkpoints that a step uses from other steps, which wrote them on other machines."""
     for name in given_to(run):
         other = RunDir(run.path.parent / name)
         attempt = newest(other)

@@ -1,4 +1,4 @@
-"""The weights of a run's checkpoint as others keep them: safetensors, what torch.load takes, folders of both kinds."""
+"""Export the weights of a run's checkpoint for other libraries: safetensors, torch.load, DCP, Hugging Face."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The weights to export, and their format."""
+    """A request for an export: the weights and their format."""
 
     target: Path
     shape: Shape
@@ -41,7 +41,7 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def look_at(wish: Wish) -> None:
-    """Raise BadInput for what cannot be written."""
+    """Raise BadInput for a target that cannot be written."""
     if wish.step is not None and wish.best:
         raise BadInput("expected a step, or the best one, got both")
     try:
@@ -80,7 +80,7 @@ def is_here(run: RunDir, step: int | None) -> bool:
 
 
 def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
-    """Return the checkpoints that would do, the first choice first. Raises Refused if there is none."""
+    """Yield the checkpoints that may be exported, the preferred one first. Raises Refused if there is none."""
     known = [one for one in checkpoints(run) if one.state is not Condition.SET_ASIDE]
     if wish.best:
         meant = [one for one in known if one.kind == "best"]
@@ -94,6 +94,7 @@ def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
 
 
 def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
+    """Return why there is no such checkpoint, as lines."""
     steps = ", ".join(str(one.step) for one in known if one.kind == "step")
     if not known:
         hint = "hint: only those that `trainer` saves are known; what a script saves by itself is in files of its own"
@@ -105,6 +106,7 @@ def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
 
 
 def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
+    """Export one checkpoint. Raises CheckpointPartial as Refused."""
     try:
         found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.shape, {"run": str(run.id)})
     except CheckpointPartial as error:

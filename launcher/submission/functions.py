@@ -1,4 +1,4 @@
-"""A Python function as a job: from a call to files of the frozen code, and from what its ranks wrote to a result.
+"""A Python function as a job: its call becomes files of the frozen code, and what its ranks write becomes a result.
 
 submit(train, lr=0.1) ─► launch_function.py, launch_function.pkl, beside the project's code ─► ranks
 result() ◄─ the restricted reader below ◄─ launch_result/rank-00000.pkl ◄─ what rank 0 returned, or any rank raised
@@ -47,13 +47,13 @@ class Call:
 
 
 def is_function(spec: Any) -> bool:
-    """Return whether this is a function to call, and not an object that describes a job by its fields."""
+    """Return whether this is a function to call, rather than an object that describes a job by its fields."""
     described = isinstance(spec, str | Path | Mapping | msgspec.Struct) or is_dataclass(spec)
     return callable(spec) and not described
 
 
 def call_of(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Call:
-    """Return the call; of what is given by name, options of a spec (`resources`, `name`, ...) are the run's.
+    """Return the call; keyword arguments that are options of a spec (`resources`, `name`, ...) are the run's.
 
     Raises BadInput for a function that has a parameter of such a name, and for arguments that it does not take.
     """
@@ -134,11 +134,12 @@ class _Plain(pickle.Unpickler):
     """An unpickler for numbers, text, lists, sets and dicts; it refuses to look up any name."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Refuse to look up any name."""
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
 
 
 def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rank and what it left, of the newest attempt; what is no such file is passed over."""
+    """Yield rank and result of the newest attempt; files that cannot be decoded are skipped."""
     for path in sorted(run.outputs.rglob(f"{call_there.RESULTS}/rank-*.pkl")):
         number = path.stem.removeprefix("rank-")
         if not number.isdigit() or path.is_symlink():
@@ -155,13 +156,13 @@ def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, An
 
 
 def _when(found: Mapping[str, Any]) -> tuple[int, float]:
-    """Return the generation, and the time within it, later ones first."""
+    """Return a sort key of a result: its generation, and the time within it."""
     generation, at = found.get("generation"), found.get("at")
     return (generation if isinstance(generation, int) else 0), (-at if isinstance(at, float) else 0.0)
 
 
 def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, unpickle: bool) -> Exception:
-    """Return the exception that a rank of the last generation has raised first, its traceback as a note."""
+    """Return the exception that a rank of the last generation raised first, with its traceback as a note."""
     hint = f"hint: launch logs {run.id}"
     failed = RunFailed(f"{run.id} is {status.state}: {status.last_word}", hint)
     failed.exit_code = Exit(exit_code_of(status))
@@ -199,7 +200,7 @@ def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | Non
 def _module_of(function: Callable[..., Any], project: Path) -> str:
     """Return the project's or installed module from which ranks can import the function, or "".
 
-    There is none for a function of the program itself, of another function, or of a file beside the project.
+    Ranks cannot import a function of the main program, of another function, or of a file outside the project.
     """
     name = getattr(function, "__module__", None) or ""
     module = sys.modules.get(name)
@@ -228,7 +229,7 @@ def _folders(project: Path) -> list[str]:
 
 
 def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
-    """Return the arguments, with the function where ranks cannot import it, and whether ranks need cloudpickle."""
+    """Return the arguments pickled, with the function if ranks cannot import it, and whether ranks need cloudpickle."""
     name, home = _short(call.function), sys.modules.get(call.function.__module__)
     try:
         import cloudpickle  # late: a dependency of submitit's, which few calls need
@@ -276,15 +277,17 @@ def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -
 
 
 def _short(function: Callable[..., Any]) -> str:
-    """Return the name that people know the function by."""
+    """Return the name by which people know the function."""
     return _name_of(function).rpartition("<locals>.")[2]
 
 
 def _name_of(function: Callable[..., Any]) -> str:
+    """Return the function's qualified name."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def _job_name(name: str) -> str:
+    """Return a job name for the function."""
     plain = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in name.rpartition(".")[2].lower())
     return plain.strip("-")[:63] or "function"
 

@@ -1,4 +1,4 @@
-"""Check that what a step gets from another one can be had where it runs, and list what must be brought there."""
+"""Check that the outputs that a step uses of another one can be read where it runs, and list what must be fetched."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +12,7 @@ _DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
 
 
 def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
-    """Refuse with BadInput everything that a step gets from another one and could not read."""
+    """Raise BadInput for every output of another step that a step could not read."""
     needs = {step.name: step.needs for step in graph.steps}
     for step in graph.steps:
         for other, word in sorted(step.given):
@@ -23,7 +23,7 @@ def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
 
 
 def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
-    """Return the steps whose checkpoints must be brought here before this one starts."""
+    """Return the steps whose checkpoints must be fetched to this machine before this one starts."""
     others = sorted({other for other, word in step.given if word != _NO_FILE})
     return [one for one in others if wishes[one].on != wishes[step.name].on and _writes_elsewhere(wishes[one])]
 
@@ -31,6 +31,7 @@ def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
 def _problems(
     step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
+    """Yield why a step could not read an output of another one."""
     mine, theirs = wishes[step], wishes[other]
     if mine.on == theirs.on:
         yield from _on_its_disks(step, needs, wishes)
@@ -47,7 +48,7 @@ def _problems(
 def _on_its_disks(
     step: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield why the files of steps on hosts without a shared disk may not be where this step runs.
+    """Yield why the files of steps on hosts without a shared disk may not be on the host where this step runs.
 
     Files are where ranks wrote them. A step can read another one's only if all that it needs begins with one step, on
     whose host all of them then run.
@@ -69,4 +70,5 @@ def _on_its_disks(
 
 
 def _writes_elsewhere(wish: Request) -> bool:
+    """Return whether the run writes on other machines."""
     return wish.cluster.remote

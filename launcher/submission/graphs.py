@@ -1,4 +1,4 @@
-"""Start a run for each step of a file with `steps:`: first every check, then one rename, then one run after another.
+"""Start a run for each step of a file with `steps:`: after all checks, one rename, then one run after another.
 
 read_graph ─ check all steps ─► .graphs/ID, by one rename ─► a run for each step, in order, each `after` those it needs
 
@@ -78,7 +78,10 @@ def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
 
 
 def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> GraphDir:
-    """Start a run of each step. Raises BadInput with all problems, and then there is nothing."""
+    """Start a run of each step, and return the graph's folder.
+
+    Raises BadInput with all problems; then nothing is started.
+    """
     with _checked(file, on, overrides, root) as checked:
         graph = _write(file, checked)
     try:
@@ -106,6 +109,7 @@ def prepare_steps(file: Path, *, on: str, overrides: tuple[str, ...]) -> list[St
 
 
 def _step_plan(checked: _Checked, step: StepSpec) -> StepPlan:
+    """Return the plan of a step."""
     run, wish = step_run(checked.id, step.name), checked.wishes[step.name]
     return StepPlan(step.name, step.needs, plan_of(wish, run, checked.runs / run, time.time()), wish.code)
 
@@ -140,6 +144,7 @@ def start_missing(graph: GraphDir) -> list[RunId]:
 
 
 def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectCode, before: Opened) -> None:
+    """Start the run of a step."""
     file, root = graph.step_spec(step.name), Path(record.project)
     try:
         wish = looked_at_first(file, on=step.on or record.on, overrides=(), root=root, frozen=code)
@@ -188,6 +193,7 @@ def _apart(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator
 
 
 def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
+    """Return whether this id, or that of a step's run, is used."""
     names = [one, *(step_run(one, step.name) for step in graph.steps)]
     return any(known.id == one for known in known_graphs()) or any(map(taken(runs), names))
 
@@ -237,6 +243,7 @@ def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
 
 
 def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
+    """Return the record of a step."""
     brings = tuple(step_run(graph_id, other) for other in to_be_brought(step, checked.wishes))
     return GraphStep(step.name, step.needs, step_run(graph_id, step.name), step.on, brings)
 

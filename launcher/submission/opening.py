@@ -1,4 +1,4 @@
-"""Turn requests into runs: first every check, then one rename that makes each exist.
+"""Turn requests into runs: after all checks, one rename creates each run.
 
 read spec ─ facts ─ check ─► supervisor boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go; from the
 rename on the run exists
@@ -61,7 +61,9 @@ def open_runs(
     roots: Mapping[Path, Path] = MappingProxyType({}),
     beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> list[tuple[RunId, Path]]:
-    """Start a run of each file, or `repeat` runs; gives their ids and folders. Checks all before any exists.
+    """Start a run of each file, or `repeat` runs; return their ids and folders.
+
+    Everything is checked before any is created.
 
     Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
     `roots`: the projects of files that lie somewhere else; `beside`: files that their code has beside the project's.
@@ -85,6 +87,7 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
         registry.forget(run_id)
 
     def only_this(opened: Opened) -> None:
+        """Raise Refused if another id was chosen."""
         if opened[0][0] != run_id:
             raise Refused(f"{run_id} is there already")
 
@@ -103,6 +106,7 @@ def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened]
 
 
 def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
+    """Start all runs, in as few jobs as the cluster allows."""
     opened = list[tuple[RunId, Path]]()
     groups = _together(wishes)
     if len(groups) > 1 and any(wish.spec.queue.max_parallel for wish in wishes):
@@ -135,15 +139,18 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
 
 
 def _most_together(wish: Request) -> int:
+    """Return how many such runs the cluster takes as one job."""
     place = wish.cluster
     return place.most_in_order if wish.spec.queue.max_parallel and _keeps_order(wish) else place.most_together()
 
 
 def _keeps_order(wish: Request) -> bool:
+    """Return whether the cluster starts such runs in order."""
     return wish.cluster.most_in_order > 1
 
 
 def _demands(wish: Request) -> tuple[object, ...]:
+    """Return what must be equal for runs to share a job."""
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]
     if _keeps_order(wish):
@@ -167,6 +174,7 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
     submit_token, opened, first = new_submit_token(), list[tuple[RunId, Path]](), group[0].as_run.first
 
     def is_taken(name: RunId) -> bool:
+        """Return whether the id is used."""
         return taken(root)(name) or (name, root / name) in opened
 
     for wish in group:
@@ -200,6 +208,7 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
 
 
 def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
+    """Return ids and folders as text."""
     return tuple((run_id, str(path)) for run_id, path in opened)
 
 
@@ -297,4 +306,5 @@ def _is_copied_later(wish: Request) -> bool:
 
 
 def counted(files: Sequence[CodeFile]) -> Iterator[CodeFile]:
+    """Yield the files while showing progress."""
     return news.counted(files, "freezing the code")

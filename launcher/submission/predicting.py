@@ -46,6 +46,7 @@ def open_prediction(
     code = ProjectCode(list_frozen(frozen), plan.own_folders, ())
 
     def look(*more: str) -> Request:
+        """Return the request with these further overrides."""
         words = (
             *plan.overrides,
             f"name={plan.name}-predict",
@@ -69,7 +70,10 @@ def open_prediction(
 
 
 def _says_predict(script: Path) -> bool:
-    """Return whether the script may have the option `--predict`; one that ignores unknown options would train again."""
+    """Return whether the script's text has the option `--predict`.
+
+    A script that ignores unknown options would train again.
+    """
     try:
         return "predict" in script.read_text(errors="replace")
     except OSError as error:
@@ -84,7 +88,7 @@ def put_answers(run: RunDir, output: Path) -> None:
 
 
 def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
-    """Return overrides for a cluster that does not see this disk: the sent checkpoint's path, and outputs to fetch."""
+    """Return overrides for a cluster that cannot read this disk: the sent checkpoint's path, and outputs to fetch."""
     begin = posixpath.normpath(posixpath.join("code", spec.run.workdir))
     outputs = [posixpath.normpath(posixpath.join(spec.run.workdir, one)) for one in _written(name)]
     return (
@@ -111,6 +115,7 @@ def _chosen(run: RunDir) -> Path:
 
 
 def _code(run: RunDir, digest: str) -> Path:
+    """Return the run's frozen code. Raises Refused."""
     folder = stored(run, digest)
     if not folder.is_dir():
         raise Refused(f"{run.id}: its code is not here any more: {folder}")

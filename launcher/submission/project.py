@@ -1,4 +1,4 @@
-"""Find the project of a spec and the code of it that a run gets: frozen files, their imports and folders."""
+"""Find the project of a spec and the code that a run gets: frozen files, their imports and folders."""
 
 import os
 import sys
@@ -62,11 +62,12 @@ def marked_above(folder: Path) -> Path | None:
 
 
 def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
-    """Return what a plan needs to know of the frozen code; `folders` are those its own packages are imported from."""
+    """Return what a plan needs to know of the frozen code; the project's own packages are imported from `folders`."""
     files = {entry.path for entry in code.files}
 
     @cache
     def read(path: str) -> bytes | None:
+        """Return the content of a frozen file, or None if it is not one."""
         return Path(code.source(path)).read_bytes() if path in files else None
 
     imports: set[str] = set()
@@ -105,23 +106,25 @@ def _missing(
 
 
 def _is_near(root: Path, one: SureImport, top: str) -> bool:
-    """Return whether something of this name lies near the code but is not frozen."""
+    """Return whether a file or folder of this name is near the code but not frozen."""
     folders = (root, *(root / one.path).parents)
     return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)
 
 
 def _shown(python: str, root: Path) -> str:
+    """Return the interpreter as it is shown: relative to the project."""
     home = Path(python).parent.parent
     return os.path.relpath(home, root) if home.is_relative_to(root) else python
 
 
 def _way_to_have(module: str, root: Path, python: str) -> str:
+    """Return the command that installs a module."""
     package = package_of(module)
     return f"uv add {package}" if (root / "uv.lock").exists() else install_command(package, python)
 
 
 def _speaks_as_we(python: str) -> bool:
-    """Return whether the interpreter has our Python version, so that it finds the same syntax errors."""
+    """Return whether the interpreter has this process's Python version, so that it finds the same syntax errors."""
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return any(site.parent.name == ours for site in sites_of(python, os.environ)[:1])
 
@@ -132,5 +135,6 @@ def _may_have(spec: JobSpec, module: str, python: str) -> bool:
 
 
 def _module_file(module: str, folders: Sequence[str], files: Collection[str]) -> str | None:
+    """Return the frozen file of a module, or None."""
     bases = [os.path.normpath(os.path.join(folder, module.replace(".", "/"))) for folder in folders]
     return next((path for base in bases for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)

@@ -1,4 +1,4 @@
-"""A new attempt of a run that has ended: on the same cluster or another, with the same code or the project's own."""
+"""Open a new attempt of a run that has ended: on the same cluster or another, with the same or newer code."""
 
 import os
 import time
@@ -73,8 +73,8 @@ def reopen(
 
     With `renew` it gets the project's present code. Without `on` it runs on the cluster as configured then; with `on`,
     even of the same name, on the cluster as configured now. `defaults` are the cluster's options on another machine
-    from which the run is resumed. `unlisted` are hosts that count as gone although no person has said so: then it never
-    begins anew by itself.
+    from which the run is resumed. `unlisted` are hosts that count as gone although no user has confirmed it: the run
+    then never starts from nothing.
     """
     _check_code_is_here(run, after)
     before = read_plan(run, after)
@@ -113,7 +113,7 @@ def _check_code_is_here(run: RunDir, after: int) -> None:
 
 
 def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
-    """Have here what the run goes on from, of the machines that it was on or else of its object store."""
+    """Fetch the state from which the run continues, from its machines or else from its object store."""
     if was.remote and not moves:
         return
     stored = has_store(run)
@@ -131,7 +131,9 @@ def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
-    """Return the cluster as it was then if `on` is None, but with a login node's present address."""
+    """Return the cluster of the next attempt: `on`, or the earlier one as it was then, with a login node's present
+    address.
+    """
     if before.cluster_kind == DEFERRED and on is None:
         on = before.cluster  # it had not come there yet
     then = ClusterEntry(before.cluster_kind, before.cluster, before.defaults)
@@ -193,6 +195,7 @@ def _has_code(run: RunDir) -> bool:
 
 
 def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool) -> None:
+    """Record that the run was resumed, and who is notified now."""
     append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {wish.on}"))
     if wish.notifying is not None:
         write_record(run.notify, wish.notifying)
@@ -204,6 +207,7 @@ def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool
 
 
 def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Place) -> None:
+    """Raise BadInput or Refused if the next attempt cannot have this code."""
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"
         raise BadInput("code: its options say what is frozen, and the code of this run is frozen already", hint)
@@ -215,7 +219,7 @@ def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Pla
 
 
 def _notifying_again(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
-    """Return who is notified of the resumed run: as before, unless its spec was changed."""
+    """Return who is notified of the resumed run: as before, unless its spec has changed."""
     if spec.notify != before.spec.notify:
         return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)
     return readable(run.notify, Notifying)
@@ -232,7 +236,7 @@ def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: b
 
 
 def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
-    """Give a new attempt other code, and record and print how it differs."""
+    """Give a new attempt other code, and record and print how that differs."""
     old = as_frozen(run, before.code.digest)
     found = changes(old, code)
     stage(run, attempt, code, counted)

@@ -1,5 +1,7 @@
-"""Other hosts in place of lost ones, for a run on a pool whose hosts a command names: the command is asked when the run
-is resumed, and by whatever waits for a run that has too few hosts."""
+"""Replace lost hosts of a run on a pool whose hosts a command names.
+
+The command is run when the run is resumed, and by a command that waits for a run with too few hosts.
+"""
 
 import time
 from collections.abc import Callable, Collection
@@ -34,8 +36,10 @@ def listed_now(plan: Plan) -> Ssh | None:
 
 
 def unlisted(run: RunDir) -> set[str]:
-    """Return the hosts of the run that its pool's command names no more, which count as gone for good; none if no
-    command names them. Raise LaunchError if the command fails."""
+    """Return the hosts of the run that its pool's command no longer names, which count as gone for good.
+
+    The set is empty if no command names the hosts. Raise LaunchError if the command fails.
+    """
     from launcher.places.ssh.run_hosts import places_ever  # late: of pools alone
 
     attempt = newest(run)
@@ -56,9 +60,9 @@ class Replacement:
         self._why = ""
 
     def shown(self, status: RunStatus) -> RunStatus:
-        """Return the status, with an end for want of hosts as `queued` while others may come.
+        """Return the status, as `queued` if the run ended for lack of hosts and others may come.
 
-        They may for `recovery.gone_after`, and as often as `recovery.node_lost` allows restarts.
+        They may come for `recovery.gone_after`, and as often as `recovery.node_lost` allows restarts.
         """
         lacks_hosts = status.cause is Cause.NODE_LOST and status.state in (State.FAILED, State.INTERRUPTED)
         if not lacks_hosts and status.state is not State.UNKNOWN:
@@ -114,11 +118,14 @@ class Replacement:
 
 
 def may_replace(state: State, there: Collection[str], listed: Collection[str], over: Collection[str]) -> bool:
-    """Return whether no host of the run may go on with it: a majority has said that it has failed, or each one that is
-    still listed has told that it is over there."""
+    """Return whether no host of the run can continue it, so that it may be resumed on others.
+
+    That is so if a majority has reported that it has failed, or each host still listed has reported its end.
+    """
     left = {*there} & {*listed}
     return state is State.FAILED or (left < {*there} and left <= {*over})
 
 
 def _names(pool: Ssh) -> set[str]:
+    """Return the names of the pool's hosts."""
     return {host.name for host in pool.hosts}

@@ -1,4 +1,4 @@
-"""Read a request and check everything that can be checked before a run exists."""
+"""Read a request for a run and check everything that can be checked before the run exists."""
 
 import os
 import time
@@ -44,7 +44,7 @@ Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML tex
 
 @dataclass(frozen=True, slots=True)
 class ShippedRun:
-    """A run as another machine knows it."""
+    """The identity of a run that another machine submits."""
 
     run_id: RunId | None = None  # which it gets here too, where that is free
     repeat: int | None = None  # which of several runs of one spec
@@ -56,7 +56,7 @@ class ShippedRun:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A spec that came from another machine with its project: all of that is code, and the secrets came along."""
+    """A spec that another machine sent with its project, all of which is code, and with its secrets."""
 
     file: Path
     overrides: tuple[str, ...]
@@ -69,7 +69,7 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A spec that was read and found able to run."""
+    """A spec that was read and can run, with its cluster and its code."""
 
     file: Path
     spec: JobSpec
@@ -136,9 +136,9 @@ def looked_at_first(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None,
     frozen: ProjectCode | None = None, beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> Request:  # fmt: skip
-    """Return the request with all that can be found without asking the cluster. Raises BadInput.
+    """Return the request with everything that can be found without querying the cluster. Raises BadInput.
 
-    `frozen` is an earlier state of the project's code; `beside` are further files that its code has.
+    `frozen` is an earlier state of the project's code; `beside` are further files of its code.
     """
     place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
@@ -201,7 +201,8 @@ def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
     """Return the request with where it will wait, and the problems of its waiting.
 
-    It waits on its cluster, or here if the cluster cannot see a run that it follows or count those submitted with it.
+    It waits on its cluster, or on this machine if the cluster cannot see a run that it follows, or cannot count those
+    submitted with it.
     """
     problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]
@@ -213,7 +214,7 @@ def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
 
 
 def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
-    """Return whether none of these awaited runs has ended yet."""
+    """Return whether none of the awaited runs has ended yet."""
     return all(
         ended_as(one) is None for index, one in enumerate(awaited) if {f"queue.after.{index}", "queue.after"} & {*keys}
     )
@@ -230,7 +231,7 @@ def queue_problems(wish: Request) -> list[Misfit]:
 
 
 def _warn(wish: Request, machine: Machine) -> None:
-    """Warn about what may work, but not as intended."""
+    """Print warnings about what may work, but not as intended."""
     words = [] if machine.own_python else [*wish.live]
     if machine.apart and not machine.own_python and _is_everywhere(wish):
         words += map(_worded, wish.project.lacking)
@@ -247,6 +248,7 @@ def _warn(wish: Request, machine: Machine) -> None:
 
 
 def _no_gpus_asked(wish: Request, machine: Machine) -> str:
+    """Return a warning if a job requests no GPU although the machine has some, or ""."""
     if not machine.gpus or without_unasked_gpus(wish.spec, machine, wish.project) is machine:
         return ""
     return (
@@ -255,18 +257,21 @@ def _no_gpus_asked(wish: Request, machine: Machine) -> str:
 
 
 def _no_buddies(wish: Request, machine: Machine) -> str:
+    """Return a warning if `checkpoint.buddy` has no effect there, or ""."""
     if not (wish.spec.checkpoint.buddy and machine.disks_apart):
         return ""
     return f"checkpoint.buddy does nothing on {wish.on}: its hosts have no disk in common, and keep second copies there"
 
 
 def _say_warnings(words: Sequence[str]) -> None:
+    """Print the warnings."""
     for text in words:
         for line in f"warning: {text}".splitlines():
             news.say(line)
 
 
 def _worded(problem: Misfit) -> str:
+    """Return a problem with its hint."""
     return f"{problem.reason}\nhint: {problem.hint}"
 
 
@@ -276,6 +281,7 @@ def _is_everywhere(wish: Request) -> bool:
 
 
 def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit]:
+    """Return a problem if ranks' nodes lack the interpreter, or it is too old."""
     if machine.own_python:
         return []
     if not os.path.isfile(python):
@@ -300,7 +306,7 @@ def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
 
 
 def _unset(wish: Request) -> Collection[str]:
-    """Return the secrets that have no value here; a shipped project brings its own."""
+    """Return the secrets that have no value here; a project from another machine brings its own."""
     return unset_secrets(wish.spec, Path(wish.project.path), os.environ) if wish.shipped is None else ()
 
 
@@ -321,6 +327,7 @@ def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults 
 
 
 def refuse(file: Path, problems: Collection[Misfit]) -> None:
+    """Raise BadInput with the problems at their places in the file, if there are any."""
     lines = []
     for problem in problems:
         line, column = position(file.read_text(), problem.key)
@@ -361,6 +368,7 @@ def prepare(
 
 
 def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = False) -> list[Request]:
+    """Return all requests, or raise BadInput with the problems of all."""
     wishes, problems = _each(looks, alone=len(looks) == 1)
     if not problems or not any(wish.cluster.checks_first for wish in wishes):
         wishes, more = _each(
@@ -373,6 +381,7 @@ def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = Fals
 
 
 def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[Request], list[str]]:
+    """Return the requests that could be made, and the problems of the others."""
     wishes, problems = list[Request](), list[str]()
     for step in steps:
         try:
@@ -385,4 +394,5 @@ def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[
 
 
 def taken(root: Path) -> Callable[[RunId], bool]:
+    """Return a function that tells whether an id is used."""
     return lambda run_id: (root / run_id).exists() or registry.is_registered(run_id)

@@ -1,4 +1,4 @@
-"""Options that a script declares by argparse, read from its text, which is never run."""
+"""Read the options that a script declares by argparse from its text, without running it."""
 
 import ast
 import difflib

@@ -13,6 +13,8 @@ from launcher.status.derive import RunStatus
 
 @dataclass(frozen=True, slots=True)
 class GraphMember:
+    """A step's place in its graph, and the state of the whole graph."""
+
     graph: str
     state: State  # of all its steps
     step: str
@@ -29,6 +31,7 @@ def members(statuses: Sequence[RunStatus]) -> dict[str, GraphMember]:
 
 
 def _members_of(record: GraphRecord, found: Mapping[str, RunStatus]) -> Iterator[tuple[str, GraphMember]]:
+    """Yield the place of each step of one graph, by its run's id."""
     steps = {one.name: StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in record.steps}
     state = state_of([*steps.values()])
     for place, (name, branch) in enumerate(branches({one.name: one.needs for one in record.steps}).items()):

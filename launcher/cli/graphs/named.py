@@ -13,7 +13,7 @@ def graph_called(ref: str | None) -> Graph | None:
 
 
 def runs_called(ref: str) -> list[api.Run]:
-    """Return the run, or the runs of all steps, each after those that it needs."""
+    """Return the run of this name, or the runs of all steps of a graph in order."""
     graph = graph_called(ref)
     return [api.run(ref)] if graph is None else graph.runs()
 

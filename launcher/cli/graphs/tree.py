@@ -1,4 +1,4 @@
-"""Steps as a tree: each below the last one of those that it needs."""
+"""Draw steps as a tree: each below the last step that it needs."""
 
 import sys
 import time
@@ -29,6 +29,7 @@ def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
 
 
 def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -> Iterator[tuple[str, str]]:
+    """Yield each step below `above` with the lines drawn before its name."""
     names = below.get(above, [])
     for name in names:
         last = name == names[-1]
@@ -49,6 +50,7 @@ def graph_page(graph: Graph, fresh_s: float = 0.0) -> tuple[list[str], State]:
 
 
 def heading(graph_id: str, state: State) -> str:
+    """Return the first line of the page about a graph."""
     return paint(f"{graph_id} {state}", state_colour(state))
 
 
@@ -60,10 +62,12 @@ def graph_facts(graph: Graph) -> dict[str, object]:
 
 
 def _facts(status: RunStatus | None) -> dict[str, object] | None:
+    """Return the facts about a run as a dict, or None for a step without a run."""
     return None if status is None else msgspec.structs.asdict(status)
 
 
 def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
+    """Return the table's row for a step."""
     status, name = step.status, f"{branch}{step.name}"
     needs = f"needs {', '.join(step.needs)}" if len(step.needs) > 1 else ""
     if status is None:
@@ -82,6 +86,7 @@ def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
 
 
 def _colour(step: StepStatus) -> str:
+    """Return the colour of a step's state."""
     return "" if step.status is None else state_colour(step.status.state)
 
 

@@ -1,0 +1,1 @@
+"""Commands that look into running ranks: exec, shell, debug, stacks."""

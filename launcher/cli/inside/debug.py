@@ -1,4 +1,4 @@
-"""`launch debug`: a debugger in a rank that waits in a `breakpoint()`."""
+"""`launch debug`: connect to the debugger of a rank that waits in a `breakpoint()`."""
 
 import argparse
 
@@ -22,11 +22,13 @@ is opened: it is a socket of yours in the run's folder. PYTHONBREAKPOINT in `env
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch debug`."""
     arguments.takes_run()
     takes_rank(arguments)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch debug` and return its exit code."""
     one, rank = only_part_of(api.run(options.run), options.role, options.rank)
     with one.visit(node_of(one, rank)) as visit:
         return converse(visit, AttachDebugger(rank), None)

@@ -1,4 +1,4 @@
-"""`launch exec`: a command on a rank's node, beside the rank."""
+"""`launch exec`: run a command on a rank's node, beside the rank."""
 
 import argparse
 import os
@@ -24,12 +24,14 @@ has a terminal there: Ctrl-C is the command's. It ends with this command, with t
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch exec`."""
     arguments.takes_run()
     takes_rank(arguments)
     arguments.takes_command()
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch exec` and return its exit code."""
     if not options.command:
         hint = f"hint: launch exec {options.run} -- nvidia-smi; `launch shell {options.run}` opens a shell"
         raise BadInput("expected a command behind --", hint)
@@ -37,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def takes_rank(arguments: Arguments) -> None:
+    """Declare --rank and --role."""
     arguments.add_argument("--rank", metavar="N", type=_rank, default=0, help="beside which rank (default: 0)")
     takes_role(arguments)
 
@@ -58,11 +61,13 @@ def node_of(one: api.Run, rank: int) -> int:
 
 
 def _few(numbers: "list[int]") -> str:
+    """Return numbers as text, such as `0 to 3` or `0, 2`."""
     whole = numbers == [*range(numbers[0], numbers[-1] + 1)] and len(numbers) > 1
     return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
 def _rank(text: str) -> int:
+    """Return the rank in an option's text. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 7):
         raise argparse.ArgumentTypeError(f"expected the number of a rank, got {text!r}")
     return int(text)

@@ -1,6 +1,4 @@
-"""Connect a command on another node with the terminal here: keys, window size and signals go there, output
-comes here.
-"""
+"""Connect a command on another node with this terminal: keys, window size and signals are sent, output is received."""
 
 import contextlib
 import os
@@ -46,11 +44,14 @@ def converse(visit: Visit, question: Question, window: Window | None) -> int:
 
 
 class _Session:
+    """The exchange with one remote command."""
+
     def __init__(self, visit: Visit, alarms: "_Alarms", *, terminal: bool) -> None:
         self._visit, self._alarms, self._terminal = visit, alarms, terminal
         self._listens = True  # to our stdin
 
     def run(self) -> int:
+        """Pass input, signals and output on until the command ends, and return its exit code."""
         while True:
             sources = [self._visit.ready_fd, self._alarms.fd, *([0] if self._listens else [])]
             ready = select.select(sources, [], [])[0]
@@ -66,6 +67,7 @@ class _Session:
                         return code
 
     def _ring(self) -> None:
+        """Send the signals that have arrived, or the window's new size."""
         for number in self._alarms.rung():
             if number != signal.SIGWINCH:
                 self._visit.send(Signalled(number))
@@ -73,6 +75,7 @@ class _Session:
                 self._visit.send(Resized(window))
 
     def _read(self) -> None:
+        """Send what was typed, or that the input has ended."""
         try:
             data = os.read(0, PIECE_BYTES)
         except OSError:  # the terminal is gone
@@ -100,7 +103,7 @@ class _Alarms:
         os.close(self._ring)
 
     def rung(self) -> list[int]:
-        """Return the numbers of the signals that have arrived."""
+        """Return the numbers of the signals that have arrived since the last call."""
         with contextlib.suppress(BlockingIOError):
             return [number for number in os.read(self.fd, 512) if number in self._NUMBERS]
         return []

@@ -1,4 +1,4 @@
-"""`launch shell`: a shell on a rank's node, beside the rank."""
+"""`launch shell`: open a shell on a rank's node, beside the rank."""
 
 import argparse
 
@@ -15,9 +15,11 @@ It is the shell that you have on that node. `exit` or Ctrl-D leaves; the run goe
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch shell`."""
     arguments.takes_run()
     takes_rank(arguments)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch shell` and return its exit code."""
     return beside(options, [])

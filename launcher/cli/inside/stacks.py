@@ -1,4 +1,4 @@
-"""`launch stacks`: where every rank is in its Python code, now."""
+"""`launch stacks`: print where every rank is in its Python code now."""
 
 import argparse
 from collections import defaultdict
@@ -44,6 +44,7 @@ class StacksOfRank(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch stacks`."""
     arguments.takes_run()
     words = "of this rank only, or of several: 0,3-5; may be repeated"
     arguments.add_argument("--rank", metavar="N", type=numbers, action="append", help=words)
@@ -53,6 +54,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch stacks` and return its exit code."""
     wanted = set(sum(options.rank, ())) if options.rank else set[int]()
     parts = parts_of(api.run(options.run), options.role, wanted)
     if options.last:
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The stacks of some ranks of a run, or of its part, and how many ranks run there."""
+    """The stacks of some ranks of a run or of a part of it, and how many ranks run there."""
 
     found: list[StacksOfRank]
     ranks: int
@@ -77,7 +79,10 @@ class _Asked:
 
 
 def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
-    """Return the stacks of these ranks, or of all; the only rank of a part is `called` so."""
+    """Return the stacks of these ranks, or of all if there are none.
+
+    `called` is the number shown for a part's only rank.
+    """
     running = one.nodes_of_ranks()
     if missing := wanted - running.keys():
         raise Refused(f"{one.id} has no rank {min(missing)} that runs")
@@ -93,6 +98,7 @@ def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
 
 
 def _show_last(one: api.Run, options: argparse.Namespace) -> int:
+    """Print the report of the run's last hang. Raises Refused if there is none."""
     report = one.last_hang()
     if report is None:
         raise Refused(f"{one.id}: no hang of it was looked at", f"hint: of ranks that run: launch stacks {one.id}")
@@ -120,6 +126,7 @@ def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
 
 
 def _shown_look(look: RankLook) -> str:
+    """Return a rank's stacks and collective calls from a report, as text."""
     frames = [f'  File "{one.file}", line {one.line} in {one.name}' for one in look.stack]
     lines = [paint(f"── rank {look.rank}, node {look.node}, process {look.pid} ──", "bold"), *frames, *look.threads]
     lines += _native(look)
@@ -132,21 +139,24 @@ def _shown_look(look: RankLook) -> str:
 
 
 def _native(look: RankLook) -> list[str]:
+    """Return the lines of a rank's native stack, if it is known."""
     return ["native stack of the main thread:", *(f"  {line}" for line in look.native)] if look.native else []
 
 
 def _call(group: GroupLook) -> str:
+    """Return the collective that a process group waits in, as text."""
     pending = next((one for one in group.last if not one.done), None)
     return f"waits in {pending.op} #{pending.seq} for {pending.age_s:.0f} s" if pending is not None else "waits in none"
 
 
 def _asked(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
+    """Return the stacks of these ranks, requested from their node."""
     with one.visit(node) as visit:
         return visit.stacks(AskStacks(frozenset(ranks)))
 
 
 def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[StacksOfRank]:
-    """Return an entry for each rank that was asked for, whether the node answered for it or not."""
+    """Return an entry for each rank requested from a node, whether the node answered for it or not."""
     if isinstance(said, LaunchError):
         return [StacksOfRank(rank, node, None, (), said.lines[0]) for rank in ranks]
     told = {each.rank: each for each in said}
@@ -159,6 +169,7 @@ def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) 
 
 
 def _shown(each: StacksOfRank) -> str:
+    """Return a rank's stacks as text."""
     place = f"rank {each.rank}, node {each.node}" + (f", process {each.pid}" if each.pid is not None else "")
     native = _native(each.look) if each.look is not None else []
     lines = [paint(f"── {place} ──", "bold"), *map(safe, (*each.stacks, *native))]

@@ -1,0 +1,1 @@
+"""Commands that change or remove runs: cancel, tag, rm, prune and others."""

@@ -21,7 +21,7 @@ EXAMPLES = """
 
 
 class CancelledRun(msgspec.Struct, frozen=True):
-    """A run that nothing is left of now."""
+    """A cancelled run, of which no process is left."""
 
     run: str
     state: State
@@ -31,6 +31,7 @@ class CancelledRun(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch cancel`."""
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "--gone",
@@ -43,6 +44,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch cancel` and return its exit code."""
     show_news()
     over = list[CancelledRun]()
     try:
@@ -59,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(found: CancelledRun) -> None:
+    """Print what was ended."""
     if found.already_ended:
         print(f"{found.run} has already ended: nothing was left to end")
         return

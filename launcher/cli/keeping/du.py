@@ -1,4 +1,4 @@
-"""`launch du`: what runs take of the disk."""
+"""`launch du`: show the disk space that runs take."""
 
 import argparse
 import sys
@@ -48,6 +48,7 @@ class RunUsage(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch du`."""
     arguments.add_argument("runs", metavar="RUN", nargs="*", help=f"{RUN_HELP}; without one, all")
     arguments.add_argument("--name", metavar="GLOB", action="append", help="runs whose id, job or name is like this")
     arguments.add_argument("--sort", metavar="NAME", choices=_SORTS, default="total", help=f"by {', '.join(_SORTS)}")
@@ -56,6 +57,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch du` and return its exit code."""
     chosen = runs_like(options.runs) if options.runs else runs_named(options.name) if options.name else everywhere()
     measured = [(one, one.usage()) for one in chosen]
     if options.sort == "run":
@@ -93,9 +95,11 @@ def _show_there(there: Sequence[KeptRemote]) -> None:
 
 
 def _there(one: api.Run, there: Sequence[KeptRemote]) -> tuple[KeptElsewhere, ...]:
+    """Return what other machines keep of this run."""
     kept = [machine for machine in there if one.id in machine.runs]
     return tuple(KeptElsewhere(on.where, None if on.silent else on.runs[one.id], on.silent) for on in kept)
 
 
 def _plain(usage: Usage) -> dict[str, int]:
+    """Return the usage as a dict."""
     return {"total": usage.total, "checkpoints": usage.checkpoints, "logs": usage.logs, "code": usage.code}

@@ -30,6 +30,7 @@ class RunLabels(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch edit`."""
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "--tag", metavar="TAG", action="append", default=[], type=tag_word, help="add this tag; may be repeated"
@@ -43,6 +44,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch edit` and return its exit code."""
     runs = runs_like(options.runs)
     if options.name and len(runs) > 1:
         raise BadInput("--name is the name of one run", f"hint: launch edit {runs[0].id} --name {options.name}")

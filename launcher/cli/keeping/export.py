@@ -1,4 +1,4 @@
-"""`launch export`: the weights of a run as files that others read."""
+"""`launch export`: write the weights of a run as files for other libraries."""
 
 import argparse
 import sys
@@ -29,6 +29,7 @@ byte of the checkpoint is compared first. Needs no torch. Of a run on other mach
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch export`."""
     arguments.takes_run()
     which = arguments.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the one that was kept apart for its value")
@@ -53,6 +54,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch export` and return its exit code."""
     show_news()
     one = api.run(options.run)
     file = options.output or Path(f"{one.id}.safetensors")
@@ -83,12 +85,14 @@ def _said(found: Exported) -> str:
 
 
 def _step(text: str) -> int:
+    """Return the step in an option's text. Raises ArgumentTypeError."""
     if text.isascii() and text.isdigit():
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a step such as 1200, got {text!r}")
 
 
 def _size(text: str) -> int:
+    """Return the size in an option's text. Raises ArgumentTypeError."""
     try:
         return Size().convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
     except Unfit as error:

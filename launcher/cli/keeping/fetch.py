@@ -1,4 +1,4 @@
-"""`launch fetch`: bring home what a run has written on other machines."""
+"""`launch fetch`: copy what a run has written on other machines to this one."""
 
 import argparse
 
@@ -18,7 +18,7 @@ EXAMPLES = """
 
 
 class FetchedRun(msgspec.Struct, frozen=True):
-    """The result of `launch fetch`: one line for each thing that was brought."""
+    """The result of `launch fetch`: one line for each thing that was copied."""
 
     run: str
     run_dir: str
@@ -26,6 +26,7 @@ class FetchedRun(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch fetch`."""
     arguments.takes_run()
     arguments.add_argument(
         "--checkpoint", metavar="STEP", type=_which, default="newest", help="newest (default), none, or a step"
@@ -38,6 +39,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch fetch` and return its exit code."""
     show_news()
     one = api.run(options.run)
     lines = one.fetch(options.checkpoint)
@@ -51,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _which(text: str) -> str:
+    """Return `newest`, `none` or a step. Raises ArgumentTypeError."""
     if text in ("newest", "none") or (text.isascii() and text.isdigit()):
         return text
     raise argparse.ArgumentTypeError(f"expected newest, none or a step such as 1200, got {text!r}")

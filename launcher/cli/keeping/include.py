@@ -1,4 +1,4 @@
-"""`launch nodes include`: let a run use nodes again that it avoids because it lost them."""
+"""`launch nodes include`: let a run use nodes again that were excluded after it lost them."""
 
 import argparse
 
@@ -17,19 +17,21 @@ EXAMPLES = """
 
 
 class IncludedNodes(msgspec.Struct, frozen=True):
-    """The nodes that a run may use again, and why it avoided them."""
+    """The nodes that a run may use again, and why they were excluded."""
 
     run: str
     included: tuple[Exclusion, ...]
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch nodes include`."""
     arguments.takes_run()
     arguments.add_argument("hosts", metavar="NODE", nargs="*", help="these nodes; without one, all")
     arguments.prints_json(lambda: {"": IncludedNodes}, "which may be used again, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch nodes include` and return its exit code."""
     one = api.run(options.run)
     taken_back = one.include_nodes(options.hosts)
     unknown = sorted(set(options.hosts) - {exclusion.host for exclusion in taken_back})

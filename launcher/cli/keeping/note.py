@@ -16,11 +16,13 @@ _MOST = 10_000
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch note`."""
     arguments.takes_run()
     arguments.add_argument("text", metavar="TEXT", nargs="?", help="the note")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch note` and return its exit code."""
     said = api.run(options.run).label(note=checked_note(options.text))
     if said.note:
         print("\n".join(map(safe, said.note.splitlines())))

@@ -69,6 +69,7 @@ class SentNotice(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch notify`."""
     arguments.add_argument("run", metavar="RUN|FILE", nargs="?", help=f"{RUN_HELP}; or a spec")
     ways = arguments.add_mutually_exclusive_group()
     ways.add_argument("--test", action="store_true", help="send a message now, and say what became of it")
@@ -80,6 +81,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch notify` and return its exit code."""
     if options.due:
         if options.run is not None:
             raise BadInput("--due looks at all runs: expected no RUN")
@@ -92,10 +94,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_spec(named: str) -> bool:
+    """Return whether the word is a spec file."""
     return named.endswith((".yaml", ".yml"))
 
 
 def _notifying(named: str | None) -> Notifying:
+    """Return who is notified, by a spec, by a run, or by the user's own settings."""
     if named is None:
         what = notifying_of(NotifyOptions(), Path(), Path(), os.environ)
         where = str(settings_file())
@@ -111,6 +115,7 @@ def _notifying(named: str | None) -> Notifying:
 
 
 def _say_who(what: Notifying, *, as_json: bool) -> int:
+    """Print who would be notified."""
     if as_json:
         print(to_json([NotifiedOf(recipient.label, tuple(what.on)) for recipient in what.recipients]))
         return Exit.OK
@@ -120,6 +125,7 @@ def _say_who(what: Notifying, *, as_json: bool) -> int:
 
 
 def _say_what(found: api.Run, *, as_json: bool) -> int:
+    """Print the notifications of a run that were sent, or not sent and why."""
     found.status()
     told = [one for one in read_lines(RunDir(found.path).events, Event) if one.kind in (TOLD, NOT_TOLD)]
     if as_json:
@@ -132,7 +138,7 @@ def _say_what(found: api.Run, *, as_json: bool) -> int:
 
 
 def _tell_due(*, as_json: bool) -> int:
-    """Send every notification that is due; print nothing if none is, and go on after a run that raises an error."""
+    """Send every notification that is due; print nothing if none is, and continue after a run that raises an error."""
     reached, runs, sent = True, api.runs(), list[SentNotice]()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         try:
@@ -148,12 +154,14 @@ def _tell_due(*, as_json: bool) -> int:
 
 
 def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int:
+    """Print the outcome as JSON if asked for, and return the exit code."""
     if as_json:
         print(to_json(sent))
     return Exit.OK if reached else Exit.UNREACHABLE
 
 
 def _test(what: Notifying, named: str | None, *, as_json: bool) -> int:
+    """Send a test message to every recipient, and print the outcome."""
     host = socket.gethostname()
     message = Message(
         key=f"test/{time.time():.3f}",

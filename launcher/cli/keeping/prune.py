@@ -1,4 +1,4 @@
-"""`launch prune`: take away what is over; what would go is shown first, and asked about."""
+"""`launch prune`: delete old runs or checkpoints, after showing them and asking."""
 
 import argparse
 import sys
@@ -60,7 +60,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """The parts of one run that would be deleted."""
+    """The folders of one run that would be deleted."""
 
     run: api.Run
     status: RunStatus
@@ -69,10 +69,12 @@ class Going:
 
     @property
     def whole(self) -> bool:
+        """Whether the whole run would be deleted."""
         return self.folders == (self.run.path,)
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch prune`."""
     declare_selection(arguments)
     arguments.add_argument("--older", metavar="AGE", type=age, help="that ended longer ago than 7d, 12h or 2026-01-31")
     arguments.add_argument(
@@ -85,6 +87,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch prune` and return its exit code."""
     if not (selects(options) or options.older is not None):
         raise BadInput("which runs?", "hint: --older 7d, --state failed, --name 'lr*', --tag old; all: --state ended")
     if options.json and options.yes is options.dry_run:
@@ -115,6 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
+    """Return what the options select for deletion."""
     found, now = list[Going](), time.time()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         over = (status.ended_at or status.submitted_at) if status.state.ended else now
@@ -129,6 +133,7 @@ def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
 
 
 def _kept(text: str) -> str | int:
+    """Return `best`, `newest` or the number of checkpoints to keep. Raises ArgumentTypeError."""
     if text in ("best", "newest"):
         return text
     if not (text.isascii() and text.isdigit() and 0 < int(text) < _MOST_KEPT):
@@ -147,6 +152,7 @@ def _others(one: api.Run, keep: str | int) -> list[Path]:
 
 
 def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]:
+    """Return the table's row for a run."""
     over = one.status.ended_at or one.status.submitted_at
     goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")
     cells = (safe(one.run.id), state_text(one.status), figures.duration(now - over), goes, figures.size(one.size))
@@ -158,11 +164,13 @@ def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]
 
 
 def _plain(one: Going) -> PrunedRun:
+    """Return what is deleted of a run, for JSON."""
     goes: Literal["run", "checkpoints"] = "run" if one.whole else "checkpoints"
     return PrunedRun(one.run.id, one.status.state, goes, tuple(map(str, one.folders)), one.size)
 
 
 def _ask() -> None:
+    """Ask on the terminal. Raises Refused unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise Refused("nothing was taken away: there is no terminal here to ask on", "hint: --yes takes it away")
     print("take it away? type yes: ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`launch release`: let runs go that were submitted with --hold."""
+"""`launch release`: start runs that were submitted with --hold."""
 
 import argparse
 
@@ -16,11 +16,13 @@ EXAMPLES = """
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch release`."""
     arguments.takes_runs()
     arguments.prints_json(lambda: {"": list[StartedRun]}, "those that are not held any more, as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch release` and return its exit code."""
     show_news()
     runs = chosen(options.runs)
     for one in runs:

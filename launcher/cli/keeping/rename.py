@@ -1,4 +1,4 @@
-"""`launch rename`: a name of its own for a run, which it answers to beside its id."""
+"""`launch rename`: give a run a name, which can be used like its id."""
 
 import argparse
 
@@ -14,11 +14,13 @@ EXAMPLES = """
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch rename`."""
     arguments.takes_run()
     arguments.add_argument("name", metavar="NAME", help="of a-z, 0-9, _ and -")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch rename` and return its exit code."""
     one = api.run(options.run)
     name = checked_name(one, options.name)
     one.label(name=name)
@@ -38,6 +40,7 @@ def checked_name(one: api.Run, name: str | None) -> str | None:
 
 
 def _known(name: str) -> "api.Run | None":
+    """Return the run of this name, or None."""
     try:
         return api.run(name)
     except NoSuchRun:

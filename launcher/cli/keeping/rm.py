@@ -1,4 +1,4 @@
-"""`launch rm`: take runs away, all of them or none."""
+"""`launch rm`: delete runs, all of those named or none."""
 
 import argparse
 import sys
@@ -37,6 +37,7 @@ class RemovedRun(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch rm`."""
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "--anyway", action="store_true", help="though a machine is silent: what that keeps stays there, and is named"
@@ -45,6 +46,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch rm` and return its exit code."""
     graphs = [*filter(None, map(find_graph, options.runs))]
     runs = runs_like(options.runs)
     for status in api.statuses(runs):
@@ -63,23 +65,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
+    """Raise Refused if a run is active on another machine."""
     for one in told:
         if one.live:
             raise Refused(api.still_there(one), f"hint: launch cancel {one.live[0]} ends them first")
 
 
 def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
-    """Return a text about what of the run was deleted on other machines."""
+    """Return a text about what was deleted of the run on other machines."""
     words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _went(one, kept)]
     return f", and {', '.join(words)}" if words else ""
 
 
 def _went(one: api.Run, kept: KeptRemote) -> bool:
+    """Return whether a machine has deleted its part of the run."""
     return not kept.silent and one.id in kept.runs and one.id not in kept.live
 
 
 def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptRemote]) -> int:
-    """Name the machines that keep their part, and the runs that stay known for it; gives the exit code."""
+    """Print which machines keep their part, and which runs stay known for it; return the exit code."""
     stays = [one for one in told if one.silent or one.live]
     for one in stays:
         print(safe(api.still_there(one)), file=sys.stderr)

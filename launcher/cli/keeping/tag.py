@@ -16,6 +16,7 @@ _TAG = re.compile(r"[^\W_][\w.:/=+-]{0,62}")
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch tag`."""
     arguments.takes_run(pattern=True)
     arguments.add_argument("tags", metavar="TAG", nargs="*", type=tag_word, help="given to it")
     arguments.add_argument(
@@ -24,6 +25,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch tag` and return its exit code."""
     for one in runs_like([options.run]):
         for tag in one.label(add=options.tags, remove=options.remove).tags:
             print(tag)

@@ -1,4 +1,4 @@
-"""`launch wait`: return when the runs have ended, with their exit code."""
+"""`launch wait`: wait until runs have ended, and exit with their exit code."""
 
 import argparse
 import sys
@@ -25,6 +25,7 @@ EXAMPLES = """
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch wait`."""
     arguments.takes_runs()
     arguments.add_argument("--any", action="store_true", help="return once one of them has ended, with its exit code")
     arguments.add_argument("--timeout", metavar="SECONDS", type=seconds, help="give up after so long, with exit code 4")
@@ -32,6 +33,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch wait` and return its exit code."""
     for graph in filter(None, map(graph_called, options.runs)):
         refuse_missing(graph)
     runs, over = chosen(options.runs), list[RunStatus]()
@@ -52,7 +54,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Yield how each run has ended, in their order. Raises TimeoutError, which names the first that has not."""
+    """Yield the status of each run once it has ended, in order.
+
+    Raises TimeoutError, which names the first that has not.
+    """
     end = inf if timeout_s is None else time.monotonic() + timeout_s
     for one in runs:
         left_s = end - time.monotonic()
@@ -63,6 +68,6 @@ def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatu
 
 
 def _first(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Yield how those runs have ended that have, once there is one. Raises TimeoutError."""
+    """Yield the status of every run that has ended, once at least one has. Raises TimeoutError."""
     api.wait_any(runs, timeout_s)
     yield from (status for status in api.statuses(runs, api.WATCH_S) if status.state.ended)

@@ -1,0 +1,1 @@
+"""Commands that show runs: status, logs, metrics, board and others."""

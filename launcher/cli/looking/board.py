@@ -1,4 +1,4 @@
-"""`launch board`: a page of all runs in the browser, live, served on this machine alone; or of some, to give away."""
+"""`launch board`: serve a live page of all runs on this machine, or write a page of some runs to give away."""
 
 import argparse
 import importlib.util
@@ -47,6 +47,7 @@ _MOST_COMPARED = 20
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch board`."""
     arguments.add_argument("--port", metavar="N", type=_port, default=0, help="0, the usual: one that is free")
     arguments.add_argument(
         "--host", metavar="ADDR", default="127.0.0.1",
@@ -68,10 +69,12 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch board` and return its exit code."""
     return _serve(options) if options.export is None else _export(options)
 
 
 def _export(options: argparse.Namespace) -> int:
+    """Write the chosen runs as a page in a folder."""
     from launcher.apps.board.export import export_page  # late: a page that is served does without
 
     runs = [*dict.fromkeys(map(api.run, options.runs))]
@@ -83,6 +86,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    """Serve the board until Ctrl-C."""
     from launcher.apps.web.keys import Keys, origin, page_address  # late: secrets, likewise
     from launcher.apps.web.listening import in_address, is_loopback, listen  # late: sockets, for this command alone
 
@@ -153,6 +157,7 @@ def _forget(way: Path | None) -> None:
 
 
 def _port(text: str) -> int:
+    """Return the port in an option's text. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST_PORT):
         raise argparse.ArgumentTypeError(f"expected a port, 0 to {_MOST_PORT}, got {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""`launch checkpoints`: what a run has saved, and whether it is whole."""
+"""`launch checkpoints`: list a run's checkpoints, and whether they are whole."""
 
 import argparse
 import sys
@@ -30,6 +30,7 @@ _COLOURS = {Condition.VERIFIED: "green", Condition.DAMAGED: "red", Condition.SET
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch checkpoints`."""
     arguments.takes_run()
     arguments.add_argument(
         "--verify", action="store_true", help="read and compare every byte, not only names and sizes"
@@ -38,6 +39,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch checkpoints` and return its exit code."""
     one = api.run(options.run)
     if options.verify and is_terminal(sys.stderr):
         print("reading every byte of every checkpoint ...", file=sys.stderr, flush=True)
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _none(one: api.Run) -> str:
+    """Return why there are no checkpoints to list."""
     if one.elsewhere:
         return f"no checkpoint of {one.id} is here; `launch fetch {one.id}` brings the newest from its hosts"
     step = one.status(api.WATCH_S).checkpoint
@@ -64,6 +67,7 @@ def _none(one: api.Run) -> str:
 
 
 def _table(found: Sequence[Checkpoint]) -> list[str]:
+    """Return the lines of the table."""
     table = [_HEAD, *map(_row, found)]
     if not any(noted_text(checkpoint.info) for checkpoint in found):
         table = [(*row[:_VALUES], *row[_VALUES + 1 :]) for row in table]
@@ -73,6 +77,7 @@ def _table(found: Sequence[Checkpoint]) -> list[str]:
 
 
 def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the row of one checkpoint."""
     return (
         str(checkpoint.step),
         checkpoint.kind,
@@ -92,14 +97,17 @@ def noted_text(info: Mapping[str, Value]) -> str:
 
 
 def _value(value: Value) -> str:
+    """Return a value as text."""
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _state(checkpoint: Checkpoint) -> str:
+    """Return a checkpoint's condition, and whether its weights are finite."""
     return _of_bytes(checkpoint) + (", weights not finite" if checkpoint.finite is False else "")
 
 
 def _of_bytes(checkpoint: Checkpoint) -> str:
+    """Return the condition of a checkpoint's bytes as text."""
     reason = safe(checkpoint.reason)
     match checkpoint.state:
         case Condition.OK:
@@ -115,12 +123,14 @@ def _of_bytes(checkpoint: Checkpoint) -> str:
 
 
 def _what_follows(found: Sequence[Checkpoint], damaged: int) -> str:
+    """Return what damaged checkpoints mean for the next start."""
     whole = [one.step for one in found if one.kind == "step" and one.state in (Condition.OK, Condition.VERIFIED)]
     where = f"the next start goes on from step {max(whole)}" if whole else "training begins anew"
     return f"{figures.count(damaged, 'checkpoint')} damaged; as it is, {where}"
 
 
 def _moment(at: float) -> str:
+    """Return a date and time, or `-` for one that does not exist."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, OSError, ValueError):  # a sound manifest may hold any number

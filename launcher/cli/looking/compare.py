@@ -36,6 +36,7 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch compare`."""
     arguments.add_argument("run", metavar="RUN", nargs="+", help=f"{RUN_HELP}; one: with its commit")
     how = arguments.add_mutually_exclusive_group()
     how.add_argument("--code", action="store_true", help=f"all of the code's diff, not its first {_FEW_LINES} lines")
@@ -44,6 +45,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch compare` and return its exit code."""
     runs = [*dict.fromkeys(map(api.run, options.run))]
     most = 0 if options.stat else None if options.code else _FEW_LINES
     if len(options.run) == 1:
@@ -62,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
+    """Print how a run's code differs from its commit."""
     found, commit = api.uncommitted(run), run.about().commit
     if as_json:
         print(to_json(found))
@@ -101,6 +104,7 @@ def _widest(runs: int) -> int:
 
 
 def _results(results: Table) -> Iterator[list[str]]:
+    """Yield the rows of results that any run has."""
     told = {name: values for name, values in results.items() if any(value is not None for value in values)}
     for name, values in told.items():
         match name:
@@ -113,6 +117,7 @@ def _results(results: Table) -> Iterator[list[str]]:
 
 
 def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str]]:
+    """Yield the last and the best value of each metric."""
     for name, of_runs in metrics.items():
         yield [name, *(value_text(one.last if one is not None else None) for one in of_runs)]
         if any(one is not None and one.best is not None for one in of_runs):
@@ -120,6 +125,7 @@ def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str
 
 
 def _rows(table: Table) -> Iterator[list[str]]:
+    """Yield the rows of a table."""
     for name, values in table.items():
         yield [name, *map(_text, values)]
 
@@ -134,10 +140,12 @@ def _packages(table: Table) -> list[list[str]]:
 
 
 def _text(value: Value) -> str:
+    """Return a cell's text."""
     return "-" if value is None else " ".join(str(value).split()) or '""'
 
 
 def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]:
+    """Return the lines on how a run's code differs from the first run's."""
     of_two = f"code: {found.runs[0]} → {one.run}"
     commits = dict(zip(found.runs, found.commits, strict=True))
     between = [
@@ -149,6 +157,7 @@ def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]
 
 
 def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
+    """Return the lines of a title and the changed files."""
     if one.unknown:
         return [paint(title, "bold"), f"  {safe(one.unknown)}"]
     if not one.changes:
@@ -158,6 +167,7 @@ def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
 
 
 def _diff(changes: Sequence[FileChange], most: int | None) -> list[str]:
+    """Return the lines of a diff, at most so many."""
     with_lines = [change for change in changes if change.diff]
     lines = shown(with_lines, most)
     cut_short = most is not None and len(lines) > most

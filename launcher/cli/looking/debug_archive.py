@@ -1,4 +1,4 @@
-"""`launch debug-archive`: what a bug report needs of a run, as one file."""
+"""`launch debug-archive`: write one file with what a bug report needs of a run."""
 
 import argparse
 import sys
@@ -41,6 +41,7 @@ class ListedArchive(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch debug-archive`."""
     arguments.takes_run()
     arguments.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to (default: RUN-debug.tar.gz)")
     arguments.add_argument("--list", action="store_true", help="only list what it would hold")
@@ -48,6 +49,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch debug-archive` and return its exit code."""
     from launcher.apps.debug_archive import collect  # late: the help does without
 
     one = api.run(options.run)

@@ -1,4 +1,4 @@
-"""Following a run: its merged log as it grows, a live status line under it on a terminal, its own exit code."""
+"""Follow a run: print its merged log as it grows, on a terminal with a status line below; return its exit code."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ _BARS = 4
 
 
 def follow(run: Run, choice: LogChoice | None = None) -> int:
-    """Show everything until the run has ended; gives the run's own exit code."""
+    """Print the run's log until it has ended, and return the run's exit code."""
     footer = Footer(sys.stderr)
     try:
         status = _show(run, choice or LogChoice(), footer)
@@ -49,6 +49,7 @@ def follow_all(runs: Sequence[Run]) -> int:
 
 
 def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
+    """Print the log and the status line until the run has ended, and return its status."""
     reader, restarts = LogReader(RunDir(run.path), choice=choice), RestartReader(RunDir(run.path), late=choice.is_late)
     prefix, lost = Prefix(sys.stdout), run.replacement()
     while True:
@@ -89,7 +90,7 @@ def status_line(status: RunStatus) -> str:
 
 
 def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
-    """Return how it ended and why it was given up; of a failure the end of its log only where that was not shown."""
+    """Return how the run ended and why; with the end of the failed rank's log only if that was not printed."""
     failed = status.failure is not None and exit_code_of(status) != Exit.OK
     lines = [headline(status)]
     if failed and status.failure is not None:
@@ -100,7 +101,7 @@ def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
 
 
 class Footer:
-    """A few lines that stay under everything else; nothing where the stream is no terminal."""
+    """Lines that stay below all other output; nothing is shown if the stream is no terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -121,6 +122,7 @@ class Footer:
             self._shown = shown
 
     def clear(self) -> None:
+        """Remove the lines from the terminal."""
         if self._shown:
             up = f"\x1b[{len(self._shown) - 1}A" if len(self._shown) > 1 else ""
             self._stream.write(f"\r{up}\x1b[J" if up else "\r\x1b[K")

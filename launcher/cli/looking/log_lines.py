@@ -1,4 +1,4 @@
-"""One line of the merged log, as people and as programs read it."""
+"""Format one line of the merged log, for people and for programs."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -42,14 +42,17 @@ class Prefix:
         return f"{paint(when, 'dim', self._stream)} {mark} {self._text(line.text)}"
 
     def banner(self, text: str) -> str:
+        """Return a line that stands between log lines, in colour."""
         return paint(text, "yellow", self._stream)
 
     def _who(self, line: LogLine) -> str:
+        """Return node and rank as the prefix shows them."""
         if line.rank is None:
             return f"{line.node}:setup"
         return f"{line.rank}" if line.node is None else f"{line.node}:{line.rank}"
 
     def _text(self, text: str) -> str:
+        """Return the line's text, with its colours only if the stream shows them."""
         if not self._colour:
             return plain(text)
         return f"{text}\x1b[0m" if "\x1b" in text else text

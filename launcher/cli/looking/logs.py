@@ -1,4 +1,4 @@
-"""`launch logs`: the merged log of all ranks, or of some."""
+"""`launch logs`: print the merged log of all ranks, or of some."""
 
 import argparse
 import re
@@ -33,6 +33,7 @@ _MOST = 1 << 20
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch logs`."""
     arguments.takes_run()
     arguments.add_argument(
         "-f", "--follow", action="store_true", help="go on until the run has ended; ends with the run's exit code"
@@ -48,6 +49,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch logs` and return its exit code."""
     choice, codes = _choice(options), list[int]()
     parts = [part for one in runs_called(options.run) for part in parts_of(one, options.role, choice.ranks or ())]
     if options.role is not None and options.follow:
@@ -60,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(one: api.Run, choice: LogChoice, options: argparse.Namespace) -> int:
+    """Print the chosen lines, and return the exit code."""
     if options.follow and not options.json:
         return follow(one, choice)
     lines = one.logs(follow=options.follow, choice=choice)
@@ -76,6 +79,7 @@ def _show(one: api.Run, choice: LogChoice, options: argparse.Namespace) -> int:
 
 
 def _choice(options: argparse.Namespace) -> LogChoice:
+    """Return the choice of lines that the options make."""
     ranks, nodes = (frozenset(sum(each, ())) if each else None for each in (options.rank, options.node))
     since = time.time() - options.since if options.since is not None else None
     return LogChoice(ranks, nodes, since, options.grep, options.lines)
@@ -94,12 +98,14 @@ def _nothing(one: api.Run, choice: LogChoice) -> str:
 
 
 def _count(text: str) -> int:
+    """Return the number of lines in an option's text. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and int(text) <= _MOST):
         raise argparse.ArgumentTypeError(f"expected a number of lines such as 50, got {text!r}")
     return int(text)
 
 
 def _ago(text: str) -> float:
+    """Return the seconds of a time such as `5m`. Raises ArgumentTypeError."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a time such as 30s, 5m, 2h or 1d, got {text!r}")
@@ -107,6 +113,7 @@ def _ago(text: str) -> float:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
+    """Return the compiled pattern. Raises ArgumentTypeError."""
     try:
         return re.compile(text)
     except re.error as error:

@@ -1,4 +1,4 @@
-"""`launch metrics`: what runs have measured, step by step: as a table, as data, as curves."""
+"""`launch metrics`: show the metrics of runs by step: as a table, as data, as curves."""
 
 import argparse
 import csv
@@ -51,6 +51,7 @@ class RunRows(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch metrics`."""
     arguments.add_argument("run", metavar="RUN", nargs="*", help=f"{RUN_HELP}; or a pattern such as 'lr-*'")
     arguments.add_argument(
         "--metric", metavar="NAME", action="append", help="this metric; again for more (default: all)"
@@ -72,6 +73,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch metrics` and return its exit code."""
     if options.openmetrics:
         sys.stdout.write(_for_prometheus(options.run))
         return Exit.OK
@@ -110,6 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tell_of_thinning(one: api.Part) -> None:
+    """Print how many of a part's reports were kept, if not all were."""
     counts = thinned(RunDir(one.run.path))
     if counts is not None:
         kept, all_of_them = counts
@@ -120,6 +123,7 @@ def _tell_of_thinning(one: api.Part) -> None:
 
 
 def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:
+    """Return the rows with only these metrics."""
     if names is None:
         return rows
     kept = {AT, *names}
@@ -203,6 +207,7 @@ def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def value_text(value: float | None) -> str:
+    """Return a value as text, or `-`."""
     return "-" if value is None else f"{value:.5g}"
 
 
@@ -221,6 +226,7 @@ def _plain(rows: Rows) -> Iterator[dict[str, float | str]]:
 
 
 def _write_csv(measured: dict[str, Rows]) -> None:
+    """Print the rows of all runs as CSV."""
     names = _names(measured)
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["run", STEP, AT, *names])
@@ -232,6 +238,7 @@ def _write_csv(measured: dict[str, Rows]) -> None:
 
 
 def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
+    """Return the lines of a plot for each metric."""
     width, height = size(sys.stdout)
     found = []
     for name in names:
@@ -248,12 +255,14 @@ def _telling(measured: dict[str, Rows]) -> list[str]:
 
 
 def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
+    """Return the curve of one metric for each run that has it."""
     return {
         run_id: [(step, row[name]) for step, row in rows.items() if name in row] for run_id, rows in measured.items()
     }
 
 
 def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> list[str]:
+    """Return the lines of a plot in colours, with a legend."""
     names = [*curves]
     if len(names) == 1:
         return ["".join(text for text, _ in line).rstrip() for line in lines]
@@ -266,6 +275,7 @@ def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> li
 
 
 def _draw(measured: dict[str, Rows], names: Sequence[str], file: Path) -> None:
+    """Write a picture of the curves with matplotlib. Raises BadInput."""
     try:
         from matplotlib.figure import Figure as Picture  # late: an optional package, and slow to import
     except ImportError as error:

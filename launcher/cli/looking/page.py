@@ -78,6 +78,7 @@ def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[
 
 
 def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
+    """Return where the failed program ran, for a user's error."""
     if failure.cause is not Cause.USER_ERROR:
         return []
     from launcher.status.where_it_ran import where_it_ran  # late: it reads the plan, which only a failure is worth
@@ -86,6 +87,7 @@ def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
 
 
 def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
+    """Return the rows of facts about the run."""
     rows = [("attempt", f"{status.attempt}.{status.generation}"), ("step", _progress(status))]
     if status.metrics:
         rows.append(("metrics", _metrics(status)))
@@ -140,12 +142,13 @@ def _metrics(status: RunStatus) -> str:
 
 
 def _first_line(text: str) -> str:
+    """Return the first line of a text."""
     first, *more = text.strip().splitlines() or [""]
     return f"{first} ..." if more else first
 
 
 def _said(status: RunStatus) -> list[tuple[str, str]]:
-    """Return what the spec, git and users say about the run."""
+    """Return what the spec, git and the user have written about the run."""
     from launcher.status.about import about  # late: the table of runs does without
 
     said = about(RunDir(Path(status.run_dir)), status.attempt)
@@ -167,6 +170,7 @@ def not_finite(status: RunStatus) -> list[str]:
 
 
 def _progress(status: RunStatus) -> str:
+    """Return step, rate and time left."""
     words = [figures.steps(status.step, status.total_steps)]
     if status.rate is not None:
         words.append(figures.rate(status.rate))
@@ -206,11 +210,13 @@ def _behind(status: RunStatus) -> str:
 
 
 def _restarts(status: RunStatus) -> str:
+    """Return the number of restarts by cause."""
     causes = ", ".join(f"{count} {safe(cause)}" for cause, count in status.restarts.by_cause.items() if count)
     return f"{status.restarts.total} ({causes})" if causes else str(status.restarts.total)
 
 
 def _ranks(status: RunStatus) -> list[str]:
+    """Return the table of nodes and ranks."""
     if not status.nodes and not status.ranks:
         return []
     lines = ["", paint(f"nodes {len(status.nodes)}, ranks {status.world_size or len(status.ranks)}", "bold")]
@@ -234,10 +240,12 @@ def _ranks(status: RunStatus) -> list[str]:
 
 
 def _place(node: NodeState) -> str:
+    """Return a node's host and address."""
     return f"{safe(node.host)} ({safe(node.address)})" if node.host else safe(node.address)
 
 
 def _avoided(status: RunStatus, now: float) -> list[str]:
+    """Return the excluded nodes, and why."""
     if not status.avoided:
         return []
     rows = [
@@ -254,6 +262,7 @@ def _avoided(status: RunStatus, now: float) -> list[str]:
 
 
 def _numbers(ranks: tuple[int, ...]) -> str:
+    """Return ranks as text, such as `ranks 0-3`."""
     if not ranks:
         return "no ranks"
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
@@ -262,6 +271,7 @@ def _numbers(ranks: tuple[int, ...]) -> str:
 
 
 def _lately(status: RunStatus, now: float) -> list[str]:
+    """Return the newest events."""
     events: list[Event] = []
     with contextlib.suppress(OSError):  # the page is worth showing without them
         happened = read_lines(RunDir(Path(status.run_dir)).events, Event)
@@ -273,4 +283,5 @@ def _lately(status: RunStatus, now: float) -> list[str]:
 
 
 def _moment(at: float) -> str:
+    """Return a date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

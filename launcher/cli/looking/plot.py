@@ -36,15 +36,18 @@ def letters(names: Sequence[str]) -> dict[str, str]:
 
 
 def in_letters(lines: Sequence[Sequence[tuple[str, str]]], names: Sequence[str]) -> list[str]:
+    """Return the plot with a letter for each curve instead of colours."""
     known = letters(names)
     return ["".join(known[name] if name else text for text, name in line).rstrip() for line in lines]
 
 
 def _finite(curve: Curve) -> Curve:
+    """Return the points of a curve that are finite."""
     return [(x, y) for x, y in curve if math.isfinite(x) and math.isfinite(y)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the least and the greatest value, never equal."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
@@ -52,12 +55,15 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def _cells(
     curves: Mapping[str, Curve], frame: tuple[float, float, float, float], width: int, height: int
 ) -> list[list[tuple[str, str]]]:
+    """Return the characters of the plot with their curves' names."""
     left, right, low, high = frame
 
     def across(x: float) -> int:
+        """Return the dot column of an x."""
         return round((x - left) / (right - left) * (2 * width - 1))
 
     def down(y: float) -> int:
+        """Return the dot row of a y."""
         return round((high - y) / (high - low) * (4 * height - 1))
 
     dots: dict[tuple[int, int], tuple[int, str]] = {}
@@ -70,6 +76,7 @@ def _cells(
 
 
 def _cell(dot: tuple[int, str] | None) -> tuple[str, str]:
+    """Return a character of the plot, and the name of its curve."""
     return (" ", "") if dot is None else (chr(_BRAILLE + dot[0]), dot[1])
 
 

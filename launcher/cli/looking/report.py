@@ -1,4 +1,4 @@
-"""`launch report`: runs as one page to send to a colleague: curves, differences, environment, notes."""
+"""`launch report`: write runs as one page for a colleague: curves, differences, environment, notes."""
 
 import argparse
 import sys
@@ -30,6 +30,7 @@ class WrittenReport(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch report`."""
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="where to (default: report.html)"
@@ -38,6 +39,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch report` and return its exit code."""
     from launcher.apps.board.export import export_report  # late: the help does without
 
     runs = runs_like(options.runs)

@@ -13,9 +13,12 @@ def takes_role(arguments: Arguments) -> None:
 
 
 def parts_of(one: api.Run, role: str | None, ranks: Collection[int] = ()) -> list[api.Part]:
-    """Return what the run has of this role, or without one the run itself. Raise BadInput for a role that it has not.
+    """Return the parts of the run that belong to this role, or the run itself without one.
 
-    Of ranks that restart alone only those in `ranks`, if there are any: each has records of its own, as rank 0.
+    Raise BadInput for an unknown role.
+
+    Of ranks that restart alone only those in `ranks` are returned, if any are given: each has records of its own, as
+    rank 0.
     """
     if role is None:
         return [api.Part(one, str(one.id))]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run as the table knows it."""
+    """The data of one row in the table of runs."""
 
     status: RunStatus
     about: "About | None" = None  # read only where a column, or a choice, needs it
@@ -75,13 +75,14 @@ _MISSING = 2
 
 
 def with_about(row: RunRow) -> RunRow:
+    """Return the row with what users wrote about the run."""
     from launcher.status.about import about  # late: the usual table does without
 
     return replace(row, about=about(RunDir(Path(row.status.run_dir)), row.status.attempt))
 
 
 def cell(row: RunRow, column: str, now: float) -> str:
-    """Return the text of a cell, or `-`. A column that is not ours is an argument of the script or a metric."""
+    """Return the text of a cell, or `-`; a column of another name is an argument of the script or a metric."""
     if column == "run" and row.drawn and row.member is not None:
         return row.member.branch + safe(row.status.run)
     if column in _SHOWN:
@@ -93,7 +94,7 @@ def cell(row: RunRow, column: str, now: float) -> str:
 
 
 def refuse_unknown(rows: list[RunRow], columns: Iterable[str]) -> None:
-    """Raise BadInput for columns that are neither ours nor a metric or argument of any run.
+    """Raise BadInput for columns that are neither known, nor a metric or argument of any run.
 
     A run that has not reported yet may still bring such a metric, so while one is active only near misses are refused.
     """
@@ -134,6 +135,7 @@ def _place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
 
 
 def _measured(row: RunRow, column: str) -> float | str | None:
+    """Return a metric's newest value or an argument's value, or None."""
     from launcher.status.about import argument  # late: the usual columns do without
 
     if column in row.status.metrics:
@@ -142,6 +144,7 @@ def _measured(row: RunRow, column: str) -> float | str | None:
 
 
 def _argument_names(row: RunRow) -> Iterator[str]:
+    """Yield the names of the script's arguments."""
     from launcher.status.about import options_in  # late: the usual columns do without
 
     options = options_in(row.about.args) if row.about is not None else {}

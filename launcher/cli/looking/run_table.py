@@ -18,6 +18,8 @@ _LESS = ("rate", "nodes", "restarts", "where", "duration", "age", "step")
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """The lines of a table, and a note on what it leaves out."""
+
     lines: list[str]
     note: str = ""  # what it leaves out, for people
 
@@ -52,21 +54,26 @@ def together(rows: Sequence[RunRow]) -> list[RunRow]:
 
 
 def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
+    """Return the sort key that keeps the steps of a graph together."""
     return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
 
 
 def _of_one_file(row: RunRow, other: RunRow) -> bool:
+    """Return whether both runs are steps of one graph."""
     return row.member is not None and other.member is not None and row.member.graph == other.member.graph
 
 
 def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
+    """Return whether to show labels: any run has some, and no columns were chosen."""
     return wanted == USUAL and any(RunDir(Path(row.status.run_dir)).labels.exists() for row in rows)
 
 
 def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
+    """Return the lines, leaving out less important columns that do not fit."""
     cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
     return fitting([*zip(*cells.values(), strict=True)], [name.upper() for name in _LESS], width)
 
 
 def _active(status: RunStatus) -> bool:
+    """Return whether the run is active."""
     return not status.state.ended and status.state is not State.UNKNOWN

@@ -65,6 +65,7 @@ def runs_named(globs: Sequence[str]) -> list[api.Run]:
 
 
 def _like(pattern: str) -> list[str]:
+    """Return the ids of runs whose id or name matches the pattern."""
     from launcher.status.about import labels  # late: of no use where no pattern is given
 
     there = everywhere()
@@ -73,10 +74,12 @@ def _like(pattern: str) -> list[str]:
 
 
 def selects(options: argparse.Namespace) -> bool:
+    """Return whether the options select runs."""
     return bool(options.name or options.state or options.tag)
 
 
 def selected(rows: Sequence[RunRow], options: argparse.Namespace) -> list[RunRow]:
+    """Return the rows that the options select."""
     states = {state for some in options.state for state in some}
     return [
         row
@@ -86,15 +89,18 @@ def selected(rows: Sequence[RunRow], options: argparse.Namespace) -> list[RunRow
 
 
 def _named(row: RunRow, glob: str | None) -> bool:
+    """Return whether the run's id, job or name matches."""
     called = row.about.called if row.about is not None else ""
     return glob is None or any(fnmatchcase(name, glob) for name in (row.status.run, row.status.name, called))
 
 
 def _tagged(row: RunRow, tags: Sequence[str]) -> bool:
+    """Return whether the run has all these tags."""
     return not tags or (row.about is not None and set(tags) <= {*row.about.tags})
 
 
 def _states(text: str) -> tuple[State, ...]:
+    """Return the states in an option's text, such as `running,failed` or `ended`. Raises ArgumentTypeError."""
     found = [_SETS.get(word, (word,)) for word in text.split(",")]
     try:
         return tuple(State(state) for states in found for state in states)

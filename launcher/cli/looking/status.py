@@ -1,4 +1,4 @@
-"""`launch status`: the table of runs, or the page of one."""
+"""`launch status`: show the table of runs, or the page about one."""
 
 import argparse
 import sys
@@ -38,6 +38,7 @@ _NAMED = 8
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch status`."""
     arguments.takes_run(nargs="?")
     arguments.prints_json(_answers, "everything that is known, as JSON")
     arguments.add_argument("--watch", action="store_true", help="draw it anew each second until the run has ended")
@@ -56,6 +57,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
+    """Return the types of what `launch status --json` prints, by the options that choose between them."""
     from launcher.status.about import About  # late: only for the schema
 
     graph = merged("GraphStep", id=str, step=str, needs=tuple[str, ...]) | msgspec.UnsetType
@@ -70,6 +72,7 @@ def _answers() -> dict[str, object]:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch status` and return its exit code."""
     if options.watch:
         if options.json or not is_terminal(sys.stdout):
             raise BadInput("--watch draws on a terminal", "hint: `launch wait RUN` waits, `launch logs RUN -f` follows")
@@ -96,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_what_is_not_shown() -> Iterator[str]:
-    """Yield a line for each step that has not started, and for runs submitted under another HOME."""
+    """Yield a line for each step that has not started, and one about runs submitted under another HOME."""
     for graph in known_graphs():
         if steps := missing_of(graph):
             names = ", ".join(step.name for step in steps)
@@ -106,6 +109,7 @@ def _of_what_is_not_shown() -> Iterator[str]:
 
 
 def _one(ref: str) -> RunStatus:
+    """Return the status of one run, also of one that only another HOME lists."""
     try:
         return api.run(ref).status()
     except NoSuchRun:
@@ -116,7 +120,7 @@ def _one(ref: str) -> RunStatus:
 
 
 def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
-    """Return the runs that were asked for, in the order that was; a column that no run has raises BadInput."""
+    """Return the selected runs in the chosen order; raise BadInput for a column that no run has."""
     statuses, now = _newest_first(fresh_s), time.time()
     asked = [*(options.columns or ()), *([options.sort] if options.sort else [])]
     if any(name not in OURS for name in asked):
@@ -135,6 +139,7 @@ def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
 
 
 def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
+    """Return the table of runs."""
     wanted = USUAL if options.columns is None else tuple(dict.fromkeys(("run", "state", *options.columns)))
     width = width_of(sys.stdout)
     asked = selects(options) or bool(options.limit or options.since)
@@ -154,6 +159,7 @@ def _whole(row: RunRow) -> dict[str, object]:
 
 
 def _of_one(status: RunStatus) -> dict[str, object]:
+    """Return the facts about one run, with its goodput, for --json."""
     from launcher.status.life import read_life  # late: the table of runs does without
 
     life = read_life(status, time.time())
@@ -161,10 +167,12 @@ def _of_one(status: RunStatus) -> dict[str, object]:
 
 
 def _names(text: str) -> tuple[str, ...]:
+    """Return the names in a text with commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _number(text: str) -> int:
+    """Return the number of runs in an option's text. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"expected a number of runs, got {text!r}")
     return int(text)
@@ -178,6 +186,7 @@ def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
 
 
 def _watch(options: argparse.Namespace) -> int:
+    """Show the page again every second until the run has ended."""
     graph = graph_called(options.run)
     if graph is not None:
         look = partial(_graph_page, graph)
@@ -195,16 +204,19 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _graph_page(graph: Graph) -> tuple[list[str], bool]:
+    """Return the lines about a graph, and whether it has ended."""
     lines, state = graph_page(graph, api.WATCH_S)
     return lines, state.ended
 
 
 def _run_page(one: api.Run) -> tuple[list[str], bool]:
+    """Return the lines about a run, and whether it has ended."""
     status = one.status(api.WATCH_S)
     return page(status, time.time()), status.state.ended
 
 
 def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:
+    """Return the lines of the table, and whether all runs have ended."""
     rows = _rows(options, api.WATCH_S)
     shown = _table(rows, options)
     notes = [shown.note] if shown.note else []

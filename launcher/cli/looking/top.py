@@ -1,4 +1,4 @@
-"""`launch top`: what a run uses now, by node and rank, from the samples that its agents take."""
+"""`launch top`: show what a run uses now, by node and rank, as its agents sample it."""
 
 import argparse
 import sys
@@ -37,6 +37,7 @@ _WATCH_S = 1.0
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch top`."""
     arguments.takes_run()
     takes_role(arguments)
     arguments.add_argument("--once", action="store_true", help="one table, as it is now")
@@ -56,6 +57,7 @@ def _answers() -> dict[str, object]:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch top` and return its exit code."""
     parts = parts_of(api.run(options.run), options.role)
     statuses = api.statuses([part.run for part in parts])
     if all(status.state.ended for status in statuses):
@@ -75,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _watch(parts: Sequence[api.Part]) -> None:
+    """Show the tables again every second until the run has ended."""
     screen, runs = Screen(sys.stdout), [part.run for part in parts]
     statuses = api.statuses(runs, api.WATCH_S)
     while not all(status.state.ended for status in statuses):
@@ -95,6 +98,7 @@ def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[st
 
 
 def _plain(status: RunStatus) -> dict[str, object]:
+    """Return the samples for --json."""
     hosts = {node.node: node.host for node in status.nodes}
     nodes = [{"host": hosts.get(load.node, ""), **msgspec.structs.asdict(load)} for load in status.loads]
     return {
@@ -107,6 +111,7 @@ def _plain(status: RunStatus) -> dict[str, object]:
 
 
 def _lines(status: RunStatus, now: float) -> list[str]:
+    """Return the lines about a run: its state, then a table."""
     step = f"step {figures.steps(status.step, status.total_steps)}, {figures.rate(status.rate)}"
     last = [paint(safe(str(status.last_rank)), "yellow")] if status.last_rank is not None else []
     head = [f"{headline(status)}  {step}"]
@@ -144,4 +149,5 @@ def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:
 
 
 def _rate(count: int) -> str:
+    """Return a rate of bytes, or `-`."""
     return f"{figures.size(count)}/s" if count else "-"

@@ -1,0 +1,1 @@
+"""Commands about clusters and their nodes: doctor and nodes."""

@@ -1,4 +1,4 @@
-"""`launch doctor CLUSTER --collectives`: its options and what it prints."""
+"""`launch doctor CLUSTER --collectives`: its options and its output."""
 
 import argparse
 import re
@@ -19,6 +19,7 @@ MANY = number_below(10**5)  # nodes, or ranks
 
 
 def declare_collectives(arguments: Arguments) -> None:
+    """Declare --collectives and its options."""
     arguments.add_argument(
         "--collectives", action="store_true", help="instead: check and time the operations of torch.distributed there"
     )
@@ -35,12 +36,14 @@ def declare_collectives(arguments: Arguments) -> None:
 
 
 def refuse_without_collectives(options: argparse.Namespace) -> None:
+    """Raise BadInput for an option of --collectives without that."""
     for name in ("ranks", "sizes", "backend", "output"):
         if getattr(options, name) is not None:
             raise BadInput(f"--{name} is of --collectives", f"hint: launch doctor --collectives --{name} ...")
 
 
 def run_collectives(options: argparse.Namespace) -> int:
+    """Measure the collectives of a cluster, and return the exit code."""
     from launcher.apps.collectives.measuring import SIZES, collectives  # late: a check-up submits nothing
     from launcher.apps.collectives.page import write_page  # late: likewise
     from launcher.apps.collectives.tables import problems  # late: likewise
@@ -71,6 +74,7 @@ def run_collectives(options: argparse.Namespace) -> int:
 
 
 def _lines(report: "CollectivesReport") -> list[str]:
+    """Return the lines of the report."""
     from launcher.apps.collectives import tables  # late: a check-up has tables of its own
 
     if not report.ranks:
@@ -84,6 +88,7 @@ def _lines(report: "CollectivesReport") -> list[str]:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
+    """Return the numbers of ranks in a text such as `2,4`."""
     return tuple(MANY(word) for word in text.split(","))
 
 
@@ -102,6 +107,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _size(text: str) -> int:
+    """Return the size in a text such as `64KB`. Raises ArgumentTypeError."""
     parts = re.fullmatch(r"([1-9][0-9]{0,5})\s*([KMG]?B)", text.strip(), re.ASCII | re.IGNORECASE)
     if parts is None or int(parts[1]) * _UNITS[parts[2].upper()] > 4 * _UNITS["GB"]:
         raise argparse.ArgumentTypeError(f"expected a size like 64KB or 4MB, up to 4GB, got {text!r}")

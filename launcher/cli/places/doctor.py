@@ -1,4 +1,4 @@
-"""`launch doctor`: what a cluster is like, and what is in the way of runs there."""
+"""`launch doctor`: check what a cluster is like and what prevents runs there."""
 
 import argparse
 import json
@@ -56,6 +56,7 @@ _WHOSE |= dict.fromkeys(_OF_A_JOB, "of Slurm clusters")
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch doctor`."""
     arguments.add_argument(
         "cluster",
         metavar="CLUSTER",
@@ -83,12 +84,14 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
+    """Return the types of what `launch doctor --json` prints, by the options that choose between them."""
     from launcher.apps.collectives.findings import CollectivesReport  # late: a check-up measures nothing
 
     return {"": list[Finding], "--collectives": CollectivesReport}
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch doctor` and return its exit code."""
     if options.collectives:
         return run_collectives(options)
     refuse_without_collectives(options)
@@ -117,6 +120,7 @@ def _place(name: str, file: Path | None) -> ClusterEntry:
 
 
 def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Finding]:
+    """Yield the findings about a cluster. Raises BadInput for a kind that cannot be checked."""
     cluster = of_kind(place.kind)
     if not cluster.doctor:
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
@@ -128,6 +132,7 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
 
 
 def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
+    """Return what to check for, by the options."""
     project = project_of(Path.cwd() / "job.yaml")
     said = {name: value for name, value in vars(options).items() if value}
     return DoctorWish(
@@ -145,6 +150,7 @@ def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
 
 
 def _lines(finding: Finding) -> list[str]:
+    """Return a finding as lines."""
     level = paint(finding.level.ljust(_LEVEL_WIDTH), _COLOURS[finding.level])
     indent = " " * (_LEVEL_WIDTH + _ABOUT_WIDTH)
     first, *more = _folded(safe(finding.text))
@@ -166,11 +172,13 @@ def _folded(text: str) -> list[str]:
 
 
 def _summary(found: Sequence[Finding]) -> str:
+    """Return the number of problems and warnings, as text."""
     counts = {level: sum(finding.level is level for finding in found) for level in (Level.PROBLEM, Level.WARNING)}
     return ", ".join(figures.count(number, level) for level, number in counts.items() if number)
 
 
 def _word(text: str) -> str:
+    """Return a name in an option's text. Raises ArgumentTypeError."""
     if not text or text.startswith("-") or any(not sign.isprintable() or sign.isspace() for sign in text):
         raise argparse.ArgumentTypeError(f"expected a name, got {text!r}")
     return text

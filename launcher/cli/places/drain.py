@@ -1,4 +1,4 @@
-"""`launch nodes drain`: have the ranks of a node moved to others before it goes."""
+"""`launch nodes drain`: have the ranks of a node moved to others before it leaves."""
 
 import argparse
 import time
@@ -20,7 +20,7 @@ _LOOK_S = 0.2
 
 
 class DrainedNode(msgspec.Struct, frozen=True):
-    """A node without ranks, and the nodes that have them."""
+    """A node without ranks, and the nodes that its ranks moved to."""
 
     run: str
     node: int
@@ -28,6 +28,7 @@ class DrainedNode(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch nodes drain`."""
     arguments.takes_run()
     arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
     arguments.add_argument(
@@ -37,6 +38,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch nodes drain` and return its exit code."""
     one, end = api.run(options.run), time.monotonic() + options.timeout
     index, told = api.drain(one, options.node), False
     while True:

@@ -1,4 +1,4 @@
-"""`launch nodes list`: what the hosts of a pool are like now."""
+"""`launch nodes list`: show the state of the hosts of a pool now."""
 
 import argparse
 import sys
@@ -28,6 +28,7 @@ _LESS = ("CLOCK", "PYTHON", "TORCH", "DISK FREE", "CPUS")  # what goes first whe
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch nodes list`."""
     arguments.add_argument("names", metavar="POOL", nargs="*", help="pools of the clusters file (default: all)")
     arguments.add_argument(
         "--clusters", metavar="FILE", type=Path, help="the file that names clusters, where it is not the usual one"
@@ -37,6 +38,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
+    """Return the types of what `launch nodes list --json` prints, by the options that choose between them."""
     from launcher.supervisor.slots.table import SlotHolder, SlotWaiter  # late: only for the schema
 
     facts = {
@@ -54,6 +56,7 @@ _NAME_ONE = "hint: in ~/.config/launch/clusters.yaml (or $LAUNCH_CLUSTERS): `myp
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch nodes list` and return its exit code."""
     from launcher.places.clusters_file import named_pools, pool_of  # late: it reads YAML
 
     if options.names[:1] == ["trust"]:
@@ -71,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
+    """Print the hosts of these pools, and return the exit code."""
     from launcher.places.ssh import pool as ssh_pool  # late: paramiko
 
     worst, told = Exit.OK, set[str]()
@@ -95,10 +99,12 @@ def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
 
 
 def _silent(host: str, error: LaunchError) -> tuple[str, ...]:
+    """Return the row of a host that gave an error."""
     return (safe(host), "unreachable" if error.exit_code == Exit.UNREACHABLE else "problem", *["-"] * (len(_HEAD) - 2))
 
 
 def _row(one: "Surveyed") -> tuple[str, ...]:
+    """Return the row of a host."""
     facts = one.facts
     disk = figures.size(facts.disk_free) if facts.writable else "not writable"
     return (

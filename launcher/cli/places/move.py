@@ -19,7 +19,7 @@ _LOOK_S = 0.2
 
 
 class MovedNode(msgspec.Struct, frozen=True):
-    """A node that is a spare now, and what was moved off it."""
+    """A node that is now a spare, and what was moved off it."""
 
     run: str
     node: int
@@ -27,6 +27,7 @@ class MovedNode(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch nodes move`."""
     arguments.takes_run()
     arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
     arguments.add_argument("--to", metavar="SPARE", help="the spare that has them then; by default any that is ready")
@@ -37,6 +38,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch nodes move` and return its exit code."""
     one, end = api.run(options.run), time.monotonic() + options.timeout
     moving = api.move(one, options.node, options.to)
     hint = f"hint: launch status {one.id}"

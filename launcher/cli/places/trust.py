@@ -12,7 +12,10 @@ from launcher.remote.target import Target, who
 
 
 def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -> int:
-    """Get to know each of them, and the hosts on the way there. Asks on the terminal, but for keys that were given."""
+    """Store the keys of these hosts and of the hosts on the way to them; return the exit code.
+
+    A key is asked about on the terminal unless its fingerprint was given.
+    """
     seen: set[str] = set()
     failures: list[LaunchError] = []
     for target in targets:
@@ -28,6 +31,7 @@ def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -
 
 
 def _way(target: Target) -> list[Target]:
+    """Return the hosts on the way to this one, and then this one."""
     hops = [replace(hop, jumps=target.jumps[:number]) for number, hop in enumerate(target.jumps)]
     return [*hops, target]
 
@@ -43,6 +47,7 @@ def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | Non
 
 
 def _trusted(target: Target, fingerprints: Collection[str]) -> str:
+    """Store a host's key once it is confirmed, and return a text about it. Raises LaunchError."""
     key = host_key(target)
     shown = f"{key.kind} {key.fingerprint}"
     try:
@@ -77,6 +82,7 @@ def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], e
 
 
 def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
+    """Ask about a key on the terminal, and return what was typed."""
     lines = [f"{who(target)} shows {'another key than the known one' if changed else 'a key that is not known'}:"]
     lines.append(f"  {key.kind} {key.fingerprint}")
     if changed:

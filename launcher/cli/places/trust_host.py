@@ -15,6 +15,7 @@ EXAMPLES = """
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch nodes trust`."""
     arguments.add_argument("hosts", metavar="HOST", nargs="+", help="hosts, or pools of the clusters file")
     arguments.add_argument(
         "--clusters", metavar="FILE", type=Path, help="the file that names clusters, where it is not the usual one"
@@ -26,6 +27,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch nodes trust` and return its exit code."""
     return trust(options.hosts, options.yes)
 
 

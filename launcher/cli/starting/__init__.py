@@ -1,0 +1,1 @@
+"""Commands that start runs or prepare to: submit, run, resume, sweep, prove, scale, spec."""

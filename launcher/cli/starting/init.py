@@ -1,8 +1,8 @@
-"""`launch spec init`: a commented spec to start from, with the schema that editors check it against; or a skill.
+"""`launch spec init`: write a commented spec to start from, with the schema for editors, or a skill for coding agents.
 
-A skill (agentskills.io) is a folder that coding agents find by themselves and read when a task asks for it, so that it
-costs nothing before, and no file of the user's, as AGENTS.md is, has to be changed. Claude Code looks in
-`.claude/skills`; Codex, Copilot, Cursor, Gemini CLI and others in `.agents/skills`.
+A skill (agentskills.io) is a folder that coding agents find and read only when a task asks for it, so no file of the
+user's, such as AGENTS.md, has to change. Claude Code looks in `.claude/skills`; Codex, Copilot, Cursor, Gemini CLI and
+others in `.agents/skills`.
 """
 
 import argparse
@@ -42,6 +42,7 @@ _SCHEMA = Path(".launch") / "job.schema.json"
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch spec init`."""
     arguments.add_argument(
         "template", metavar="TEMPLATE", nargs="?", default="minimal", help="which one (default: minimal)"
     )
@@ -59,6 +60,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch spec init` and return its exit code."""
     if options.list:
         print("\n".join(columns(list(starters().items()))))
         return Exit.OK
@@ -112,6 +114,7 @@ def _write_skill(*, overwrite: bool) -> int:
 
 
 def _has(file: Path, text: str) -> bool:
+    """Return whether the file has exactly this text."""
     return file.is_file() and file.read_bytes() == text.encode()
 
 
@@ -147,6 +150,7 @@ def _for_script(script: str, file: Path) -> str:
 
 
 def _write_schema(file: Path) -> None:
+    """Write the schema beside the spec, in a folder that git ignores."""
     made = not file.parent.exists()
     try:
         make_dir(file.parent)

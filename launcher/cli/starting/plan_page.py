@@ -1,4 +1,4 @@
-"""A plan, for people: what `submit --dry-run` shows."""
+"""Show a plan to people, for `submit --dry-run`."""
 
 import posixpath
 import shlex
@@ -55,7 +55,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def _handed(preview: Preview | None) -> list[str]:
-    """Return exactly what the batch system would get, or nothing for other clusters."""
+    """Return exactly what the batch system would receive, or nothing for other clusters."""
     if preview is None:
         return []
     lines = [f"  {safe(line)}" for line in preview.script.splitlines()]
@@ -63,6 +63,7 @@ def _handed(preview: Preview | None) -> list[str]:
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
+    """Return the rows of facts about the plan."""
     nodes = str(plan.nodes_max) if plan.nodes_min == plan.nodes_max else f"{plan.nodes_min}..{plan.nodes_max}"
     many = figures.count(plan.nodes_max, "node").replace(str(plan.nodes_max), nodes, 1)
     world = f"{many}, {figures.count(plan.ranks_per_node, 'rank')} each"
@@ -97,6 +98,7 @@ def _mesh(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _command(plan: Plan) -> str:
+    """Return the command that a rank runs."""
     entry = plan.entry
     match entry.kind:
         case "script":
@@ -109,20 +111,24 @@ def _command(plan: Plan) -> str:
 
 
 def _node(plan: Plan, node: NodePlan) -> tuple[str, ...]:
+    """Return the row of a node."""
     ranks = "spare" if node.spare else figures.count(plan.ranks_per_node, "rank")
     gpus = "" if node.gpus is None else f"GPUs {','.join(node.gpus) or 'none'}"
     return (f"node {node.index}", safe(node.address) or "named by the cluster", ranks, safe(gpus))
 
 
 def _environment(plan: Plan) -> list[tuple[str, ...]]:
+    """Return the rows of environment variables; secrets without values."""
     rows: list[tuple[str, ...]] = [(safe(name), safe(value)) for name, value in plan.env.items()]
     return rows + [(safe(name), "(secret: its value is read at submit and never shown)") for name in plan.secrets]
 
 
 def _largest(code: CodeList) -> list[tuple[str, ...]]:
+    """Return the rows of the largest frozen files."""
     largest = sorted(code.files, key=lambda entry: (-entry.size, entry.path))[:_LARGEST]
     return [(figures.size(entry.size), safe(entry.path)) for entry in largest]
 
 
 def _section(title: str, rows: list[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a titled table, or none if it is empty."""
     return ["", paint(title, "bold"), *columns(rows, indent="  ")] if rows else []

@@ -1,4 +1,4 @@
-"""`launch prove`: a training undisturbed and killed again and again; whether both are the same."""
+"""`launch prove`: train undisturbed and killed again and again, and compare the results."""
 
 import argparse
 from collections.abc import Iterator
@@ -31,6 +31,7 @@ _NUMBER = number_below(10**9)
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch prove`."""
     arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
     arguments.takes_place(default=None)
     arguments.add_argument("--steps", metavar="N", type=_NUMBER, help="make the training so long, in all its runs")
@@ -53,12 +54,14 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> "dict[str, type[Proof]]":
+    """Return the types of what `launch prove --json` prints, by the options that choose between them."""
     from launcher.apps.proof.findings import Proof  # late: the help does without
 
     return {"": Proof}
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch prove` and return its exit code."""
     from launcher.apps.proof.proving import prove  # late: the help does without
 
     show_news()
@@ -79,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _exit_of(proof: "Proof") -> int:
+    """Return the exit code for the verdict."""
     match proof.verdict.value:
         case "exact":
             return Exit.OK
@@ -113,6 +117,7 @@ _RUN_HEADS = ("RUN", "TOOK", "STEPS COMPARED", "CHECKPOINTS", "FINGERPRINT", "VE
 
 
 def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
+    """Return the row of a kill."""
     if kill.missed:
         return mode, "nobody", str(kill.planned_step), "-", "-", f"- ({kill.missed})"
     whom = f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
@@ -126,16 +131,19 @@ def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
 
 
 def _undisturbed_cells(proof: "Proof") -> tuple[str, ...]:
+    """Return the row of the undisturbed run."""
     return "undisturbed", duration(proof.undisturbed_s), "-", "-", (proof.fingerprint or "none")[:12], "-"
 
 
 def _run_cells(one: "ComparedRun") -> tuple[str, ...]:
+    """Return the row of a disturbed run."""
     checkpoints = ", ".join(map(str, one.checkpoints[-3:])) or "none"
     mark = (one.fingerprint or "none")[:12]
     return one.mode, duration(one.took_s), str(one.steps), checkpoints, mark, one.verdict.value
 
 
 def _differences(one: "ComparedRun") -> Iterator[str]:
+    """Yield lines on what differs, and why."""
     if one.why:
         yield one.why
     if one.first is not None:
@@ -153,6 +161,7 @@ def _differences(one: "ComparedRun") -> Iterator[str]:
 
 
 def _of_state(state: "StateDeparture") -> Iterator[str]:
+    """Yield lines about the first checkpoint that differs."""
     head = f"first in the checkpoint of step {state.step}: "
     if state.tensor:
         place = f"[{', '.join(map(str, state.index))}]" if state.index else ""

@@ -1,4 +1,4 @@
-"""`launch resume`: a new attempt of an ended or lost run."""
+"""`launch resume`: start a new attempt of an ended or lost run."""
 
 import argparse
 import sys
@@ -23,6 +23,7 @@ EXAMPLES = """
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch resume`."""
     arguments.takes_run()
     arguments.takes_place(default=None)
     arguments.add_argument(
@@ -41,6 +42,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch resume` and return its exit code."""
     show_news()
     if options.follow and options.json:
         raise BadInput("--follow does not go with --json")
@@ -58,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resume_graph(graph: Graph, options: argparse.Namespace) -> int:
+    """Resume a graph, and return the exit code."""
     if options.on is not None or options.overrides or options.without:
         run = graph.runs()[0].id if graph.runs() else "RUN"
         hint = f"hint: those of one step are changed by its own run, as in `launch resume {run} --set ...`"

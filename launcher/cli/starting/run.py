@@ -38,6 +38,7 @@ _NEEDLESS = (
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch run`."""
     arguments.takes_place(default=LOCAL)
     arguments.of_the_script = "options of the script's come behind the script"
     arguments.add_argument(
@@ -83,6 +84,7 @@ def _declare_other_words(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch run` and return its exit code."""
     if options.node_rank != "0":
         hint = "hint: run this once, and not on each node; --on POOL names the hosts"
         raise BadInput(f"--node-rank {options.node_rank}: all nodes are started from here", hint)
@@ -123,7 +125,7 @@ def _project_python(run: RunDir) -> str:
 
 
 def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | None:
-    """Return the ranks that have these numbers on their nodes; None: all."""
+    """Return the ranks with these local ranks, or None for all ranks."""
     if local is None:
         return None
     plan = read_plan(run, 1)
@@ -133,18 +135,19 @@ def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The project to freeze, and the folder in it where ranks start."""
+    """The project whose code is frozen, and the folder in it where ranks start."""
 
     project: Path
     folder: Path
 
     @property
     def workdir(self) -> str:
+        """The folder, relative to the project."""
         return self.folder.relative_to(self.project).as_posix()
 
 
 def _place(options: argparse.Namespace) -> _Place:
-    """Return the project and folder that you are in, or those of the script if it is of another project."""
+    """Return the project and folder of the current directory, or those of the script if it is of another project."""
     from launcher.submission.project import (  # late: `launch run --help` would take as long as these
         marked_above,
         project_of,
@@ -180,7 +183,7 @@ def _spec(options: argparse.Namespace, place: _Place) -> str:
 
 
 def _restarts(most: str) -> list[str]:
-    """Return the options of `recovery` that allow so many restarts for what a program itself may come to."""
+    """Return the options of `recovery` that allow this many restarts for each cause that lies in the program."""
     usual = Recovery().no_progress
     causes = [f"{cause}: {most}" for cause in _OF_PROGRAMS]
     return [*causes, f"no_progress: {most}"] if usual is not None and int(most) > usual else causes
@@ -219,10 +222,12 @@ def _written(text: str, project: Path, name: str) -> Iterator[Path]:
 
 
 def _without_place(line: str, file: Path) -> str:
+    """Return an error's line without the file and position."""
     return line.removeprefix(f"{file}:").lstrip("0123456789:").lstrip() if line.startswith(f"{file}:") else line
 
 
 def _ranks(text: str) -> str:
+    """Return the ranks per node that torchrun's option means. Raises ArgumentTypeError."""
     if text == "cpu":
         return str(os.cpu_count() or 1)
     if text in _PER_GPU:
@@ -231,18 +236,21 @@ def _ranks(text: str) -> str:
 
 
 def _nodes(text: str) -> str:
+    """Return nodes as a spec has them, from `N` or `MIN:MAX`. Raises ArgumentTypeError."""
     least, colon, most = text.partition(":")
     wanted = "a number of nodes, or MIN:MAX"
     return "..".join(_number(part, _MOST_NODES, wanted) for part in ((least, most) if colon else (least,)))
 
 
 def _count(text: str) -> str:
+    """Return a number as text. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return text
 
 
 def _number(text: str, most: int, wanted: str) -> str:
+    """Return a number from 1 to `most` as text. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
         raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
     return text

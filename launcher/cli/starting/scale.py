@@ -1,4 +1,4 @@
-"""`launch scale`: a training on one rank and on many; how much faster it is, and where the rest of the time goes."""
+"""`launch scale`: measure a training on one rank and on many: how much faster it is, and where the other time goes."""
 
 import argparse
 import sys
@@ -30,6 +30,7 @@ _NUMBER = number_below(10**6)
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch scale`."""
     arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
     arguments.takes_place(default=None)
     arguments.add_argument(
@@ -63,12 +64,14 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> "dict[str, type[ScalingReport]]":
+    """Return the types of what `launch scale --json` prints, by the options that choose between them."""
     from launcher.apps.scaling.findings import ScalingReport  # late: the help does without
 
     return {"": ScalingReport}
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch scale` and return its exit code."""
     from launcher.apps.scaling.measuring import scale  # late: the help does without
     from launcher.apps.scaling.page import write_pages  # late: only with -o
 
@@ -96,6 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers in a text such as `1,2,4`."""
     return tuple(_NUMBER(word.strip()) for word in text.split(","))
 
 

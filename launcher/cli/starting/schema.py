@@ -1,4 +1,4 @@
-"""`launch spec schema`: the JSON Schema that editors complete and check specs with, or that of a command's answer."""
+"""`launch spec schema`: print the JSON Schema of a spec, for editors, or that of a command's JSON output."""
 
 import argparse
 import json
@@ -18,10 +18,12 @@ EXAMPLES = """
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch spec schema`."""
     arguments.add_argument("command", metavar="COMMAND", nargs="*", help="of what this command prints with --json")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch spec schema` and return its exit code."""
     named = " ".join(options.command)
     command = ALSO.get(named, named)
     if command and command not in COMMANDS:

@@ -18,7 +18,7 @@ _FLAGS = {"store_true": "false", "store_false": "false", "count": "false"}
 
 @dataclass(frozen=True, slots=True)
 class ScriptOption:
-    """One `add_argument` of a script."""
+    """An `add_argument` call of a script."""
 
     name: str  # as in `--name`; of a positional argument as it is written there
     positional: bool
@@ -54,6 +54,7 @@ def _text_of(file: Path) -> bytes:
 
 
 def _option(call: ast.Call) -> ScriptOption | None:
+    """Return the option that a call declares, or None for one that a spec cannot set."""
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     long = [name for name in names if name.startswith("--")]
     if not names or (names[0].startswith("-") and not long):
@@ -71,6 +72,7 @@ def _option(call: ast.Call) -> ScriptOption | None:
 
 
 def _constant(node: ast.expr | None) -> object:
+    """Return the value of a constant in the source, or None."""
     return node.value if isinstance(node, ast.Constant) else None
 
 

@@ -1,4 +1,4 @@
-"""Pieces of a spec as people would write them."""
+"""Write parts of a spec as people would write them."""
 
 import json
 import re

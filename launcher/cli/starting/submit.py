@@ -41,6 +41,7 @@ class PlannedFile(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch submit`."""
     arguments.add_argument("specs", metavar="SPEC", nargs="+", help="the YAML file of the job, or several")
     arguments.takes_place(default=LOCAL)
     arguments.add_argument("--repeat", metavar="N", type=_count, help="so many runs of each; on Slurm one job array")
@@ -51,6 +52,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
+    """Return the types of what `launch submit --json` prints, by the options that choose between them."""
     from launcher.plan.model import Plan  # late: only for the schema
 
     optional = str | msgspec.UnsetType
@@ -67,6 +69,7 @@ def _answers() -> dict[str, object]:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch submit` and return its exit code."""
     show_news()
     options.overrides = overrides_of(options)
     one = len(options.specs) == 1 and options.repeat is None
@@ -95,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
+    """Print the started runs."""
     if options.json:
         said = [StartedRun(run_id, path) for run_id, path in runs]
         print(to_json(said[0] if one else said), flush=True)
@@ -103,12 +107,14 @@ def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: 
 
 
 def _count(text: str) -> int:
+    """Return the number of runs in an option's text. Raises ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST):
         raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, got {text!r}")
     return int(text)
 
 
 def _dry_run(options: argparse.Namespace) -> int:
+    """Print what would be started."""
     from launcher.cli.starting.plan_page import plan_page  # late: only for --dry-run
 
     shown = []

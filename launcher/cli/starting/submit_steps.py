@@ -1,4 +1,4 @@
-"""`launch submit` of a file with `steps:`: a run of each, or what would be started."""
+"""`launch submit` for a file with `steps:`: start a run of each, or show what would be started."""
 
 import argparse
 import sys
@@ -14,6 +14,7 @@ from launcher.errors import BadInput, Exit
 
 
 def submit_steps(options: argparse.Namespace) -> int:
+    """Start the graph, or show what would be started, and return the exit code."""
     if len(options.specs) > 1 or options.repeat is not None:
         what = "--repeat" if options.repeat is not None else "other files"
         raise BadInput(f"a file with steps does not go with {what}", "hint: submit it alone")
@@ -30,6 +31,7 @@ def submit_steps(options: argparse.Namespace) -> int:
 
 
 def _name(graph: Graph, *, as_json: bool) -> None:
+    """Print the started graph."""
     if as_json:
         print(to_json(StartedGraph(graph.id, str(graph.path), tuple(map(started, graph.runs())))), flush=True)
     else:
@@ -37,6 +39,7 @@ def _name(graph: Graph, *, as_json: bool) -> None:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
+    """Print what would be started."""
     steps = prepare_graph(options.specs[0], on=options.on, overrides=options.overrides)
     if options.json:
         print(to_json([{"step": one.name, "needs": one.needs, **msgspec.to_builtins(one.plan)} for one in steps]))

@@ -1,4 +1,4 @@
-"""`launch sweep`: begin a sweep; see how it is, what is best; stop it, go on with it, add trials, train more."""
+"""`launch sweep`: begin a sweep, show its trials, stop and resume it, add trials, train the best ones further."""
 
 import argparse
 import os
@@ -72,6 +72,7 @@ class WrittenPicture(msgspec.Struct, frozen=True):
 
 
 def _answers() -> dict[str, object]:
+    """Return the types of what `launch sweep --json` prints, by the options that choose between them."""
     from launcher.apps.sweeps.folder import SweepState, TrialNote  # late: the help does without
 
     page = msgspec.defstruct(
@@ -84,6 +85,7 @@ def _answers() -> dict[str, object]:
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch sweep`."""
     words = f"the YAML file of a job with `sweep:`; or one of {', '.join(VERBS)}"
     arguments.add_argument("what", metavar="SPEC", help=words)
     arguments.add_argument("sweep", metavar="SWEEP", nargs="?", default=LAST, help="a sweep's id, or `last`")
@@ -102,6 +104,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch sweep` and return its exit code."""
     from launcher.apps.sweeps.sweep import Sweep  # late: the help does without
 
     show_news()
@@ -148,6 +151,7 @@ def _refuse_stray(options: argparse.Namespace) -> None:
 
 
 def _begin(options: argparse.Namespace) -> int:
+    """Begin a sweep and return the exit code."""
     from launcher.apps.sweeps.sweep import sweep as begin  # late: it reads YAML
 
     _refuse_no_spec(options.what)
@@ -178,6 +182,7 @@ def _refuse_no_spec(what: str) -> None:
 
 
 def _status(sweep: "Sweep", options: argparse.Namespace) -> int:
+    """Print the sweep's trials, and return the exit code."""
     if options.follow:
         return _follow(sweep)
     status = sweep.status()
@@ -196,6 +201,7 @@ def _status(sweep: "Sweep", options: argparse.Namespace) -> int:
 
 
 def _best(sweep: "Sweep", *, as_json: bool) -> int:
+    """Print the best trial."""
     best = sweep.best()
     if as_json:
         print(to_json(best))
@@ -210,7 +216,7 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
 
 
 def _way_on(sweep: "Sweep", run: str) -> str:
-    """Return how to have the weights of the run; without a checkpoint of the trainer's there are none to export."""
+    """Return how to get the weights of the run; without a checkpoint of the trainer there are none to export."""
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.layout import RunDir  # late: only for this
     from launcher.status.checkpoints import kept  # late: likewise
@@ -222,6 +228,7 @@ def _way_on(sweep: "Sweep", run: str) -> str:
 
 
 def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
+    """Draw the sweep in the terminal, or into a file."""
     if options.out is not None:
         left_out = sweep.plot(options.out, [options.kind] if options.kind else [])
         for line in left_out if not options.json else ():
@@ -246,6 +253,7 @@ def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
 
 
 def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") -> list[str]:
+    """Return the lines of a plot of the trials' values."""
     from launcher.cli.looking.plot import plot  # late: only for this
 
     lines = plot({"value": valued}, min(100, width_of(sys.stdout) or 100), _PLOT_ROWS)
@@ -282,15 +290,18 @@ def _follow(sweep: "Sweep") -> int:
 
 
 def _line(one: "TrialNote") -> str:
+    """Return the line about a trial that has ended."""
     point = ", ".join(f"{_short(key)} {value}" for key, value in one.params.items())
     return safe(f"trial {one.number} {one.state}{_value(one)}: {point}{f' ({one.why})' if one.why else ''}")
 
 
 def _value(one: "TrialNote") -> str:
+    """Return a trial's value as text."""
     return "" if one.value is None else f" {one.value:.6g}"
 
 
 def _headline(sweep: "Sweep", status: "SweepState") -> str:
+    """Return the line with the sweep's state and the number of trials by state."""
     counts = [f"{sum(one.state == state for one in status.trials)} {state}" for state in _STATES]
     told = ", ".join(text for text in counts if not text.startswith("0 "))
     said = f": {status.message}" if status.message else ""
@@ -306,6 +317,7 @@ def grouped(trials: "Sequence[TrialNote]", best: "TrialNote | None") -> "list[Tr
     most = best is not None and best.value is not None and best.value == max(values, default=None)
 
     def place(one: "TrialNote") -> tuple[int, float, int]:
+        """Return the sort key of a trial."""
         valued = one.value if one.state == "complete" and one.value is not None else 0.0
         state = _STATES.index(one.state) if one.state in _STATES else len(_STATES)
         return state, -valued if most else valued, one.number
@@ -314,6 +326,7 @@ def grouped(trials: "Sequence[TrialNote]", best: "TrialNote | None") -> "list[Tr
 
 
 def _table(sweep: "Sweep", trials: "Sequence[TrialNote]") -> list[list[str]]:
+    """Return the rows of the table of trials."""
     keys = list(dict.fromkeys(key for one in trials for key in one.params))
     head = ["TRIAL", "STATE", "VALUE", "STEP", *(_short(key).upper() for key in keys), "RUN", "WHY"]
     return [head, *([safe(cell) for cell in _row(one, keys, _steps(sweep, one))] for one in trials)]
@@ -332,10 +345,12 @@ def _steps(sweep: "Sweep", one: "TrialNote") -> str:
 
 
 def _row(one: "TrialNote", keys: "Sequence[str]", step: str) -> list[str]:
+    """Return the row of a trial."""
     given = (one.params.get(key) for key in keys)
     params = ("-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in given)
     return [str(one.number), one.state, _value(one).strip() or "-", step, *params, one.run, one.why.partition("\n")[0]]
 
 
 def _short(key: str) -> str:
+    """Return the last part of a key."""
     return key.rpartition(".")[2]

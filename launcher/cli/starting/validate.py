@@ -1,4 +1,4 @@
-"""`launch spec validate`: all problems of spec files, without starting anything."""
+"""`launch spec validate`: print all problems of spec files, without starting anything."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ EXAMPLES = """
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A spec file, and what is wrong with it, line by line as it is shown."""
+    """A spec file and its problems, line by line as they are printed."""
 
     file: str
     ok: bool
@@ -27,6 +27,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch spec validate`."""
     arguments.add_argument("files", metavar="FILE", nargs="+", help="a spec file")
     arguments.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="check it with this override"
@@ -35,6 +36,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch spec validate` and return its exit code."""
     show_news()
     found = [_checked(name, options.overrides, shown=not options.json) for name in options.files]
     if options.json:

@@ -1,4 +1,4 @@
-"""`launch predict`: a run's model over a whole data set, as a run of its own."""
+"""`launch predict`: run a run's model over a whole data set, as a run of its own."""
 
 import argparse
 import sys
@@ -26,6 +26,7 @@ do not see this disk the checkpoint goes along, and the answers come here with -
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch predict`."""
     arguments.takes_run()
     arguments.add_argument(
         "-o", "--output", metavar="FILE", type=Path, required=True, help="gets the lines; FILE.about.json says of what"
@@ -45,6 +46,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch predict` and return its exit code."""
     show_news()
     if options.follow and options.json:
         raise BadInput("--follow does not go with --json")

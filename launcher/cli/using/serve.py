@@ -1,4 +1,4 @@
-"""`launch serve`: the model of a run answers requests over HTTP."""
+"""`launch serve`: answer requests over HTTP with the model of a run."""
 
 import argparse
 import json
@@ -47,6 +47,7 @@ _TIMES = ("wait", "timeout", "cache_for")
 
 
 def declare(arguments: Arguments) -> None:
+    """Declare the arguments of `launch serve`."""
     arguments.takes_run()
     which = arguments.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the checkpoint that was kept apart for its value")
@@ -113,6 +114,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `launch serve` and return its exit code."""
     if options.on is not None:
         return _as_job(options)
     if options.overrides:
@@ -154,6 +156,7 @@ def run(options: argparse.Namespace) -> int:
         header = None if token is None else how_to_ask.write_header(folder, name, token)
 
         def ready(engine: "Engine") -> None:
+            """Print the address once the model is loaded, and how to call it."""
             step = "" if engine.step is None else f" of step {engine.step}"
             print(address, flush=True)
             _report(address)
@@ -216,7 +219,7 @@ def _as_job(options: argparse.Namespace) -> int:
 
 
 def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
-    """Have the job asked at an address of this machine, until Ctrl-C."""
+    """Forward requests from an address of this machine to the job, until Ctrl-C."""
     from launcher.apps.serving.as_job import WayToJob  # late: with it
     from launcher.apps.web.keys import origin  # late: with it
     from launcher.apps.web.listening import listen  # late: with it
@@ -234,7 +237,7 @@ def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
 
 
 def _say_risks(host: str, *, public: bool, tls: bool) -> None:
-    """Print a warning about who may ask without a token, and where a token could be read in transit."""
+    """Print a warning about who may call without a token, and where a token could be read in transit."""
     from launcher.apps.web.listening import is_loopback  # late: sockets, for this command alone
 
     if public:
@@ -273,7 +276,10 @@ def _report(address: str) -> None:
 
 
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
-    """Return the token to ask with, or None if anyone may; `kept` is where a restarted rank finds its former one."""
+    """Return the token that callers need, or None if anyone may call.
+
+    `kept` is where a restarted rank finds its earlier one.
+    """
     from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 
     if options.public:
@@ -286,18 +292,21 @@ def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
 
 
 def _whole(text: str) -> int:
+    """Return a whole number. Raises ArgumentTypeError."""
     if text.isascii() and text.isdigit() and len(text) <= 9:
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
 
 
 def _count(text: str) -> int:
+    """Return a number of at least 1. Raises ArgumentTypeError."""
     if (number := _whole(text)) < 1:
         raise argparse.ArgumentTypeError("expected at least 1")
     return number
 
 
 def _port(text: str) -> int:
+    """Return a port. Raises ArgumentTypeError."""
     if (number := _whole(text)) > _MOST_PORT:
         raise argparse.ArgumentTypeError(f"expected a port, 0 to {_MOST_PORT}, got {text!r}")
     return number
@@ -312,10 +321,12 @@ def _seconds(text: str) -> float:
 
 
 def _size(text: str) -> int:
+    """Return the bytes of a size such as `1MB`."""
     return int(_as_in_a_spec(Size(), text))
 
 
 def _as_in_a_spec(kind: Duration | Size, text: str) -> float:
+    """Return the value of a text in the form that a spec has. Raises ArgumentTypeError."""
     try:
         return kind.convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
     except Unfit as error:

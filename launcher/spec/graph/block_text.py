@@ -1,4 +1,4 @@
-"""A tree as the text of a file that reads as the same tree again."""
+"""Write a tree as the text of a file that is read as the same tree."""
 
 import json
 import re
@@ -11,10 +11,12 @@ _INDENT = "  "
 
 
 def block_text(tree: Mapping) -> str:
+    """Return the tree as YAML."""
     return "".join(f"{line}\n" for line in _lines(tree))
 
 
 def _lines(node: Node) -> Iterator[str]:
+    """Yield the lines of a node."""
     if isinstance(node, Mapping):
         for entry in node:
             yield from _under(f"{_key(entry.key.text)}:", entry.value)
@@ -24,6 +26,7 @@ def _lines(node: Node) -> Iterator[str]:
 
 
 def _under(head: str, node: Node) -> Iterator[str]:
+    """Yield the lines of a node below its key."""
     if isinstance(node, Scalar):
         yield f"{head} {_scalar(node)}".rstrip()
     elif isinstance(node, Sequence) and not node.items:
@@ -41,4 +44,5 @@ def _scalar(node: Scalar) -> str:
 
 
 def _key(text: str) -> str:
+    """Return a key as YAML."""
     return text if _KEY.fullmatch(text) else json.dumps(text, ensure_ascii=False)

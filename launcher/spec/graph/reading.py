@@ -1,4 +1,4 @@
-"""A file with `steps:` as one spec for each of them, or all its problems at once."""
+"""Read a file with `steps:` as one spec for each of them; all problems are reported at once."""
 
 from collections.abc import Mapping as Values
 from collections.abc import Sequence as Texts
@@ -30,7 +30,7 @@ _STAND_IN = "/of-another-step"  # for what is known once there are runs
 
 
 class StepSpec(Struct, frozen=True):
-    """One job of several, as it is written: references are not filled in yet."""
+    """One step as it is written; references to other steps are not filled in yet."""
 
     name: str
     needs: tuple[str, ...]
@@ -63,6 +63,7 @@ def is_graph(path: Path) -> bool:
 
 
 def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> GraphSpec:
+    """Return the steps in the file. Raises BadInput with all problems."""
     file = printable(str(path))
     try:
         return _parsed(read_text(path, file), overrides, job)
@@ -88,6 +89,7 @@ def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
 
 
 def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
+    """Return the steps in the text. Raises Wrong."""
     read = read_tree(text)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
     problems = [*read.problems, *command_line.apply(root, overrides, job)]
@@ -108,11 +110,13 @@ def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
 
 
 def _name_of(root: Mapping) -> Node:
+    """Return the node of the graph's name."""
     entry = root.entries.get("name")
     return entry.value if entry is not None else Scalar("", True, root.mark)
 
 
 def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ...]]) -> None:
+    """Note a problem for each step that is needed but does not exist, and for a cycle."""
     for name, needs in steps.items():
         for other in needs:
             if other not in steps:
@@ -134,6 +138,7 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
     on: str | None = gather.take(ON_KEY, ON.parse, own.entries[ON_KEY].value) if ON_KEY in own.entries else None
 
     def give(reference: str, mark: Mark) -> str:
+        """Check a reference and note that the step uses it."""
         check_reference(reference, mark, name, steps, needed)
         other, _, word = reference.partition(".")
         given.add((other, word))
@@ -155,6 +160,7 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
 
 
 def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
+    """Raise Wrong for options that a step cannot have."""
     allowed, gather = step_section(job), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all steps", f"write {key.text} beside `steps`", (key.text,))
@@ -163,7 +169,7 @@ def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
 
 
 def _laid_over_all(root: Mapping, name: str) -> Mapping:
-    """Return what holds for all steps, overlaid with this step's own options and a job name of its own."""
+    """Return the options common to all steps with this step's own laid over them, and a job name of its own."""
     called = root.entries["name"]
     text = called.value.text if isinstance(called.value, Scalar) else ""
     common = {key: entry for key, entry in root.entries.items() if key != "steps"}
@@ -173,23 +179,26 @@ def _laid_over_all(root: Mapping, name: str) -> Mapping:
 
 
 def _own(root: Mapping, name: str) -> Mapping:
+    """Return a step's own options."""
     entry = root.find("steps", name)
     return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
 
 
 def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the key where the user finds it: in the step or in the part for all."""
+    """Return the problem with the key where the user finds it: in the step, or in the part common to all."""
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else ("steps", name, *key))
 
 
 def _mark(root: Mapping, *key: str) -> Mark:
+    """Return where the entry at these keys is written."""
     entry = root.find(*key)
     return entry.value.mark if entry is not None else root.mark
 
 
 def _output(outputs: Values[str, StepOutputs], reference: str) -> str:
+    """Return an output of a step, such as `train.run_dir`."""
     step, _, word = reference.partition(".")
     return str(getattr(outputs[step], word))
 
@@ -211,4 +220,5 @@ def _following(tree: Mapping, after: Texts[str]) -> Mapping:
 
 
 def _key(text: str) -> Scalar:
+    """Return a key that no file has."""
     return Scalar(text, True, FROM_COMMAND_LINE)

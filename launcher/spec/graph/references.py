@@ -1,4 +1,7 @@
-"""`${steps.train.run_dir}`: what a step is given of one that it needs, in its `run` and its `env`. Pure."""
+"""Fill in references such as `${steps.train.run_dir}`, by which a step's `run` and `env` use another step's outputs.
+
+Pure.
+"""
 
 import re
 from collections.abc import Callable, Collection
@@ -27,7 +30,7 @@ OUTPUTS = StepOutputs.__struct_fields__
 
 
 def filled_in(tree: Mapping, give: Give) -> Mapping:
-    """Return the spec of a step with every reference replaced. Raises Wrong with all that cannot be."""
+    """Return the spec of a step with every reference replaced. Raises Wrong for those that cannot be."""
     gather = Gather()
     sections = {
         name: Entry(entry.key, _filled(gather, (name,), entry.value, give))
@@ -53,6 +56,7 @@ def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str
 
 
 def _filled(gather: Gather, key: tuple[str | int, ...], node: Node, give: Give) -> Node:
+    """Return a node with its references replaced."""
     match node:
         case Mapping():
             below = {

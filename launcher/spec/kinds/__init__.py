@@ -1,1 +1,1 @@
-"""Define what can be written as an option's value: each kind reads a node, shows a value and gives its JSON Schema."""
+"""Kinds of values that an option can have: each reads a node, shows a value and gives its JSON Schema."""

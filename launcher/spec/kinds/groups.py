@@ -1,4 +1,4 @@
-"""Define kinds that contain other kinds: lists, mappings with free keys, one of several shapes, command lines."""
+"""Kinds that contain other kinds: lists, mappings with free keys, one of several shapes, command lines."""
 
 import re
 from collections.abc import Callable
@@ -28,9 +28,11 @@ class ListOf(Struct, frozen=True):
     name_of: Callable[[Any], object] | None = None  # no two items may have the same
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"{self.item.words()}, or a list" if self.single else f"a list, each {self.item.words()}"
 
     def parse(self, node: Node) -> tuple[Any, ...]:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         if isinstance(node, Sequence):
@@ -45,6 +47,7 @@ class ListOf(Struct, frozen=True):
         raise wrong(node, f"expected {self.words()}, got {got(node)}", hint)
 
     def _items(self, node: Sequence) -> tuple[Any, ...]:
+        """Return the values of a list's items. Raises Wrong."""
         if len(node.items) < self.minimum:
             raise wrong(node, f"expected {self.words()}, got an empty list")
         gather = Gather()
@@ -62,6 +65,7 @@ class ListOf(Struct, frozen=True):
         return tuple(values)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         item = self.item.schema()
         kinds = ["array", "null"] if self.may_be_blank else "array"
         array = {"type": kinds, "items": item, **({"minItems": self.minimum} if self.minimum else {})}
@@ -69,15 +73,17 @@ class ListOf(Struct, frozen=True):
 
 
 class TableOf(Struct, frozen=True):
-    """A mapping with keys of the user's, as a dict; a value that is read as None is left out."""
+    """A mapping with keys that the user chooses, as a dict; a value that is read as None is left out."""
 
     key: Leaf
     value: Kind
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"a mapping from {self.key.words()} to {self.value.words()}"
 
     def parse(self, node: Node) -> dict[str, Any]:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Scalar) and node.is_null:
             return {}
         if isinstance(node, Unusable):
@@ -95,6 +101,7 @@ class TableOf(Struct, frozen=True):
         return values
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {
             "type": ["object", "null"],
             "propertyNames": self.key.schema(),
@@ -111,9 +118,11 @@ class ByShape(Struct, frozen=True):
     blank: Any = None  # what nothing written is
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return " or ".join(kind.words() for kind in self._kinds())
 
     def parse(self, node: Node) -> Any:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         match node:
             case Unusable():
                 raise Wrong
@@ -135,10 +144,12 @@ class ByShape(Struct, frozen=True):
         return f"write [{', '.join(text.split())}]" if _BARE_WORDS.fullmatch(text) else ""
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         blank = [] if self.blank is None else [{"type": "null"}]
         return {"anyOf": [*(kind.schema() for kind in self._kinds()), *blank]}
 
     def _kinds(self) -> list[Kind]:
+        """Return the kinds for a scalar, a list and a mapping, as far as there are any."""
         return [kind for kind in (self.scalar, self.sequence, self.mapping) if kind is not None]
 
 
@@ -149,9 +160,11 @@ class Flag(Leaf, frozen=True):
     bare: str = ""
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"true, false or {self.text.words()}"
 
     def convert(self, scalar: Scalar) -> str | None:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not scalar.plain:
             return str(self.text.convert(scalar))
         if scalar.text in ("true", "false"):
@@ -160,6 +173,7 @@ class Flag(Leaf, frozen=True):
         return str(self.text.convert(scalar))
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return self.text.schema()
 
 
@@ -181,9 +195,11 @@ class ArgsTable(Struct, frozen=True):
     """
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return "a mapping that becomes `--key value`"
 
     def parse(self, node: Node) -> tuple[str, ...]:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if not isinstance(node, Mapping):
             raise Wrong
         gather = Gather()
@@ -194,6 +210,7 @@ class ArgsTable(Struct, frozen=True):
         return tuple(words)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         value = WORD.schema()
         either = {"anyOf": [value, {"type": "array", "items": value}]}
         sizes = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}, "minProperties": 1}
@@ -206,6 +223,7 @@ class ArgsTable(Struct, frozen=True):
 
 
 def _option(key: Scalar, value: Node) -> list[str]:
+    """Return one entry of the mapping as words of a command line. Raises Wrong."""
     return [WORD.parse(word) for word in option_words(key, value)]
 
 
@@ -242,12 +260,14 @@ def _mesh(value: Mapping) -> Scalar:
 
 
 def _whole_number(value: Node) -> str:
+    """Return a number of ranks as text. Raises Wrong."""
     if isinstance(value, Scalar) and re.fullmatch(r"[1-9][0-9]{0,5}", value.text):
         return value.text
     raise wrong(value, f"expected a number of ranks, got {got(value)}")
 
 
 def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
+    """Return an option with one value as words."""
     if not value.plain:
         return [option, value]
     if value.text in ("true", "false"):
@@ -260,6 +280,7 @@ def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
 
 
 def _scalars(values: Sequence) -> list[Scalar]:
+    """Return the items of a list as words. Raises Wrong."""
     gather = Gather()
     for index, item in enumerate(values.items):
         gather.take(index, WORD.parse, item)

@@ -1,4 +1,4 @@
-"""Define what all kinds of values share, and what kinds of single values share."""
+"""What all kinds of values have in common, and what kinds of single values have in common."""
 
 from typing import Any, ClassVar, Protocol
 
@@ -11,6 +11,8 @@ Json = dict[str, Any]
 
 
 class Kind(Protocol):
+    """The interface of a kind of values."""
+
     def words(self) -> str:
         """Return what is expected, as in "expected an integer"."""
 
@@ -22,7 +24,7 @@ class Kind(Protocol):
 
 
 class Unfit(Exception):
-    """The text is not of this kind; `reason` is given if "expected ..., got ..." is not enough."""
+    """Raised if a text is not of this kind; `reason` is given if "expected ..., got ..." does not suffice."""
 
     def __init__(self, hint: str = "", reason: str = "") -> None:
         super().__init__(hint, reason)
@@ -37,6 +39,7 @@ class Leaf(Struct, frozen=True):
     PATTERN: ClassVar[str] = ""  # of all that can be written; Python and JSON Schema read it alike
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return self.WORDS
 
     def convert(self, scalar: Scalar) -> Any:
@@ -44,6 +47,7 @@ class Leaf(Struct, frozen=True):
         raise NotImplementedError
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"type": "string", "pattern": f"^{self.PATTERN}$"}
 
     def show(self, value: Any) -> Any:
@@ -51,6 +55,7 @@ class Leaf(Struct, frozen=True):
         return value
 
     def parse(self, node: Node) -> Any:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         expected = f"expected {self.words()}, got {got(node)}"
@@ -71,9 +76,11 @@ class WordOr(Leaf, frozen=True):
     none: tuple[str, ...] = ()  # what they write for 0 of the other kind
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"{self.word} or {self.other.words()}"
 
     def convert(self, scalar: Scalar) -> Any:
+        """Return the value of the text as it was written. Raises Unfit."""
         if scalar.text == self.word:
             return None
         try:
@@ -86,7 +93,9 @@ class WordOr(Leaf, frozen=True):
             raise
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"anyOf": [{"const": self.word}, self.other.schema()]}
 
     def show(self, value: Any) -> Any:
+        """Return the value as JSON, as it would be written."""
         return self.word if value is None else self.other.show(value)

@@ -1,4 +1,4 @@
-"""Names of variables, secrets, jobs and Slurm options, with what cannot be named so."""
+"""Kinds of names: of variables, secrets, jobs and Slurm options."""
 
 import re
 
@@ -17,10 +17,12 @@ _LONGEST_VARIABLE = 256
 
 
 def job_name() -> Text:
+    """Return the kind of a job name."""
     return Text("a name of a-z, 0-9, _ and -, at most 63 long", JOB_NAME, cure=_job_name_like)
 
 
 def _job_name_like(text: str) -> str:
+    """Return a hint with a valid name like this one."""
     like = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:63]
     return f"for example {like}" if like else ""
 
@@ -32,6 +34,7 @@ class VariableName(Leaf, frozen=True):
     PATTERN = f"(?!(?:{EXPRESSION})$){_VARIABLE}"
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         name = scalar.text
         # Never shown: where a name is expected, a careless paste may have put a secret's value.
         if not re.fullmatch(_VARIABLE, name) or len(name) > _LONGEST_VARIABLE:
@@ -67,6 +70,7 @@ class SlurmOption(Leaf, frozen=True):
     PATTERN = f"(?!(?:{'|'.join(_OUR_OPTIONS)})$)[a-z][a-z-]*"
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         name = scalar.text
         if not re.fullmatch("[a-z][a-z-]*", name):
             bare = name.lstrip("-").replace("_", "-")
@@ -86,9 +90,11 @@ class SecretSource(Struct, frozen=True):
     """One secret: a name whose value is in the submitting environment, or a name and a file."""
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return "a variable name or `NAME: path/to/file`"
 
     def parse(self, node: Node) -> Secret:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Scalar | Unusable):
             return Secret(_SECRET.parse(node))
         if isinstance(node, Sequence):
@@ -106,6 +112,7 @@ class SecretSource(Struct, frozen=True):
         return Secret(name, file)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         names, file = _SECRET.schema(), _FILE.schema()
         one = {"minProperties": 1, "maxProperties": 1, "propertyNames": names, "additionalProperties": file}
         return {"anyOf": [names, {"type": "object", **one}]}

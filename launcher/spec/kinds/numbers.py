@@ -1,4 +1,4 @@
-"""Define kinds of numbers: plain digits, numbers of nodes, and sizes with a unit."""
+"""Kinds of numbers: plain digits, numbers of nodes, and sizes with a unit."""
 
 import re
 
@@ -17,13 +17,17 @@ _SIZE = rf"(?:0|[1-9][0-9]{{0,11}})(?:\.[0-9]{{1,9}})?(?:{'|'.join(_SIZE_UNITS)}
 
 
 class Integer(Leaf, frozen=True):
+    """An integer within limits."""
+
     minimum: int = 0
     maximum: int = 1_000_000_000
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"an integer of at least {self.minimum}" if self.minimum else "an integer"
 
     def convert(self, scalar: Scalar) -> int:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not re.fullmatch(_DIGITS, scalar.text):
             raise Unfit(_in_digits(scalar.text))
         if not scalar.plain:
@@ -36,6 +40,7 @@ class Integer(Leaf, frozen=True):
         return value
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
@@ -46,6 +51,7 @@ class Number(Leaf, frozen=True):
     WORDS = "a number above 0"
 
     def convert(self, scalar: Scalar) -> float:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not re.fullmatch(rf"(?:{_DIGITS})(?:\.[0-9]{{1,9}})?", scalar.text):
             raise Unfit(_in_digits(scalar.text))
         if not scalar.plain:
@@ -56,13 +62,17 @@ class Number(Leaf, frozen=True):
         return value
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"type": "number", "exclusiveMinimum": 0, "maximum": self.maximum}
 
 
 class Boolean(Leaf, frozen=True):
+    """`true` or `false`."""
+
     WORDS = "true or false"
 
     def convert(self, scalar: Scalar) -> bool:
+        """Return the value of the text as it was written. Raises Unfit."""
         if scalar.text in ("true", "false"):
             if scalar.plain:
                 return scalar.text == "true"
@@ -73,6 +83,7 @@ class Boolean(Leaf, frozen=True):
         raise Unfit("write false" if word in ("false", "no", "off", "0") else "")
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"type": "boolean"}
 
 
@@ -93,6 +104,7 @@ class Nodes(Leaf, frozen=True):
     WORDS = "an integer or a range like 2..4"
 
     def convert(self, scalar: Scalar) -> NodeRange:
+        """Return the value of the text as it was written. Raises Unfit."""
         text = scalar.text
         if re.fullmatch(_COUNT, text):
             if not scalar.plain:
@@ -104,14 +116,17 @@ class Nodes(Leaf, frozen=True):
         return _range(int(ends[1]), int(ends[2]))
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         text = {"type": "string", "pattern": rf"^{_COUNT}\.\.{_COUNT}$"}
         return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MOST_NODES}, text]}
 
     def show(self, value: NodeRange) -> int | str:
+        """Return the value as JSON, as it would be written."""
         return value.min if value.min == value.max else str(value)
 
 
 def _range(low: int, high: int) -> NodeRange:
+    """Return the range of nodes. Raises Unfit."""
     if low > high:
         raise Unfit(f"write {high}..{low}", f"expected a range that goes up, got {low}..{high}")
     if high > _MOST_NODES:
@@ -120,6 +135,7 @@ def _range(low: int, high: int) -> NodeRange:
 
 
 def _range_cure(text: str) -> str:
+    """Return a hint for a range in another notation, or ""."""
     ends = re.fullmatch(r"0*([1-9][0-9]{0,5})\s*(?:-|:|to|\.{1,3}|,)\s*0*([1-9][0-9]{0,5})", text)
     if ends:
         return f"write {ends[1]}..{ends[2]}"
@@ -134,6 +150,7 @@ class Size(Leaf, frozen=True):
     PATTERN = _SIZE
 
     def convert(self, scalar: Scalar) -> int:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not re.fullmatch(_SIZE, scalar.text):
             raise Unfit(_size_cure(scalar.text))
         number = scalar.text.rstrip("KMGTiB")
@@ -143,11 +160,13 @@ class Size(Leaf, frozen=True):
         return value
 
     def show(self, value: int) -> str:
+        """Return the value as JSON, as it would be written."""
         unit = next(unit for unit in reversed(list(_SIZE_UNITS)[:5]) if value % _SIZE_UNITS[unit] == 0)
         return f"{value // _SIZE_UNITS[unit]}{unit}"
 
 
 def _size_cure(text: str) -> str:
+    """Return a hint for a size in another notation, or ""."""
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", text)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Read what a run waits for: a moment or another run; and how the user's runs are ordered."""
+"""Kinds for what a run waits for, a moment or another run, and for its priority."""
 
 import re
 import time
@@ -20,12 +20,16 @@ _SATURDAY, _WORK = 5, (8, 18)  # hours
 
 
 class WrittenMoment(Leaf, frozen=True):
-    """A time of the day or a date, by the clock of this machine. Kept as it was written: when it is, depends on now."""
+    """A time of the day or a date by this machine's clock.
+
+    Kept as written, because its meaning depends on the present.
+    """
 
     WORDS = f"a moment such as 22:00 or 2027-01-31 22:00, or {AFTER_HOURS}"
     PATTERN = f"(?:{_DATE}(?:[ T]{_CLOCK})?|{_CLOCK}|{AFTER_HOURS})"
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not re.fullmatch(self.PATTERN, scalar.text):
             bare = re.fullmatch(r"([0-9]):([0-5][0-9])", scalar.text)
             raise Unfit(f"write 0{scalar.text}" if bare else "")
@@ -56,11 +60,13 @@ def moment(text: str, now: float) -> float | None:
 
 
 def _end_of_work(now: time.struct_time) -> float | None:
+    """Return the end of today's working hours, or None outside of them."""
     working = now.tm_wday < _SATURDAY and _WORK[0] <= now.tm_hour < _WORK[1]
     return _of_date(time.strftime(f"%Y-%m-%d {_WORK[1]}:00", now)) if working else None
 
 
 def _of_date(text: str) -> float:
+    """Return the Unix time of a date. Raises ValueError."""
     for form in _FORMATS:
         try:
             return time.mktime(time.strptime(text, form))
@@ -76,6 +82,7 @@ class PredecessorName(Leaf, frozen=True):
     PATTERN = rf"{_RUN}(?::(?:succeeded|ended|step {_STEP}))?"
 
     def convert(self, scalar: Scalar) -> Predecessor:
+        """Return the value of the text as it was written. Raises Unfit."""
         text = scalar.text
         if not re.fullmatch(self.PATTERN, text):
             near = re.fullmatch(rf"({_RUN}):(?:step[:=_-]?)?({_STEP})", text)
@@ -91,6 +98,7 @@ class Priority(Leaf, frozen=True):
     WORDS = f"an integer from -{_FAR} to {_FAR}"
 
     def convert(self, scalar: Scalar) -> int:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not re.fullmatch("0|-?[1-9][0-9]?", scalar.text):
             raise Unfit
         if not scalar.plain:
@@ -98,4 +106,5 @@ class Priority(Leaf, frozen=True):
         return int(scalar.text)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"type": "integer", "minimum": -_FAR, "maximum": _FAR}

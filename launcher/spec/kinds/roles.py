@@ -1,4 +1,4 @@
-"""`roles:`: a name for each of several programs of one run, and what it is among the others."""
+"""The kind of `roles:`: the names of several programs of one run, and how each relates to the others."""
 
 from msgspec import Struct
 
@@ -16,27 +16,31 @@ PORT_NAME = Text("the name of a port, of a-z, 0-9 and _, at most 31 long", r"[a-
 
 
 class PortToTry(Leaf, frozen=True):
-    """The port of a rank by which one sees that it is ready: its own, or that of a name."""
+    """The port by which a rank shows that it is ready: its own, or the one of a name."""
 
     WORDS = "true or the name of a port"
 
     def convert(self, scalar: Scalar) -> bool | str:
+        """Return the value of the text as it was written. Raises Unfit."""
         return True if scalar.text == "true" else PORT_NAME.convert(scalar)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"anyOf": [{"const": True}, PORT_NAME.schema()]}
 
 
 class RolesTable(Struct, frozen=True):
-    """The table of roles; the rest of each role is read once it is laid over the part for all."""
+    """The table of roles; the rest of each role is read after it is laid over the part common to all."""
 
     among: Section  # what a role is among the others
     of_a_spec: tuple[str, ...]  # the options that a role may have
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return "a mapping from the names of roles to their specs"
 
     def parse(self, node: Node) -> dict[str, Role]:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping) or not node.entries:
@@ -51,6 +55,7 @@ class RolesTable(Struct, frozen=True):
         return found
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         own = {key: {"$ref": f"#/properties/{key}"} for key in self.of_a_spec}
         among = self.among.schema()["properties"]
         role = {"type": "object", "additionalProperties": False, "properties": {**among, **own}}
@@ -62,6 +67,7 @@ class RolesTable(Struct, frozen=True):
         }
 
     def _role(self, node: Node) -> Role:
+        """Return how one role relates to the others. Raises Wrong."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping):

@@ -20,7 +20,7 @@ Check = Callable[[Mapping, Values[str, Any]], Iterator[Problem]]
 
 
 class Field(Struct, frozen=True):
-    """One option: its key in YAML, how it is written, what it means, and the attributes that it sets."""
+    """One option: its key in YAML, the kind of its value, its meaning, and the attributes that it sets."""
 
     key: str
     kind: Kind
@@ -30,10 +30,13 @@ class Field(Struct, frozen=True):
 
     @property
     def attributes(self) -> tuple[str, ...]:
+        """The names of the attributes that the option sets."""
         return self.sets or (self.key,)
 
 
 class Section(Struct, frozen=True, dict=True):
+    """A mapping with known options, from which an instance of `model` is made."""
+
     model: type
     options: tuple[Field, ...]
     base: Any = None  # an instance to start from, where the defaults are not those of the class
@@ -44,9 +47,11 @@ class Section(Struct, frozen=True, dict=True):
 
     @cached_property
     def by_key(self) -> dict[str, Field]:
+        """Return the options by key."""
         return {field.key: field for field in self.options}
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"a mapping with {', '.join(self.by_key)}" if len(self.options) < 4 else "a mapping of options"
 
     @cached_property
@@ -63,6 +68,7 @@ class Section(Struct, frozen=True, dict=True):
         return values if len(values) > 1 else values[0]
 
     def parse(self, node: Node) -> Any:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         if isinstance(node, Scalar) and node.is_null and not self.required:
@@ -87,9 +93,11 @@ class Section(Struct, frozen=True, dict=True):
         return self.made(values)
 
     def made(self, values: dict[str, Any]) -> Any:
+        """Return the instance with these values."""
         return replace(self.base, **values) if self.base is not None else self.model(**values)
 
     def _entry(self, gather: Gather, entry: Entry) -> dict[str, Any]:
+        """Return the attributes that an entry sets; note its problems."""
         field = self.by_key.get(entry.key.text)
         if field is None:
             gather.add(self.unknown(entry.key))
@@ -102,14 +110,17 @@ class Section(Struct, frozen=True, dict=True):
         return dict(zip(field.attributes, value if len(field.attributes) > 1 else (value,), strict=True))
 
     def _missing(self, node: Mapping) -> Iterator[Problem]:
+        """Yield a problem for each required option that is missing."""
         for field in self.options:
             if self.default(field) is NODEFAULT and field.key not in node.entries:
                 yield Problem(node.mark, "missing", f"write {field.key}: {field.example or '...'}", (field.key,))
 
     def unknown(self, key: Scalar) -> Problem:
+        """Return the problem of an unknown key."""
         return Problem(key.mark, UNKNOWN, key=(key.text,), word=key.text, options=tuple(self.by_key))
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         missing = [field.key for field in self.options if self.default(field) is NODEFAULT]
         return {
             "type": "object" if self.required else ["object", "null"],
@@ -123,7 +134,7 @@ class Section(Struct, frozen=True, dict=True):
         }
 
     def shown_default(self, field: Field) -> Json:
-        """Return {"default": …} as it would be written, or {} if the default cannot be written."""
+        """Return {"default": …} as the default would be written, or {} if it cannot be."""
         value = self.default(field)
         unwritten = value is None and not isinstance(field.kind, WordOr)
         if unwritten or not isinstance(field.kind, Leaf | Shorthand) or value in (NODEFAULT, "", (None, None)):
@@ -138,9 +149,11 @@ class Shorthand(Struct, frozen=True):
     key: str
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"{self._kind.words()}, or {self.section.words()}"
 
     def parse(self, node: Node) -> Any:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Sequence):
             raise wrong(node, f"expected {self.words()}, got a list")
         if isinstance(node, Scalar):
@@ -152,13 +165,16 @@ class Shorthand(Struct, frozen=True):
         return Mapping({self.key: Entry(Scalar(self.key, True, node.mark), node)}, node.mark)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"anyOf": [self._kind.schema(), self.section.schema()]}
 
     def show(self, value: Any) -> Any:
+        """Return the value as JSON, as it would be written."""
         return self._kind.show(getattr(value, self.key))
 
     @property
     def _kind(self) -> Leaf:
+        """The kind of the option that the scalar stands for."""
         kind = self.section.by_key[self.key].kind
         if not isinstance(kind, Leaf):
             raise TypeError(f"{self.key} cannot be written as a scalar")

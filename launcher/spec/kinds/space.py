@@ -1,4 +1,4 @@
-"""Read what a sweep may choose an option's value from: a list of values, or a range of numbers."""
+"""Kinds for what a sweep may choose an option's value from: a list of values, or a range of numbers."""
 
 import re
 from typing import Any
@@ -25,6 +25,7 @@ class Real(Leaf, frozen=True):
     WORDS = "a number"
 
     def convert(self, scalar: Scalar) -> float:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not re.fullmatch(_REAL, scalar.text):
             raise Unfit
         if not scalar.plain:
@@ -32,15 +33,17 @@ class Real(Leaf, frozen=True):
         return int(scalar.text) if re.fullmatch(_WHOLE, scalar.text) else float(scalar.text)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"type": "number"}
 
 
 class PlainWord(Leaf, frozen=True):
-    """A number, a truth value or text, as it looks."""
+    """A number, a truth value or text, whichever it looks like."""
 
     WORDS = "a value"
 
     def convert(self, scalar: Scalar) -> Word:
+        """Return the value of the text as it was written. Raises Unfit."""
         if scalar.plain and scalar.text in ("true", "false"):
             return scalar.text == "true"
         if scalar.plain and re.fullmatch(_REAL, scalar.text):
@@ -48,6 +51,7 @@ class PlainWord(Leaf, frozen=True):
         return _TEXT.convert(scalar)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return _TEXT.schema()
 
 
@@ -58,6 +62,7 @@ class WhenText(Leaf, frozen=True):
     PATTERN = rf"{_KEY} *== *\S.*"
 
     def convert(self, scalar: Scalar) -> tuple[str, Word]:
+        """Return the value of the text as it was written. Raises Unfit."""
         if not re.fullmatch(self.PATTERN, scalar.text):
             raise Unfit
         key, _, value = scalar.text.partition("==")
@@ -83,9 +88,11 @@ class Choices(Struct, frozen=True):
     """The choices for one option, such as `[32, 64]` or `{from: 1e-5, to: 1e-1, log: true}`, perhaps with `when`."""
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return "a list of values, or a range such as {from: 1e-5, to: 1e-1, log: true}"
 
     def parse(self, node: Node) -> Dimension:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         match node:
             case Unusable():
                 raise Wrong
@@ -96,6 +103,7 @@ class Choices(Struct, frozen=True):
         raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write [{node.text}]")
 
     def _of(self, node: Mapping) -> Dimension:
+        """Return the range or values in a mapping. Raises Wrong."""
         found: Dimension = _RANGE.parse(node)
         problems = [Problem(node.mark, reason, hint) for reason, hint in _amiss(found, set(node.entries))]
         if problems:
@@ -106,6 +114,7 @@ class Choices(Struct, frozen=True):
         return Dimension((), *ends[:2], found.step, found.log, all(isinstance(end, int) for end in ends), found.when)
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"anyOf": [ListOf(PlainWord(), minimum=1).schema(), _RANGE.schema()]}
 
 

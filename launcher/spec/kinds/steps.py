@@ -1,4 +1,4 @@
-"""Read `steps:`: for each of several jobs its name, what it needs, and what differs in its spec."""
+"""The kind of `steps:`: the name of each of several jobs, what it needs, and how its spec differs."""
 
 from msgspec import Struct
 
@@ -16,14 +16,19 @@ ON = Text("the name of a cluster", r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
 class StepsTable(Struct, frozen=True):
-    """The table of steps and what each needs; the rest of each step is read once it is laid over the part for all."""
+    """The table of steps and what each needs.
+
+    The rest of a step is read after it is laid over the part common to all.
+    """
 
     of_a_spec: tuple[str, ...]  # the options that a step may have
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return "a mapping from the names of steps to their specs"
 
     def parse(self, node: Node) -> dict[str, tuple[str, ...]]:
+        """Return the value that the node stands for. Raises Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping) or not node.entries:
@@ -38,6 +43,7 @@ class StepsTable(Struct, frozen=True):
         return found
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         own = {key: {"$ref": f"#/properties/{key}"} for key in self.of_a_spec}
         step = {
             "type": "object",
@@ -53,6 +59,7 @@ class StepsTable(Struct, frozen=True):
 
 
 def _needs(step: Node) -> tuple[str, ...]:
+    """Return the steps that a step needs. Raises Wrong."""
     if isinstance(step, Unusable):
         raise Wrong
     if not isinstance(step, Mapping):

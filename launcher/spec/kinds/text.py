@@ -1,4 +1,4 @@
-"""Text and paths: taken as they are written, so that `010`, `yes` and `12:30:45` stay what they are."""
+"""Kinds of text and paths: kept exactly as written, so that `010`, `yes` and `12:30:45` do not change."""
 
 import re
 from collections.abc import Callable, Container
@@ -27,6 +27,8 @@ RUN_DIR_NAMES = frozenset(
 
 
 class Text(Leaf, frozen=True):
+    """A text, perhaps limited to a pattern."""
+
     what: str = "text"
     pattern: str = ""  # of the whole text; Python and JSON Schema read it alike
     lines: bool = False  # may have line breaks and tabs
@@ -34,9 +36,11 @@ class Text(Leaf, frozen=True):
     cure: Callable[[str], str] | None = None  # a hint for text that does not fit
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return self.what
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         text = _text_of(scalar, lines=self.lines)
         if not text and not self.empty:
             raise Unfit(reason=f"expected {self.what}, got empty text")
@@ -45,6 +49,7 @@ class Text(Leaf, frozen=True):
         return text
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         if self.pattern:
             return {"type": _TEXT_TYPES, "pattern": f"^(?:{self.pattern})$"}
         return {"type": _TEXT_TYPES} if self.empty else {"type": _TEXT_TYPES, "minLength": 1}
@@ -56,15 +61,18 @@ class Choice(Leaf, frozen=True):
     options: tuple[str, ...]
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return f"one of {', '.join(self.options)}"
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         if scalar.text not in self.options:
             upper = scalar.text.upper()
             raise Unfit(f"write {upper}" if upper in self.options else "")
         return scalar.text
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"enum": list(self.options)}
 
 
@@ -93,12 +101,13 @@ def any_path(what: str) -> Text:
 
 
 class StoreAddress(Leaf, frozen=True):
-    """An address of fsspec, without credentials: specs are shown."""
+    """An address for fsspec, without credentials, because specs are shown."""
 
     WORDS = "an address such as s3://bucket/prefix"
     PATTERN = r"[a-z][a-z0-9+.-]*://[^\s@?#]+"
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         text = _text_of(scalar, lines=False)
         if re.search(r"://[^/]*@|[?#]", text):
             raise Unfit(
@@ -119,21 +128,25 @@ class InnerPath(Leaf, frozen=True):
     refused: Container[str] | None = None
 
     def words(self) -> str:
+        """Return what is expected, as in "expected an integer"."""
         return self.what
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the value of the text as it was written. Raises Unfit."""
         text = _text_of(scalar, lines=False)
         self._stay_inside(text)
         self._be_a_name(text)
         return text
 
     def _stay_inside(self, text: str) -> None:
+        """Raise Unfit for a path that leads out of the folder."""
         if text.startswith(("/", "~")):
             raise Unfit(f"write it relative to {self.inside}")
         if ".." in text.split("/"):
             raise Unfit(reason=f"{self.what} cannot lead out of {self.inside} by ..")
 
     def _be_a_name(self, text: str) -> None:
+        """Raise Unfit for a path that is empty or looks like an option."""
         parts = [part for part in text.split("/") if part not in ("", ".")]
         if not text or text.startswith("-"):
             raise Unfit
@@ -143,4 +156,5 @@ class InnerPath(Leaf, frozen=True):
             raise Unfit(reason=f"expected {self.what} of its own, got the launcher's {parts[0] if parts else '.'}")
 
     def schema(self) -> Json:
+        """Return the JSON Schema of what can be written."""
         return {"type": _TEXT_TYPES, "pattern": r"^(?![-/~])(?!(?:.*/)?\.\.(?:/|$)).+$"}

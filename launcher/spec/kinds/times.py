@@ -1,4 +1,4 @@
-"""Durations: the unit is written, never guessed."""
+"""Kinds of durations; the unit must be written."""
 
 import re
 from typing import Any
@@ -35,15 +35,19 @@ def show_seconds(value: float) -> str:
 
 
 class Duration(Leaf, frozen=True):
+    """A duration with its unit."""
+
     zero: bool = True  # may be no time at all
 
     WORDS = "a duration such as 90s, 10m, 2h, 1d12h or 02:00:00"
     PATTERN = DURATION
 
     def convert(self, scalar: Scalar) -> float:
+        """Return the value of the text as it was written. Raises Unfit."""
         return duration(scalar.text, zero=self.zero)
 
     def show(self, value: float) -> str:
+        """Return the value as JSON, as it would be written."""
         return show_seconds(value)
 
 
@@ -60,6 +64,7 @@ def duration(text: str, *, zero: bool = True) -> float:
 
 
 def _cure(text: str) -> str:
+    """Return a hint for a duration without a unit, or ""."""
     if re.fullmatch(r"[0-9]{1,9}", text):
         return f"write the unit: {text}s, {text}m or {text}h"
     if re.fullmatch(r"[0-9]{1,2}:[0-5][0-9]", text):
@@ -80,6 +85,7 @@ class DurationRange(Leaf, frozen=True):
     PATTERN = rf"{DURATION}(?:\.\.{DURATION})?"
 
     def convert(self, scalar: Scalar) -> tuple[float, float]:
+        """Return the value of the text as it was written. Raises Unfit."""
         first, dots, last = scalar.text.partition("..")
         low = duration(first)
         high = duration(last) if dots else low
@@ -88,6 +94,7 @@ class DurationRange(Leaf, frozen=True):
         return low, high
 
     def show(self, value: tuple[float, float]) -> str:
+        """Return the value as JSON, as it would be written."""
         return f"{show_seconds(value[0])}..{show_seconds(value[1])}"
 
 
@@ -96,12 +103,15 @@ _STEPS = r"[1-9][0-9]{0,11} steps?"
 
 
 class HangAfter(Leaf, frozen=True):
-    """A duration, `off` or `auto`: (seconds or None, whether the ranks' own state decides earlier)."""
+    """A time until a hang is assumed, `off` or `auto`, as (seconds or None, whether the ranks' own state decides
+    earlier).
+    """
 
     WORDS = "auto, off or a duration, such as 10m"
     PATTERN = f"(?:auto|off|{DURATION})"
 
     def convert(self, scalar: Scalar) -> tuple[float | None, bool]:
+        """Return the value of the text as it was written. Raises Unfit."""
         match scalar.text:
             case "auto":
                 return _AUTO_HANG_S, True
@@ -115,17 +125,19 @@ class HangAfter(Leaf, frozen=True):
             raise
 
     def show(self, value: Any) -> Any:
+        """Return the value as JSON, as it would be written."""
         limit_s, auto = value
         return "auto" if auto else "off" if limit_s is None else show_seconds(limit_s)
 
 
 class Every(Leaf, frozen=True):
-    """A number of steps, or a duration: (steps, seconds) with None for the other."""
+    """A number of steps or a duration, as (steps, seconds) with None for the other."""
 
     WORDS = "steps or a duration, such as 500 steps or 10m"
     PATTERN = f"(?:{_STEPS}|{DURATION})"
 
     def convert(self, scalar: Scalar) -> tuple[int | None, float | None]:
+        """Return the value of the text as it was written. Raises Unfit."""
         text = scalar.text
         if re.fullmatch(_STEPS, text):
             return int(text.split()[0]), None
