@@ -1,4 +1,4 @@
-"""What holds for every test: which run, whose environment they see, and that the suite leaves no process behind."""
+"""Rules for all tests: which run, which environment they see, and that they leave no process behind."""
 
 import os
 import signal

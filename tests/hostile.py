@@ -1,4 +1,4 @@
-"""What bad neighbours do wherever a run goes: hostile words, strangers who read what they may, and how to see that."""
+"""Hostile neighbours for tests: hostile messages, users who read what they may, and how to observe them."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def witness(desk, resources, args=(), env=None, **more):
 
 
 def heard(desk, run):
-    """What each rank says, by its rank."""
+    """Return the output of each rank, by rank."""
     desk.wait(run)
     desk.launch("logs", run)  # brings them here, where they lie elsewhere
     said = [json.loads(line) for line in desk.rank_logs(run).splitlines() if line.startswith("{")]
@@ -55,7 +55,7 @@ def heard(desk, run):
 
 
 def below(folder):
-    """All that is in it, at any depth; what somebody takes away meanwhile, as a run that lives does, may be missing."""
+    """Return all paths in a folder at any depth; those removed meanwhile may be missing."""
     return [Path(at, name) for at, folders, files in os.walk(folder) for name in (*folders, *files)]
 
 
@@ -66,7 +66,7 @@ def no_canary(*folders):
 
 
 def open_to_others(folder):
-    """What of it somebody else could read, write or enter if the folder itself were open."""
+    """Return the paths that another user could read, write or enter if the folder itself were open."""
     found = []
     for path in [folder, *below(folder)]:
         with suppress(FileNotFoundError):
@@ -105,7 +105,7 @@ def command_lines():
 
 
 def others_see(*folders):
-    """All that a user who is nobody in particular can read of processes, and of what lies in these folders."""
+    """Return everything that an arbitrary user can read of processes and in these folders."""
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     script = 'cat /proc/*/environ /proc/*/cmdline; find "$@" -type f -exec cat {} +'
     done = subprocess.run([*nobody, "sh", "-c", script, "sh", *folders], capture_output=True)

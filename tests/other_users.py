@@ -17,7 +17,7 @@ ALICE, MALLORY = 61001, 61002
 
 
 def as_user(uid: int, act: Callable[[], Any]) -> Any:
-    """What the call gives to this user, in a process of theirs; an error as its type's name and its text."""
+    """Return the call's result as this user, in a separate process; an error as its type's name and text."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What programs find in the API beside what commands use."""
+"""Test the parts of the Python API that no command uses."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What a run can be called by."""
+"""Test by which names a run can be found."""
 
 import pytest
 from hypothesis import given

@@ -90,7 +90,7 @@ class Served:
         return time.monotonic() - self.began
 
     def get(self, path):
-        """What comes over the wire, as it comes."""
+        """Return a response's bytes as they are sent."""
         told = {"Authorization": f"Bearer {self.token}", "Accept-Encoding": "gzip"}
         return urlopen(Request(f"{self.address}{path}", headers=told), timeout=BOUND_S)
 

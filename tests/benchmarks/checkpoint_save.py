@@ -1,4 +1,4 @@
-"""What a checkpoint costs the training: Checkpointer against torch.save and torch.distributed.checkpoint's async_save.
+"""Measure what a checkpoint costs a training: Checkpointer against torch.save and DCP's async_save.
 
     uv run python tests/benchmarks/checkpoint_save.py [--write]
 
@@ -55,6 +55,7 @@ class Ours:
         self.saver.save(self.step)
 
     def wait(self):
+        """Do nothing, as the checkpoint is on disk already."""
         outcome = self.saver.wait()
         if outcome.path is None:
             raise SystemExit(f"{self.name}: {outcome.problem}")

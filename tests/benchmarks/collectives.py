@@ -37,7 +37,7 @@ def by_hand(name, nbytes, world):
 
 
 def on_rank(world, names, sizes, pairs):
-    """Of each operation and size seconds as told and by hand, in pairs; and the bytes per second of such a copy."""
+    """Return for each operation and size pairs of seconds, as reported and measured by hand, and the speed of a copy."""
     found, ranks = {}, tuple(range(world.size))
     for _ in range(pairs):
         for name in names:

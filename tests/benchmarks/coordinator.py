@@ -64,7 +64,7 @@ async def coordinate(run):
 
 
 class Fleet:
-    """All of these agents but their machines."""
+    """All agents of a run, simulated without their machines."""
 
     def __init__(self, run, nodes):
         self.run = run

@@ -1,4 +1,4 @@
-"""What second copies of checkpoints cost a training: two hosts of one rank each.
+"""Measure what second copies of checkpoints cost a training on two hosts of one rank each.
 
     uv run python tests/benchmarks/copies.py [--write]
 

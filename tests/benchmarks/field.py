@@ -118,7 +118,7 @@ def last_line(text):
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """What followed a kill; seconds from it."""
+    """The recovery after a kill, in seconds from the kill."""
 
     survivors_s: float  # until the next step of those that were not killed
     whole_s: float
@@ -143,7 +143,7 @@ def kill(race, chance, patience_s):
 
 
 def kills(race, count, chance, patience_s, steps):
-    """Of one start; where one is not recovered from, there are no more."""
+    """Yield the recoveries from the kills of one start; after one without recovery there are no more."""
     taken = []
     with race:
         if not race.wait(race.firsts, START_S):
@@ -170,7 +170,7 @@ def row(peer, taken, step_s, ours):
 
 
 def starter(peer, args, folder):
-    """What makes a race of a peer."""
+    """Return a function that starts a peer's side of the race."""
     pause = ["--step-s", args.step_s]
     if peer in (HOT, WITH_VARIABLE):
         words = ["--mlp", "--checkpoint-every", f"{args.every} steps", *pause]

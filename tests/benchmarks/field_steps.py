@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 class Notes:
-    """What `step` tells is a line of OUT; then there is the pause that lengthens a step."""
+    """Writes a line to OUT for each step, then pauses to lengthen the step."""
 
     def __init__(self, args, rank):
         self._fd = os.open(args.out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -140,7 +140,7 @@ def nvrx(args):
 
 
 def ray_train(args):
-    """All workers are ended and others started, which begin with the newest checkpoint."""
+    """Train with Ray: all workers are ended and others started, which begin with the newest checkpoint."""
     import ray
     from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig, get_checkpoint, get_context, report
     from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model

@@ -1,4 +1,4 @@
-"""What of the time is training while faults come: launch beside torchrun and torchft, with the same model.
+"""Measure which share of the time is training while faults occur: launch, torchrun and torchft with the same model.
 
     uv run [--with torchft-nightly] python tests/benchmarks/goodput.py [--minutes 6 --gaps 20 60] [--write]
 
@@ -114,7 +114,7 @@ def say(text):
 
 
 def goodput_rows(place, taken):
-    """Those of seldom faults are reckoned from the others, unless they were measured."""
+    """Return the table's rows; those for rare faults are computed from the others unless they were measured."""
     yield "| where | faults | one per | | goodput | range | faults that hit | target |"
     yield "|---|---|---|---|---|---|---|---|"
     for (kind, every_s, peer), rounds in taken.items():

@@ -1,4 +1,4 @@
-"""What a disturbed training was worth, and where its time went, by what its ranks noted. Pure."""
+"""Compute the goodput of a disturbed training and where its time went, from its ranks' notes. Pure."""
 
 import statistics
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Note(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What the launcher wrote down of one new start: when it knew of the failure, and when it had the ranks started."""
+    """The launcher's record of one new start: when it learnt of the failure, and when it started the ranks."""
 
     noticed: float
     opened: float
@@ -34,7 +34,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one fault took: until the next step of all in seconds, by phase, and the steps that were made again."""
+    """The cost of one fault: seconds until the next step of all ranks, by phase, and the steps that were repeated."""
 
     fault: str
     phases: dict[str, float]
@@ -85,12 +85,12 @@ def pace(notes, ranks, since, until):
 
 
 def at_gap(share, every_s, gap_s):
-    """What the goodput would be with one fault per `gap_s`, where each costs what it did with one per `every_s`."""
+    """Return the goodput with one fault every `gap_s`, if each costs what it did with one every `every_s`."""
     return 1 - (1 - share) * every_s / gap_s
 
 
 def costs(notes, ranks, blows, decisions, rate):
-    """Of each fault that made ranks start anew; where a second one came meanwhile, both are left out."""
+    """Return the cost of each fault that restarted ranks; faults that overlap with another are left out."""
     found = []
     for index, blow in enumerate(blows):
         until = blows[index + 1].at if index + 1 < len(blows) else float("inf")

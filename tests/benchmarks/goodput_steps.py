@@ -69,7 +69,7 @@ def ours():
 
 
 def trained():
-    """What `ours` does, by a `Trainer`: only its ranks stay. Who is new has met the others before it is told of."""
+    """Train with a `Trainer`, as side `ours`; only its ranks survive a fault."""
     from torch.utils.data import TensorDataset
 
     from trainer import Settings, Trainer

@@ -252,7 +252,9 @@ class PeerThere(Peer):
 
 
 class Torchrun:
-    """Its c10d rendezvous on the first node; with a store of their own for ranks, without which it rarely recovers."""
+    """torchrun with a c10d rendezvous on the first node, and a separate store for ranks, without which it rarely
+    recovers.
+    """
 
     own: ClassVar[Any] = {"agent": b"torch.distributed.run\0"}
     more_variables: ClassVar[Any] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

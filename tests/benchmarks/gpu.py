@@ -1,4 +1,4 @@
-"""What one NVIDIA GPU shows: the gpt job's speed and memory, what hides behind backward, what a checkpoint costs there.
+"""Measure on one NVIDIA GPU the gpt job's speed and memory, hidden communication, and the cost of a checkpoint.
 
     uv run python tests/benchmarks/gpu.py [--write]
 
@@ -100,7 +100,7 @@ def synchronize(device):
 
 
 class Enough(Exception):
-    """All that was to be measured is measured."""
+    """Raised when everything has been measured."""
 
 
 class Clock:
@@ -157,7 +157,7 @@ class Watch(Callback):
 
 
 def train(args, words):
-    """What a rank measures; of several each gives its own, and the first what the Trainer has told."""
+    """Return a rank's measurements; the first rank also returns what the Trainer reported."""
     watch = Watch(args)
     if "waits" in words:
         words.remove("waits")
@@ -316,7 +316,7 @@ def size_of(mesh):
 
 
 def mesh_rows(args):
-    """Of so many GPUs, and of each mesh the tokens/s beside ddp on all of them; nothing of one alone."""
+    """Return the rows for each mesh on so many GPUs: tokens/s beside ddp; none for a single GPU."""
     meshes = [mesh for mesh in args.mesh if size_of(mesh) > 1]
     if args.ranks < 2 or not meshes:
         return
@@ -372,7 +372,7 @@ def save_rows(args):
 
 
 def recovery_rows(args):
-    """Of each task and mode; on one GPU its ranks share it."""
+    """Return the rows for each task and mode; on one GPU the ranks share it."""
     for name in args.tasks if args.kills else ():
         task, words = TASKS[name]
         ranks = max(2, args.ranks)
@@ -400,7 +400,7 @@ def recovery_rows(args):
 
 
 def collective_rows(args):
-    """Of so many GPUs; nothing of one alone."""
+    """Return the rows of collectives on so many GPUs; none for a single GPU."""
     if args.ranks < 2:
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What `recovery: {health: true}` costs a restart: from kill -9 of a rank to the next step of all, with it and without.
+"""Measure what `recovery: {health: true}` costs a restart, from kill -9 of a rank to the next step of all.
 
     uv run python tests/benchmarks/health.py [--pairs 10] [--ranks 2] [--write]
 
@@ -20,7 +20,7 @@ WITHOUT, WITH = "false", "true"
 
 
 def checks_s(race):
-    """What each check of that run has taken."""
+    """Return the seconds that each check of that run took."""
     lines = [line for path in race.folder.glob("runs/*/events.jsonl") for line in path.read_text().splitlines()]
     fit = [event["text"] for event in map(json.loads, lines) if event["kind"] == "node_fit"]
     return [float(re.search(r"; ([\d.]+) s$", text)[1]) for text in fit]

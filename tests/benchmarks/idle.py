@@ -1,4 +1,4 @@
-"""What an agent costs while its ranks run and nothing happens.
+"""Measure the CPU time of an agent while its ranks run and nothing happens.
 
 uv run python tests/benchmarks/idle.py [--write]
 """

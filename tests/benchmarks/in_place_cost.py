@@ -1,4 +1,4 @@
-"""What a step costs more where its ranks can go on in place: with `recovery: {mode: hot}`, against without.
+"""Measure how much longer a step takes with `recovery: {mode: hot}` than without.
 
 The same training on two ranks, one thread each, sides in turn. What counts is the processor's time of a rank, so that
 other work on the machine matters little. A step is the median of one training's; what is shown is the median over the
@@ -35,7 +35,7 @@ class Pictures(Dataset):
 
 
 class Laps(Callback):
-    """What each step took of the processor."""
+    """Records the CPU time of each step."""
 
     def __init__(self):
         self.times, self.began = [], time.process_time()

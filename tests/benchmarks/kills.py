@@ -53,7 +53,7 @@ def spec(training, steps, mode, **more):
 
 
 def lost_steps(deeds):
-    """Of each generation: how many steps that all ranks had made it makes again; the first one none."""
+    """Return for each generation how many finished steps it repeats; 0 for the first."""
     done, lost = Counter(), {}
     for deed in sorted(deeds, key=lambda deed: deed.at):
         if deed.what == "start" and deed.generation not in lost:
@@ -103,7 +103,7 @@ class Struck:
         self.lab.until("a living rank", self.hit, PATIENCE_S)
 
     def all_train(self):
-        """All have made a step since the newest kill that nobody had made before."""
+        """Return whether all ranks have made a new step since the newest kill."""
         return furthest(self.deeds()) > self.made
 
     def hit(self):

@@ -1,4 +1,4 @@
-"""What a sample of a node's load costs an agent: CPU of the thread that takes it, by the size of the machine.
+"""Measure the CPU time of the thread that samples a node's load, by the size of the machine.
 
 uv run python tests/benchmarks/load.py [--write]
 """

@@ -1,4 +1,4 @@
-"""What a checkpoint costs each of many ranks besides its bytes: planning, the manifest, and finding what to load.
+"""Measure what a checkpoint costs each of many ranks beside its bytes: planning, manifest, finding what to load.
 
     uv run python tests/benchmarks/many_ranks.py [--ranks 16 128 1024] [--layers 80] [--write]
 
@@ -54,7 +54,7 @@ def names(layers):
 
 
 def reckoned(layers, rank, ranks):
-    """What a rank brings, as FSDP shards it: by rows, the last ranks having fewer or none."""
+    """Return a rank's shards as FSDP makes them: by rows, with fewer or none on the last ranks."""
     found = {}
     for name, shape in names(layers):
         one = found[name] = TensorShares("float32", shape, [])

@@ -1,4 +1,4 @@
-"""What the ranks of ddp_steps.py note down, and by which card the hosts of a lab reach each other."""
+"""Read the notes of ddp_steps.py's ranks, and find the network card by which a lab's hosts reach each other."""
 
 import time
 from collections import defaultdict
@@ -7,7 +7,7 @@ RANKS = 4
 
 
 class Steps:
-    """What the ranks of ddp_steps.py have noted."""
+    """The steps that ddp_steps.py's ranks have noted."""
 
     def __init__(self, path):
         self.path = path

@@ -37,7 +37,7 @@ SIDES = {
 
 
 class Enough(Exception):
-    """All that was to be measured is measured."""
+    """Raised when everything has been measured."""
 
 
 class Watch(Callback):

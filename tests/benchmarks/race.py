@@ -158,7 +158,7 @@ class Race:
         return None if None in times else times
 
     def step_s(self):
-        """What a step takes that nothing disturbs: the median of all."""
+        """Return the median time of an undisturbed step."""
         apart = [
             now - before
             for notes in self.notes.values()

@@ -41,7 +41,7 @@ def kills(start, count, chance, patience_s, pause_s=PAUSE_S, ended=lambda race: 
 
 
 def in_turns(peers, counts, some_kills):
-    """What `some_kills(peer, count)` gives for each peer, a fifth of its count at a time."""
+    """Return what `some_kills(peer, count)` gives for each peer, measured in turns of a fifth."""
     taken = {peer: [] for peer in peers}
     while any(len(taken[peer]) < counts[peer] for peer in peers):
         for peer in peers:

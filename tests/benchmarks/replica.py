@@ -1,4 +1,4 @@
-"""What the benchmarks of checkpoints share: a replicated state of a given size on gloo ranks, and clocks over them."""
+"""Shared parts of the checkpoint benchmarks: a replicated state of a given size on gloo ranks, and clocks."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ class Replica:
 
     @property
     def bytes(self):
-        """Of one full copy."""
+        """Return the bytes of one full copy."""
         tensors = [*self.model.parameters(), *(t for state in self.optimizer.state.values() for t in state.values())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -52,7 +52,7 @@ class Clock:
         self.world = world
 
     def together(self):
-        """All ranks are here, and the disk has nothing to do for anybody."""
+        """Wait for all ranks, and until the disk is idle."""
         if self.world.is_first:
             os.sync()
         worlds.barrier(self.world)
@@ -90,7 +90,7 @@ def folder_for_all(where):
 
 
 def on_ranks(work, size, *args):
-    """What the first rank gives of `work(world, *args)`."""
+    """Return the first rank's result of `work(world, *args)`."""
     environment = {name: "" for name in os.environ if name.startswith("LAUNCH_")}
     ranks = Ranks(_entry, size, work, args, env=environment)
     return ranks.results(_LIMIT_S)[0]

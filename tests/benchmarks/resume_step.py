@@ -38,7 +38,7 @@ JOBS = {
 
 
 def rows(job, ranks, taken, steps):
-    """Of each side; the ratios are to torchrun, or to whichever side comes last."""
+    """Return the row of each side, with ratios to torchrun or the last side."""
     good = {peer: sorted(one for one in seconds if one is not None) for peer, seconds in taken.items()}
     step_s = {peer: statistics.median(steps[peer]) for peer in taken}
     reference = list(taken)[-1]

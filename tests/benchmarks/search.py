@@ -1,4 +1,4 @@
-"""What a search finds, of a training that is a formula: TPE beside random, and early stopping beside none.
+"""Measure what a search finds for a training that is a formula: TPE against random, with and without early stopping.
 
 uv run python tests/benchmarks/search.py [--write]
 
@@ -84,7 +84,7 @@ def chosen(trials_in, count):
 
 
 def beside_random(folder, seeds, trials):
-    """Of each seed what TPE and a random search have found."""
+    """Return for each seed the best value of TPE and of a random search."""
     none = EarlyStop("none")
     return [
         tuple(chosen(book(folder, search, seed, none, 1), trials) for search in ("tpe", "random")) for seed in seeds
@@ -92,7 +92,7 @@ def beside_random(folder, seeds, trials):
 
 
 def beside_no_stop(folder, seeds, trials, parallel):
-    """Of each seed: what is found and how many steps it takes, with asha and without."""
+    """Return for each seed the best value and the number of steps, with asha and without."""
     return [
         tuple(
             searched(book(folder, "random", seed, EarlyStop(early, 20, 3), parallel), trials, parallel)

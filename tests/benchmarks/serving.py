@@ -163,7 +163,7 @@ def installed(folder, package):
 
 
 def with_bentoml(folder):
-    """Its command."""
+    """Return BentoML's command, installed beside this project's trainer."""
     (folder / "by_bentoml.py").write_text(BENTOML)
     return [
         str(installed(folder, "bentoml") / "bentoml"),
@@ -183,7 +183,7 @@ def with_litserve(folder):
 
 @contextmanager
 def server(command, *words, health="/health", **how):
-    """Its port, once it answers."""
+    """Yield a server's port once it answers."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen([*command, str(port), *words], start_new_session=True, **how)

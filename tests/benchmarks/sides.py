@@ -9,7 +9,7 @@ STEADY_S = 0.5  # so that a kill falls into steady training
 
 
 def take_turns(pairs, peers, measure):
-    """What `measure` gives for each side, in every turn."""
+    """Return the results of `measure` for each side, one side after the other in every turn."""
     taken = {peer: [] for peer in peers}
     for turn in range(pairs):
         for peer, values in taken.items():

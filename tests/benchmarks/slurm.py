@@ -1,4 +1,4 @@
-"""What Slurm users wait for: submit, arrays, status; the first step, a killed rank, a lost node; against torchrun.
+"""Measure how long Slurm users wait: submit, arrays, status, first step, a killed rank, a lost node; against torchrun.
 
     uv run python tests/benchmarks/slurm.py [--write]
 

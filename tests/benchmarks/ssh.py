@@ -1,4 +1,4 @@
-"""What users of plain hosts wait for: submit, status; the first step, a killed rank, a lost host; against torchrun.
+"""Measure how long users of SSH hosts wait: submit, status, first step, a killed rank, a lost host; against torchrun.
 
     uv run python tests/benchmarks/ssh.py [--write]
 

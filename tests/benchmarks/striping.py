@@ -75,7 +75,7 @@ def digest(state):
 
 
 def measure(args, mbit):
-    """Of ranks that are on one network, or each in a namespace of its own."""
+    """Measure with ranks on one network, or each in a network namespace of its own."""
     port = HeldPort("127.0.0.1")
     words = [sys.executable, __file__, "--pairs", str(args.pairs), "--megabytes", str(args.megabytes)]
     words += ["--rank", ONE, THREE, *([] if mbit else [READ])]

@@ -125,7 +125,7 @@ def swept(folder, peer, trials, seconds):
 
 
 def check(folder, trials, env):
-    """That it has really done what is timed."""
+    """Check that the timed work was really done."""
     told = subprocess.run([LAUNCH, "sweep", "status", "--json"], cwd=folder, env=env, capture_output=True, check=True)
     states = [one["state"] for one in json.loads(told.stdout)["status"]["trials"]]
     if states != ["complete"] * trials:

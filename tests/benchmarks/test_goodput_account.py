@@ -1,4 +1,4 @@
-"""What a disturbed training was worth: by notes that are made up here."""
+"""Test goodput_account.py with made-up notes."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def training(ranks, steps, *, began, pid=100, every_s=1.0, first=1, what="step")
 
 
 def birth(ranks, at, pid, step=0):
-    """All that a process does before its first step, a tenth of a second each."""
+    """Return the notes of a process before its first step, a tenth of a second for each phase."""
     whats = ("begun", "imported", "met", "loaded")
     return [
         Note(at + 0.1 * index, rank, pid + rank, f"node{rank}", step, what)

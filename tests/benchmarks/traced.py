@@ -82,7 +82,9 @@ class Side:
 
 
 def on_rank(_, kind, pairs):
-    """Of each pair: seconds with, without, with marks alone, traced, and the share of the trace that is in the open."""
+    """Return for each pair the seconds with and without, with marks alone and traced, and the exposed share of the
+    trace.
+    """
     side, plain = Side(kind), HostPhases()
     marked = MarkedPhases(plain)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What must hold, judged by what the ranks themselves wrote down, and by what users were told. Pure.
+"""Judge by the ranks' own notes and by the answers that users got whether every promise was kept. Pure.
 
 Each rank of `scripts/audited.py` adds a line to a file outside of the run for all that it does: by the machine's own
 clock, which all hosts of a lab share. Nothing of the launcher's records is believed here.
@@ -22,8 +22,9 @@ class Incarnation(NamedTuple):
 
 @dataclass(frozen=True)
 class Deed:
-    """What a rank did: `start` at a step, made a `step`, has a `save` on its disk, saw that one is `safe`, all of
-    its files on two disks, reached its `end`."""
+    """An action of a rank: `start` at a step, made a `step`, has a `save` on its disk, saw that one is `safe` on two
+    disks, reached the `end`.
+    """
 
     at: float
     what: str
@@ -41,7 +42,7 @@ class Deed:
 
 @dataclass(frozen=True)
 class Told:
-    """What `launch status` told somebody; no state where it had no answer."""
+    """An answer of `launch status`; without a state if there was no answer."""
 
     at: float
     who: str
@@ -52,7 +53,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the spec and the faults of a run leave of what is promised."""
+    """What is promised for a run, given its spec and its faults."""
 
     kept: str = "save"  # rank 0 has done this with a checkpoint: it is not lost; "": nothing is kept
     damaged: frozenset[int] = frozenset()  # but for the steps that a fault has damaged
@@ -100,7 +101,7 @@ def lost_steps(deeds: Sequence[Deed], promise: Promise) -> Iterator[str]:
 
 
 def wrong_words(deeds: Sequence[Deed], told: Sequence[Told], promise: Promise) -> Iterator[str]:
-    """What has ended stays ended, nobody is told of an end that is none, and answers come in time."""
+    """Yield wrong answers: a run that ended and goes on, a false end, an answer that came too late."""
     worked = [deed.at for deed in deeds if deed.what in ("start", "step")]
     done = max((deed.at for deed in deeds if deed.what == "end"), default=None)
     for who in dict.fromkeys(one.who for one in told):

@@ -24,7 +24,7 @@ _FIRST_STEP_S, _HIT_S, _END_S, _LEFT_S, _STATUS_S = 300.0, 60.0, 600.0, 150.0, 1
 
 @dataclass
 class Outcome:
-    """What became of one disturbed run."""
+    """The outcome of one disturbed run."""
 
     schedule: Schedule
     fired: Counter[str] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ def _end(world: World, steps: int) -> list[str]:
 
 
 def names(said: str, harmed: Iterable[str]) -> bool:
-    """What cannot go on for a record that a fault has damaged says which one that is."""
+    """Return whether a run that cannot continue because of a damaged record names that record."""
     return any(name in said for name in harmed)
 
 

@@ -17,7 +17,7 @@ _TAIL = 2000  # what is changed of a file is in its last bytes, as of one that g
 
 
 def records(folders: Iterable[Path]) -> Iterator[Path]:
-    """All that there are now, in an order that stays."""
+    """Return all present records in a stable order."""
     for folder in folders:
         for name in (*OF_THE_RUN, *(f"attempts/*/{one}" for one in OF_AN_ATTEMPT)):
             yield from sorted(path for path in folder.glob(name) if path.is_file() and path.stat().st_size)

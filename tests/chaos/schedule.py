@@ -49,7 +49,7 @@ def written(schedule: Sequence[Strike]) -> str:
 
 
 def parse(text: str) -> Schedule:
-    """What `written` wrote."""
+    """Return the schedule that `written` wrote."""
     strikes = []
     for word in text.split(","):
         after, fault, target, lasts = word.split(":")

@@ -1,4 +1,4 @@
-"""What the soak does to a record can be known for a damage: none says something else afterwards."""
+"""Test that a record damaged by the soak can be recognised as damaged, and never becomes another valid one."""
 
 import random
 

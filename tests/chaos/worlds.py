@@ -237,7 +237,7 @@ BY_NODE, BY_HOST = "{os.environ.get('LAUNCH_NODE', agent)}", "{os.uname().nodena
 
 
 def lay_clocks(world: "World", by: str) -> None:
-    """All Python of a run looks at a file for how far the clock of its node, or host, is off."""
+    """Have all Python processes of the run read from a file how far their node's clock is off."""
     world.clocks.mkdir()
     (world.clocks / "sitecustomize.py").write_text(CLOCKS.replace("{BY}", by))
     world.desk.env["PYTHONPATH"] = str(world.clocks)
@@ -275,7 +275,7 @@ def full_disk(world: World, target: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def starved(world: World, target: int) -> Iterator[bool]:
-    """All of the run stands still, as on a machine that is suspended."""
+    """Suspend every process of the run, as on a machine that is suspended."""
     found = world.processes()
     hit = [(pid, identity) for pid in found if (identity := process_id(pid)) and strike(pid, signal.SIGSTOP)]
     yield bool(hit)
@@ -329,7 +329,7 @@ class Local(World):
 
 
 class LonelyLocal(Local):
-    """As `LonelyPool`, on this machine: a spare takes the place of a node while its old ranks may still run."""
+    """Like `LonelyPool`, on this machine: a spare replaces a node whose old ranks may still run."""
 
     more = ", spares: 1"
     script = SCRIPTS / "lonely.py"

@@ -318,7 +318,7 @@ def test_a_disk_without_space(desk, tmp_path):
 
 
 def environments():
-    """Of all processes of this machine."""
+    """Yield the environments of all processes of this machine."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             yield path.read_bytes()

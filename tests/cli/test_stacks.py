@@ -1,4 +1,4 @@
-"""What was seen of a run's last hang, as it is shown and as programs get it."""
+"""Test the report of a run's last hang, as text and as JSON."""
 
 import json
 

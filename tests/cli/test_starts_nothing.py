@@ -1,4 +1,4 @@
-"""What only looks starts no program but git, and git none of those that a repository names."""
+"""Test that commands that only look start no program but git, and git none that a repository names."""
 
 import json
 import os

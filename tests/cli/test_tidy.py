@@ -15,7 +15,7 @@ from launcher.states import State
 
 @pytest.fixture
 def many(desk):
-    """Of three runs one lives; the store has the code of one of them, and some that nobody needs."""
+    """Write three runs, one of them active, with code in the store that one of them uses and some that none does."""
     now = time.time()
     for name, ago in (("old-aaaa", 9 * 86400), ("new-bbbb", 2 * 3600)):
         desk.run(name).succeeded(submitted_at=now - ago, ended_at=now - ago).log(0, "x" * 50_000)

@@ -1,4 +1,4 @@
-"""What a run uses now, as it is shown and as programs get it."""
+"""Test what a run uses now, as text and as JSON."""
 
 import json
 import time

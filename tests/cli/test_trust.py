@@ -41,7 +41,7 @@ def shown(door):
 
 
 def on_terminal(door, answer):
-    """What it says on a terminal where somebody types that, and how it ends."""
+    """Return the command's output on a terminal where this is typed, and its exit code."""
     program = (
         "import sys; from pathlib import Path\n"
         "from launcher.cli.places.trust import trust_hosts\nfrom launcher.remote.target import Target\n"

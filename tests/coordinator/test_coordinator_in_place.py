@@ -314,7 +314,7 @@ def was_planned(cluster: Cluster) -> str:
 
 
 def joined(cluster: Cluster) -> list[tuple[int, int, int]]:
-    """Who was started to meet ranks that stay: node, place, first rank."""
+    """Return the ranks that were started to join survivors: node, place, first rank."""
     starts = [(node, word) for node, word in words(cluster, Start) if isinstance(word, Start) and word.joins]
     return [(node, start.group_rank, start.first_rank) for node, start in starts]
 
@@ -475,7 +475,7 @@ def elastic(nodes: int = 2, least: int = 1, **how: object) -> Cluster:
 
 
 def stayed(cluster: Cluster) -> list[tuple[int, int, tuple[int, ...], int]]:
-    """Who was told to go on: node, first rank, ranks that stay, ranks in all."""
+    """Return what survivors were ordered to do: node, first rank, ranks that stay, ranks in all."""
     found = [(node, word) for node, word in words(cluster, ContinueInPlace) if isinstance(word, ContinueInPlace)]
     return [(node, word.start.first_rank, word.survivors, word.start.world_size) for node, word in found]
 
@@ -1102,7 +1102,7 @@ SICK = "cpu: memory: expected 1, got 2"
 
 
 def falls_sick(cluster: Cluster, rank: int, node: int) -> None:
-    """As a rank of it is killed."""
+    """Report that a node is unhealthy while one of its ranks is killed."""
     cluster.agents[node].sick = SICK
     cluster.end_rank(rank, signal=9)
 

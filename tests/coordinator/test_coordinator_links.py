@@ -13,7 +13,7 @@ FLOOR = replace(HEALTH, link_floor_bytes=50_000_000)
 
 
 def cluster_of(nodes: int, *, rules: Recovery = HEALTH, slow: dict[int, float] | None = None, **how: int) -> Cluster:
-    """All nodes are there, and ready; `slow`: what these carry."""
+    """Return a cluster whose nodes are all there and ready; `slow` gives the rates of slow links."""
     cluster = Cluster(plan_of(nodes, rules=rules, **how))
     cluster.slow |= slow or {}
     cluster.boot()
@@ -153,7 +153,7 @@ def test_a_link_of_which_nothing_comes_is_evidence() -> None:
 
 
 def mute(cluster: Cluster, *nodes: int) -> None:
-    """What these say of links is lost, and nothing else."""
+    """Drop the link measurements of these nodes, and nothing else."""
     say = cluster.say
     cluster.say = lambda index, message: (  # type: ignore[method-assign]
         None if index in nodes and isinstance(message, LinkSeen) else say(index, message)

@@ -20,7 +20,7 @@ def recorded(name: str) -> list[RankLook]:
 def waiting(
     rank: int, seq: int = 7, op: str = "all_reduce", size: int = 1 << 20, line: int = 12, **more: object
 ) -> RankLook:
-    """It waits in that collective of the group of all four."""
+    """Return a rank that waits in this collective of the group of all four."""
     frames = (Frame("/job/train.py", line, "step"),)
     call = Collective(seq, op, sizes=((size,),), dtypes=("Float",), frames=frames, age_s=41.0)
     stack = (Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 1, op), *frames)
@@ -29,7 +29,7 @@ def waiting(
 
 
 def elsewhere(rank: int, entered: int = 6, state: str = "S", *frames: Frame) -> RankLook:
-    """It has left all that it has entered."""
+    """Return a rank that has left all collectives that it entered."""
     done = Collective(entered, "all_reduce", done=True, sizes=((1 << 20,),), dtypes=("Float",))
     group = GroupLook("0/gloo", ranks=(0, 1, 2, 3), entered=entered, last=(done,))
     stack = frames or (Frame("/job/data.py", 88, "load"),)
@@ -166,7 +166,7 @@ def test_without_a_recorder_the_stacks_alone_tell_who_is_in_no_collective() -> N
 
 
 def receiving(rank: int, partners: tuple[int, ...]) -> RankLook:
-    """It waits for what another stage sends, which gloo does not note, and has entered nothing of its other group."""
+    """Return a rank that waits to receive from another stage, which gloo does not record."""
     stack = Frame("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 1, "recv")
     group = GroupLook(f"{partners[0]}/gloo", ranks=partners, entered=6)
     step = Frame("/job/train.py", 30, "forward")

@@ -1,4 +1,4 @@
-"""What went wrong once in coordinators, agents and their leases: each is broken in a copy, and tests notice.
+"""Break past fixes in coordinators, agents and leases in a copy of the launcher; tests must fail.
 
 Each test may take a minute. What the code cannot do again, as its mechanism is gone:
 

@@ -1,4 +1,4 @@
-"""What an agent reads from the end of a rank's log, and from the error file that torch's `@record` writes."""
+"""Test what an agent reads from the end of a rank's log, and from the error file of torch's `@record`."""
 
 import json
 

@@ -29,7 +29,7 @@ class S3Server:
 
     @property
     def env(self):
-        """What a client needs beside the two credentials."""
+        """Return the variables that a client needs beside the two credentials."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_MAX_ATTEMPTS": "1", "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
@@ -61,7 +61,7 @@ class S3Server:
 
     @contextlib.contextmanager
     def told(self, word):
-        """It hangs, is full, or lies, until this is left."""
+        """Make the store hang, be full or lie within this context."""
         (self.folder / word).touch()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What nodes keep in memory, copied to the next one: which snapshots are where, whatever fails meanwhile."""
+"""Test snapshots in nodes' memory that are copied to the next node, whatever fails meanwhile."""
 
 import asyncio
 

@@ -43,7 +43,7 @@ def forged(value, at, lie):
 
 
 class LyingServer:
-    """It has all of step 20, as it says; in one field of what it tells it lies: `lie` is what of, where, and how."""
+    """A server that claims to have all of step 20 and lies in one field; `lie` says in which message, where and how."""
 
     def __init__(self, folder, lie=("nothing", (), None)):
         self._files = ReplicaFiles(folder)
@@ -56,7 +56,7 @@ class LyingServer:
         self.open, self.close = lambda: self._server.start(address(1)), self._server.close
 
     def words(self):
-        """All that it may lie in."""
+        """The messages in which it may lie."""
         inventory, decision = self._files.list(), decide({0: [], 1: self._files.list()}, [0, 1])
         return {
             "list": _plain(inventory), "decide": _plain(decision), "manifest": json.loads(self._true)["manifest"],
@@ -108,13 +108,13 @@ def _plain(value):
 
 
 def outside(root, *own):
-    """All names and contents but of those folders of checkpoints to which lies are told."""
+    """Return all names and contents except of the checkpoint folders that lies are about."""
     there = (path for path in root.rglob("*") if not any(one in (path, *path.parents) for one in own))
     return {path: path.read_bytes() if path.is_file() else None for path in there}
 
 
 async def brought(root, lie, first, give_up_s, **patience):
-    """What comes of it where node 1 lies, and member number `first` says what all load; and what node 1 was asked."""
+    """Return the result of fetching while node 1 lies, and the requests that node 1 got."""
     async with Pool(root, 1, give_up_s=give_up_s, **patience) as pool:
         save_apart(pool.folders, 10)
         liar = LyingServer(root / "node-1", lie)

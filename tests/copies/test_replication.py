@@ -1,4 +1,4 @@
-"""What ranks load is brought to every disk before they start."""
+"""Test that the checkpoint that ranks load is copied to every disk before they start."""
 
 import asyncio
 import os

@@ -43,7 +43,7 @@ def run(server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def store(run, monkeypatch):
-    """As the run's agent opens it."""
+    """Open the store as the run's agent does."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     return open_store(msgspec.json.decode(run.run.plan.read_bytes(), type=type(plan_of(run.path))))

@@ -50,7 +50,7 @@ async def raw(pool, node):
 
 
 async def works(pool, node, step=10):
-    """It still serves others."""
+    """Check that the server still serves others."""
     async with asyncio.timeout(BOUND_S), reach(pool, node) as link:
         assert [one.step for one in await peer.inventory(link)] == [step]
 

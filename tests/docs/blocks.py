@@ -1,4 +1,4 @@
-"""What stands between the fences of a page."""
+"""Read the fenced blocks of a page."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ DOCS = ROOT / "launcher" / "docs"
 
 
 def blocks(page: Path, kind: str) -> list[str]:
-    """All of that kind, in order."""
+    """Return all blocks of this kind, in order."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 

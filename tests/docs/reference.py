@@ -134,7 +134,7 @@ def _value(action: argparse.Action) -> str:
 
 
 def _json() -> str:
-    """What each command prints with --json, by the fields of its types, which stand once at the end."""
+    """Return the page of what each command prints with --json, by the fields of its types."""
     types: dict[str, Schema] = {}
     answers = [line for name in COMMANDS if name not in WITHOUT_JSON for line in _answers_of(name, types)]
     without = [f"| `launch {name}` | {why} |" for name, why in WITHOUT_JSON.items()]
@@ -179,7 +179,7 @@ def _type_of(name: str, schema: Schema) -> Iterator[str]:
 
 @cache
 def _comments() -> dict[tuple[str, str], str]:
-    """What the code says behind a field, by the names of its class and of the field."""
+    """Return the comments behind fields in the code, by class and field."""
     found = {}
     for path in (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("trainer/checkpoint_files/*.py")):
         lines = (text := path.read_text()).splitlines()

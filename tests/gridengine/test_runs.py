@@ -21,7 +21,7 @@ def two_nodes(desk, steps=STEPS, more="", hold=None):
 
 
 def fingerprint_here(desk, steps=STEPS):
-    """Of the undisturbed run on this machine."""
+    """Return the fingerprint of the undisturbed run on this machine."""
     return desk.fingerprint_of(two_nodes(desk, steps))
 
 

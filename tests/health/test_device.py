@@ -65,7 +65,7 @@ def lines(said):
 
 
 def spoilt(monkeypatch, name, spoil):
-    """What torch does by this name comes out a little different."""
+    """Make torch's function of this name return slightly wrong results."""
     right = getattr(torch, name)
 
     def wrong(*given, out=None, **more):

@@ -1,4 +1,4 @@
-"""What the kernel tells of devices that fail."""
+"""Test what is read from the kernel's log about failing devices."""
 
 import os
 

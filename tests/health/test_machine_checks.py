@@ -1,4 +1,4 @@
-"""What is said of this machine; that what is tried out is really tried; and that nothing is left of it."""
+"""Test the findings about this machine, that checks really try what they claim, and that they leave nothing."""
 
 import errno
 import fcntl

@@ -115,7 +115,7 @@ class Talker:
         return self
 
     def write(self, _data, _limit_s):
-        """It does not listen."""
+        """Write a program that does not listen."""
 
     def read(self, size, _limit_s):
         self.said += min(size, len(self.words))

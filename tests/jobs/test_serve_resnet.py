@@ -40,7 +40,7 @@ def answered(address, within_s=BOUND_S):
 
 
 def pasted(line):
-    """What the line that the log shows is answered, as a user pastes it."""
+    """Return the answer to the line in the log, pasted into a shell."""
     return json.loads(subprocess.run(line, shell=True, capture_output=True, check=True).stdout)
 
 

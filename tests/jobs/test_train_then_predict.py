@@ -37,7 +37,7 @@ def overrides(*words):
 
 
 def answers(checkout, graph):
-    """Who answered, and how much."""
+    """Return the model that answered, and the number of answers."""
     out = checkout.run_dir(f"{graph}-predict") / "code" / "answers.jsonl"
     return json.loads(out.with_name(f"{out.name}.about.json").read_text()), len(out.read_text().splitlines())
 

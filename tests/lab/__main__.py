@@ -60,7 +60,7 @@ def up(chosen: argparse.Namespace) -> int:
 
 
 def down(chosen: argparse.Namespace) -> int:
-    """All of them, where no folder is named."""
+    """Stop the lab in this folder, or all labs."""
     for folder in take_down(chosen.at and chosen.at.absolute()):
         print(f"down: {folder}", file=sys.stderr)
     return 0

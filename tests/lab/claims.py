@@ -164,7 +164,7 @@ def pids() -> list[int]:
 
 
 def read(pid: int, name: str) -> bytes:
-    """What /proc says of a process; nothing where it has gone."""
+    """Return what /proc has about a process, or nothing if it has exited."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

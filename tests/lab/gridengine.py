@@ -196,7 +196,7 @@ class GridEngineLab(ClusterLab):
             script.chmod(0o755)
 
     def _make_spool(self) -> None:
-        """What the qmaster reads when it starts for the first time."""
+        """Write the files that the qmaster reads when it starts for the first time."""
         conf = _read(SHARE / "default-configuration") | {"execd_spool_dir": f"{self.spool}/execd"} | self.conf
         _write(self.folder / "spool" / "configuration", conf)
         resources = SHARE / "util" / "resources"
@@ -216,7 +216,7 @@ class GridEngineLab(ClusterLab):
             raise LabError(f"{program} {' '.join(words)}: {done.stdout}{done.stderr}")
 
     def _configure(self) -> None:
-        """What a site's administrator would say to the qmaster that runs: hosts, resources, queues."""
+        """Configure hosts, resources and queues of the running qmaster, as an administrator would."""
         names = [node.name for node in self.nodes]
         self.ask("qconf", "-ah", ",".join(names))
         self.ask("qconf", "-as", ",".join(["control", *names]))
@@ -260,6 +260,25 @@ class GridEngineLab(ClusterLab):
 
     # -- use
 
+<<<<<<< HEAD
+=======
+    def ask(self, *argv: str) -> str:
+        """Return a client's output; it must succeed."""
+        done = self.run(*argv, env={"PATH": self.env["PATH"]})
+        if done.returncode:
+            raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def well(self) -> None:
+        """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""
+        try:
+            self.control.check()
+        except LabError as error:
+            print(f"the lab is repaired: {error}", file=sys.stderr)
+        if not self.idle():
+            self.clear()
+
+>>>>>>> 80f96106 (Say in tests' module and helper docstrings what is tested and returned)
     def clear(self, timeout: float = BOUND_S) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the qmaster are well again."""
         alone = not self.control.up or "sge_qmaster" not in self.control.running()

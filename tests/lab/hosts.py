@@ -31,7 +31,7 @@ class HostNode(Node):
 
     @property
     def log(self) -> Path:
-        """What its sshd says."""
+        """Return the log of the host's sshd."""
         return self.programs["sshd"].log
 
     def begin(self) -> None:
@@ -73,7 +73,7 @@ class HostNode(Node):
         return self.log.read_text().count("Connection from ")
 
     def memory(self) -> Path:
-        """Its /dev/shm, from outside."""
+        """Return the host's /dev/shm, as seen from outside."""
         return Path(f"/proc/{self.pid}/root/dev/shm")
 
 
@@ -225,7 +225,7 @@ class HostLab(Lab):
     # -- use
 
     def ssh(self, index: int, command: str, *, user: str = "root", timeout: float = BOUND_S) -> str:
-        """What a command line says there, by OpenSSH's own client; it must succeed."""
+        """Return the output of a command line on the host by OpenSSH's client; it must succeed."""
         words = ["-F", str(self.config), "-o", "BatchMode=yes", "-l", user, self.nodes[index].name, command]
         done = self.run("ssh", *words, timeout=timeout)
         if done.returncode:
@@ -233,7 +233,7 @@ class HostLab(Lab):
         return done.stdout
 
     def well(self) -> None:
-        """As new, and what has ended by itself since the last test is back; what it left in its log is shown."""
+        """Restore the host as new, start what has ended since the last test, and show its log."""
         try:
             for node in self._all():
                 node.check()

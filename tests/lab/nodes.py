@@ -31,7 +31,7 @@ class LabError(RuntimeError):
 
 
 class Cut(StrEnum):
-    """What becomes of a node's packets; after LINK its card knows that the cable is out, after the others not."""
+    """The way in which a node's packets are lost; only with LINK does its network card notice."""
 
     LINK = "link"
     IN = "in"
@@ -53,7 +53,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class Program:
-    """What runs in a node from power on."""
+    """A program that runs in a node from power on."""
 
     name: str
     argv: Sequence[str]
@@ -114,7 +114,7 @@ class Namespace:
         self._answer()
 
     def kill(self) -> None:
-        """All of its processes are dead when this returns."""
+        """Kill all processes of the node and wait until they are dead."""
         if self.outer is None:
             return
         if self.up:
@@ -155,13 +155,13 @@ class Namespace:
     # -- looking inside
 
     def pids(self) -> list[int]:
-        """Its processes, the first one too, as the machine knows them."""
+        """Return the node's processes, including the first one, by their ids on the machine."""
         if not self.up or not self.table:
             return []
         return [pid for pid in claims.pids() if namespace_of(pid) == self.table]
 
     def started(self) -> list[int]:
-        """What its programs have started, and what that left behind: all but the first process and the programs."""
+        """Return what the node's programs have started, without the programs themselves and the first process."""
         if not self.up:
             return []
         kept = {0, 1, *self.running().values()}
@@ -181,7 +181,7 @@ class Namespace:
         )
 
     def enter(self, cwd: Path | None = None) -> list[str]:
-        """What to put before a command line so that it runs inside."""
+        """Return the words to put before a command line so that it runs inside the node."""
         if not self.up:
             raise LabError(f"{self.name} has no power")
         spaces = ["--mount", "--uts", "--pid", *(["--net"] * self.net)]
@@ -232,7 +232,7 @@ class Node(Namespace):
         self.programs = {program.name: program for program in programs}
 
     def power_on(self) -> None:
-        """With all of its programs, as after a boot."""
+        """Start the node with all of its programs, as after a boot."""
         power_on([self])
 
     def power_off(self) -> None:
@@ -270,7 +270,7 @@ class Node(Namespace):
         self._nft(f"table inet cut {{\n{joined}\n}}")
 
     def slow_down(self, peer: "Node", *, mbytes_per_s: int) -> None:
-        """What it sends to that node faster than this is lost: TCP finds the rate by itself. `mend` undoes it."""
+        """Limit the rate of packets to that node, beyond which they are lost; `mend` undoes it."""
         rule = f"ip daddr {peer.address} limit rate over {mbytes_per_s} mbytes/second burst 256 kbytes drop"
         self._nft(f"table inet slow {{\nchain output {{ type filter hook output priority 0;\n{rule}\n}}\n}}")
 
@@ -358,7 +358,7 @@ def command_of(pid: int) -> str:
 
 
 def until(what: str, condition: Callable[[], T], timeout_s: float = BOUND_S) -> T:
-    """What the condition says once it says something true, with a bound."""
+    """Wait until the condition returns something true, and return it; fail after a limit."""
     deadline = time.monotonic() + timeout_s
     while not (answer := condition()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What tests need of this machine beside Python packages, and how to install it: `python -m tests.lab install`."""
+"""List what tests need of this machine beside Python packages, and install it: `python -m tests.lab install`."""
 
 import os
 import shutil

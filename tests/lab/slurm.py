@@ -78,7 +78,7 @@ class SlurmNode(Node):
         self.kill_program("slurmd")
 
     def start_slurmd(self) -> None:
-        """It listens when this returns: srun takes a refused connection for an answer."""
+        """Start slurmd and wait until it listens, as srun takes a refused connection for an answer."""
         self.start(self.programs["slurmd"])
         until(f"slurmd of {self.name}", self._came_up)
 
@@ -193,14 +193,14 @@ class SlurmLab(ClusterLab):
         self.control.kill_program("slurmctld")
 
     def save_state(self) -> None:
-        """What the controller knows is on its disk when this returns: it does not save by itself when a job starts."""
+        """Have the controller save its state to disk, which it does not do by itself when a job starts."""
         saved = self.folder / "state" / "job_state"
         before = saved.stat().st_mtime_ns if saved.exists() else 0
         self.ask("scontrol", "reconfigure")
         until("saved state", lambda: saved.exists() and saved.stat().st_mtime_ns != before)
 
     def freeze_controller(self) -> None:
-        """It takes connections and never answers."""
+        """Suspend the controller, which then accepts connections and never answers."""
         self.control.signal("slurmctld", signal.SIGSTOP)
 
     def thaw_controller(self) -> None:
@@ -208,6 +208,25 @@ class SlurmLab(ClusterLab):
 
     # -- use
 
+<<<<<<< HEAD
+=======
+    def ask(self, *argv: str) -> str:
+        """Return a client's output; it must succeed."""
+        done = self.run(*argv)
+        if done.returncode:
+            raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def well(self) -> None:
+        """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""
+        try:
+            self.control.check()
+        except LabError as error:
+            print(f"the lab is repaired: {error}", file=sys.stderr)
+        if not self.idle():
+            self.clear()
+
+>>>>>>> 80f96106 (Say in tests' module and helper docstrings what is tested and returned)
     def clear(self, timeout: float = 150, repair_s: float = _REPAIR_S) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the controller are well again.
 

@@ -1,4 +1,4 @@
-"""What every lab is: nodes on a bridge of this machine that come up together and leave nothing."""
+"""The common part of all labs: nodes on a bridge that start together and leave nothing behind."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ class Lab(ABC):
         release(self.claim)
 
     def traces(self) -> list[str]:
-        """What of it is on this machine, but for configuration and logs in its folder."""
+        """Return what the lab has left on this machine, except configuration and logs in its folder."""
         mark, bridge = str(self.folder), self.claim.bridge
         found = [f"process {pid}" for pid in claims.tagged(mark)]
         found += [f"inside {pid}" for pid in claims.pids() if mark.encode() in claims.read(pid, "cmdline")]

@@ -112,7 +112,7 @@ class Lab:
         return self.launch("submit", spec, *words, **more).stdout.strip()
 
     def fingerprint_of(self, spec):
-        """Of a run that nothing happens to: one run for all tests that ask for the same spec."""
+        """Return the fingerprint of an undisturbed run, made once for all tests with the same spec."""
         text = (self.project / spec).read_text()
         if text not in self.undisturbed:
             self.undisturbed[text] = self.wait(self.submit(spec))["fingerprint"]

@@ -27,7 +27,7 @@ SPEC = "name: tiny\nrun: {script: train.py}\nresources: {ranks_per_node: 2, gpus
 
 
 def measured(desk, *words):
-    """What `launch scale` says of it, as a program reads it."""
+    """Return the JSON of `launch scale`."""
     desk.script("train.py", SCRIPT)
     return json.loads(desk.launch("scale", desk.spec(SPEC), *words, "--json", timeout=280).stdout)
 

@@ -1,4 +1,4 @@
-"""What a program does with `launch` alone: submit, wait for any, choose, go on."""
+"""Test what a program does with `launch` alone: submit, wait for any run, choose, continue."""
 
 import json
 import os

@@ -69,7 +69,7 @@ def of_many_files(lab):
 
 
 def begun_by_a_supervisor(lab, run):
-    """Its next attempt, by a supervisor that nobody has asked a thing before."""
+    """Start the run's next attempt by a new supervisor."""
     supervisor = supervisor_of(lab.run_dir(run))
     attempt, _ = new_attempt(RunDir(lab.run_dir(run)), "local", "resume", None)
     supervisor.start(attempt.number)

@@ -26,7 +26,7 @@ STATES_S = 5.0  # in each second one is written
 
 
 class Disk:
-    """What the project's runs are on."""
+    """The disk that holds the project's runs."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -38,7 +38,7 @@ class Disk:
                 file.write(bytes(4096))
 
     def use_up_its_files(self):
-        """What is there may still grow."""
+        """Use up the disk's inodes; existing files may still grow."""
         self.more.mkdir()
         for number in range(os.statvfs(self.folder).f_ffree):
             (self.more / str(number)).touch()

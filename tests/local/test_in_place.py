@@ -97,7 +97,7 @@ def pids(state):
 
 
 def stayed(lab, run):
-    """Of each generation after the first one: whether ranks of the one before were in it."""
+    """Return for each generation after the first whether ranks of the one before were in it."""
     return ["a new generation follows, hot" in event["text"] for event in lab.events(run, "regroup")]
 
 
@@ -206,7 +206,7 @@ def test_unasked_nobody_stays_where_that_would_cost_something(lab, alone):
 
 
 def of_node(lab, run, node):
-    """All processes of that node: its agent first, then the guard and whatever else is below it."""
+    """Return all processes of that node: its agent first, then everything below it."""
     agent = lab.agent_pid(run, node)
     found = [agent]
     for pid in found:

@@ -1,4 +1,4 @@
-"""What the time of a real run went into."""
+"""Test what the time of a real run was spent on."""
 
 import itertools
 

@@ -112,7 +112,7 @@ def trains(lab, run, generation):
 
 
 def waits(lab, run):
-    """All have left their node."""
+    """Wait until all ranks have left their node."""
     state = lab.read_state(run)
     return state["state"] == "regrouping" and state["nodes"][1]["state"] == "drained"
 

@@ -1,4 +1,4 @@
-"""Who carries a run tells of it: real runs on this machine, and a server that takes messages, fails, or hangs."""
+"""Test that a run's supervisor sends notifications, with real runs and a server that accepts, fails or hangs."""
 
 import json
 import signal
@@ -33,7 +33,7 @@ def web():
 
 @pytest.fixture
 def messengers(lab):
-    """Those of a run; none is left behind."""
+    """Return the notifying processes of a run."""
 
     def of(run=""):
         words = (b"launcher.supervisor.notify", str(lab.project / ".launch" / "runs" / run).encode())

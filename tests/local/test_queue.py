@@ -35,7 +35,7 @@ def held_chain(desk):
 
 
 def queued(desk, run, why):
-    """Its status, once it waits for that."""
+    """Return the run's status once it waits for that reason."""
 
     def waits():
         status = desk.status(run)

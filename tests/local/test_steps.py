@@ -46,7 +46,7 @@ def desk(lab, tmp_path):
 
 
 def fail(desk, step, *, go_on=False):
-    """That step ends with exit code 3, or no longer."""
+    """Make that step end with exit code 3, or no longer."""
     flag = desk.ledger.with_name(f"ledger.{step}")
     flag.unlink() if go_on else flag.touch()
 

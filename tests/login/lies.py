@@ -1,4 +1,4 @@
-"""What can be said in each field of a message in place of what is so."""
+"""Generate false values for each field of a message."""
 
 WORDS = (
     "../../../../../../tmp/pwned", "/tmp/pwned/x", "a\0b", "\x1b]0;pwned\x07\u202e\n", "",

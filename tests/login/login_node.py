@@ -58,7 +58,7 @@ class LoginNode:
         self._sshd = None
 
     def program(self, body):
-        """What `launch` is there."""
+        """Write the `launch` of the login node."""
         script(self.bin / "launch", f"export PYTHONPATH={ROOT}\n{body}")
 
     def shell(self, greeting=""):
@@ -203,7 +203,7 @@ class Laptop:
         script(self.bin / "ssh", f'exec {sys.executable} {RELAY} {shutil.which("ssh")} {self.root} "$@"')
 
     def passed(self):
-        """What each call of ssh was given and what passed: dicts of argv, env, up and down."""
+        """Return for each call of ssh its argv, env and the bytes sent up and down."""
         return [self._call(path) for path in sorted((self.root / "passed").iterdir())]
 
     @staticmethod
@@ -250,7 +250,7 @@ class Laptop:
         return {one["run"]: one for one in json.loads(self.launch("status", "--json", *words).stdout)}
 
     def forget_answers(self):
-        """As if no login node had ever said anything."""
+        """Forget all answers of the login node."""
         for run in self.runs():
             for name in ("state.json", "attempts/*/seen.json", "attempts/*/exit.json"):
                 for path in self.folder(run).glob(name):

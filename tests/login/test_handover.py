@@ -1,4 +1,4 @@
-"""What a submit to a login node says of runs that exist although it failed, and what it leaves."""
+"""Test what a submit to a login node prints about runs that exist although it failed, and what it leaves."""
 
 import pytest
 

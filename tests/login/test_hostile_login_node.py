@@ -111,7 +111,7 @@ class Hostile:
             shutil.copytree(self.root / name / part, self.laptop.root / part, symlinks=True)
 
     def everything(self):
-        """All that is on this side but for the run's folder: paths, and how they look."""
+        """Return all paths on this side except in the run's folder, with their properties."""
         own = self.laptop.folder(self.run)
         found = {}
         for folder, _, names in os.walk(self.root):

@@ -75,7 +75,7 @@ class Far:
         self._far.communicate(timeout=BOUND_S)
 
     def outside(self):
-        """All that is here but for what is his own to write."""
+        """Return everything here except what the user may write."""
         own = (self.home / FOLDER, self.home / ".local", self.home / ".cache")
         paths = (f"{folder}/{name}" for folder, _, names in os.walk(self.root) for name in names)
         return sorted(path for path in paths if not path.startswith(tuple(map(str, own))))

@@ -1,4 +1,4 @@
-"""What comes of the logs on a login node."""
+"""Test how logs are fetched from a login node."""
 
 import pytest
 from run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""What a login node says of the runs that are there."""
+"""Test what a login node reports about the runs on it."""
 
 import pytest
 from run_folder import RunFolder

@@ -1,4 +1,4 @@
-"""What a login node says of a run is kept in the run's folder here, and nothing of it but what it alone can know."""
+"""Test that reports of a login node are kept in the run's folder here, and only facts that it alone can know."""
 
 import msgspec
 import pytest

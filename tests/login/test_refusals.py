@@ -1,4 +1,4 @@
-"""What keeps a run from getting there: said in one place, with what to do, and nothing is started or left behind."""
+"""Test why a run cannot get to a login node: reported in one place, with a hint, and nothing is started or left."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What passes between two machines is data: it runs as nothing else, is told to nobody, and comes as it was."""
+"""Test that what passes between two machines is data: never run, never shown to others, and unchanged."""
 
 import json
 import os

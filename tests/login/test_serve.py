@@ -8,7 +8,7 @@ pytestmark = pytest.mark.nightly
 
 
 class Desk(Laptop):  # type: ignore[misc] # found on pytest's path
-    """What is trained is trained here."""
+    """A machine with a login node, where what is trained is trained on this machine."""
 
     until = staticmethod(until)
 

@@ -19,7 +19,7 @@ DEEDS = "rename,fsync,mkdir,symlink,link,vfork"
 
 
 class Ledger:
-    """What was carried out, as the runs themselves say."""
+    """The record of what was carried out, read from the runs themselves."""
 
     def __init__(self, path, laptop, node):
         self.path, self.laptop, self.node = path, laptop, node

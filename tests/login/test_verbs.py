@@ -232,7 +232,7 @@ def test_local_runs_are_as_they_were(laptop, login_node, jobs):
 
 
 def serving(node):
-    """What answers those who are at another machine."""
+    """Return a server that answers clients on another machine."""
     lines = {pid: read(pid, "cmdline") for pid in node.connections()}
     return [pid for pid, line in lines.items() if b"launcher.cli.main" in line and b"_far" in line]
 
@@ -362,5 +362,5 @@ def test_a_shell_and_a_debugger_there(laptop):
 
 
 def sampled(laptop, run):
-    """What `launch top` shows of each node."""
+    """Return what `launch top` shows of each node."""
     return json.loads(laptop.launch("top", run, "--json").stdout)["nodes"]

@@ -24,7 +24,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def home_of(folder, script, **sections):
-    """Of a run of this script; `sections` are of its spec."""
+    """Make the folder of a run of this script; `sections` are those of its spec."""
     run = RunDir(folder / "stay-2222")
     attempt = run.attempt(1)
     make_dir(run.code)

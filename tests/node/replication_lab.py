@@ -108,7 +108,7 @@ class Pool:
         }
 
     async def bring(self, members, **how):
-        """All members at once; what each raised, or None."""
+        """Have all members fetch at once, and return what each raised, or None."""
         starts = self.starts(members, **how)
         work = (self.replications[node].bring(start) for node, start in starts.items())
         async with asyncio.timeout(BRING_S):

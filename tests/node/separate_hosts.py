@@ -106,7 +106,7 @@ class Hosts:
         self.held.unlink()
 
     def pids(self):
-        """Of agents that run."""
+        """Return the process ids of running agents."""
         return [agent.pid for agent in self._agents.values() if agent.poll() is None]
 
     def end(self, bound_s=BOUND_S):
@@ -123,7 +123,7 @@ class Hosts:
         end_all(lambda: [pid for node in self._agents for pid in self._processes(node)])
 
     def _processes(self, node):
-        """All below its agent, and what has lost that."""
+        """Return all processes below an agent, and those that have lost it."""
         return tagged(str(self.run_dir(node)), os.getuid())
 
     def state(self):

@@ -52,7 +52,7 @@ def check(tmp_path):
 
 
 def program_of(home):
-    """What `check` has written."""
+    """Return what `check` has written."""
     return home.run.path.parent / "check.py"
 
 

@@ -193,7 +193,7 @@ def ended(cluster: Cluster) -> State | None:
 
 
 def copying(*behind: int, nodes: int = 2, **how: object) -> Cluster:
-    """All ranks have finished; of these nodes the last checkpoint still gets its second copy."""
+    """Return a cluster whose ranks have all finished, while these nodes still get a second copy of the last checkpoint."""
     cluster = running(nodes, **how)
     for node in behind:
         cluster.agents[node].copies = True

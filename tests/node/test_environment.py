@@ -1,4 +1,4 @@
-"""What ranks find in their environment, and what they must not."""
+"""Test which variables ranks find in their environment, and which they must not."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Who ends the ranks of an agent that cannot: what its guard counts, and what it does to processes."""
+"""Test the watchdog, which ends the ranks of an agent that cannot: how it counts, and what it does to processes."""
 
 import os
 import select
@@ -31,7 +31,7 @@ def clock():
 
 
 def looks(watch, clock, until, for_s, every_s=0.5):
-    """What is left, after looking so often for so long."""
+    """Return what is left of the lease after this many looks."""
     end = clock.now + for_s
     while clock.now < end:
         clock.now += every_s
@@ -125,7 +125,7 @@ def say(agent, words):
 
 
 def all_below(agent):
-    """Its guard first."""
+    """Return all processes below an agent, its watchdog first."""
     found, waiting = [], [agent.pid]
     while waiting:
         pid = waiting.pop()

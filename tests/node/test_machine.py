@@ -1,4 +1,4 @@
-"""What a machine offers, without torch and without a process."""
+"""Test what is found of a machine, without torch and without starting a process."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What ranks report is kept, in their order, without the agent ever waiting for a disk."""
+"""Test that ranks' reports are stored in order, without the agent ever waiting for a disk."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What an agent says of its node."""
+"""Test what an agent reports about its node."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""What an agent learns of its children from the kernel."""
+"""Test what an agent learns about its children from the kernel."""
 
 import asyncio
 import os

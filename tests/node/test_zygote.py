@@ -78,7 +78,7 @@ class Agent:
         return self.hear("forked", id=self.ask(order))["pid"]
 
     def wait(self, pid):
-        """Its wait status: it is a child of ours, or about to be."""
+        """Return the wait status of a process that is a child of this one, or about to be."""
         return self.wait4(pid)[1]
 
     def wait4(self, pid):
@@ -97,7 +97,7 @@ class Agent:
 
 @pytest.fixture(scope="module", autouse=True)
 def subreaper():
-    """As an agent is: ranks are children of its own."""
+    """Make this process a subreaper, as an agent is, so that ranks become its children."""
     become_subreaper()
     yield
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

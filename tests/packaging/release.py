@@ -1,4 +1,4 @@
-"""What has to be true of a checkout before it is published, and the notes of its release.
+"""Check a checkout before it is published, and print the notes of its release.
 
 python -m tests.packaging.release TAG REPOSITORY_URL     prints the notes, or what is not ready and exits with 1
 """

@@ -1,4 +1,4 @@
-"""What a user gets: the wheel, alone in a clean environment, without torch, of the versions that were tested."""
+"""Test the wheel, alone in a clean environment, without torch, with the versions that were tested."""
 
 import json
 import os
@@ -231,7 +231,7 @@ HINT = "from trainer.extras import install_hint; print(install_hint('board').rem
 
 
 def followed(python, env, cwd, *more):
-    """What the hint of the copy that this interpreter has names, and what comes of following it."""
+    """Return the command of the installed copy's hint, and the result of running it."""
     line = command(python, "-c", HINT, cwd=cwd, env=env).strip()
     return line, command("sh", "-c", shlex.join([*shlex.split(line), *more]), cwd=cwd, env=env)
 

@@ -11,7 +11,7 @@ PBS = ("qsub", "qselect", "qstat", "qdel", "qrls", "qrerun", "pbsnodes", "pbs_tm
 
 
 class BatchSite:
-    """What a user of the site, its administrator and its scheduler do."""
+    """A simulated site, with the actions of its user, its administrator and its scheduler."""
 
     def __init__(self, lab, folder, programs):
         self.lab, self.folder = lab, folder / "site"

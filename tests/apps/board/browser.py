@@ -78,7 +78,7 @@ class Browser:
 
     @contextmanager
     def in_steps(self):
-        """It is no use to load a page again."""
+        """Mark an error that loading the page again does not mend."""
         self._in_steps = True
         try:
             yield
@@ -86,11 +86,11 @@ class Browser:
             self._in_steps = False
 
     def run(self, script, *args):
-        """What the body of a function gives that is run in the page."""
+        """Return the result of a function body that is run in the page."""
         return self._post(f"{self._session}/execute/sync", {"script": script, "args": args})
 
     def run_later(self, script):
-        """What a script hands to its `done`."""
+        """Return what a script in the page passes to its `done`."""
         asked = {"script": f"const done = arguments[0]; {script}", "args": []}
         return self._post(f"{self._session}/execute/async", asked)
 
@@ -107,7 +107,7 @@ class Browser:
         return answer
 
     def text(self):
-        """All that one can read."""
+        """Return all text that the page shows."""
         return self.run("return document.body?.innerText")
 
     def until_text(self, text):
@@ -119,13 +119,13 @@ class Browser:
         self.until(f"const found = {find}; if (found) found.click(); return Boolean(found)", text, selector)
 
     def press(self, *keys):
-        """As a person does, one after the other, wherever the focus is."""
+        """Press these keys one after the other, wherever the focus is."""
         self._do({"type": "key", "id": "keys", "actions": [
             {"type": way, "value": KEYS.get(key, key)} for key in keys for way in ("keyDown", "keyUp")
         ]})  # fmt: skip
 
     def drag(self, selector, start, end):
-        """With the pointer over the first of these, from one part of its width to another."""
+        """Drag the pointer across the first of these elements, from one part of its width to another."""
         box = self.until("const found = document.querySelector(arguments[0]); found?.scrollIntoView({block: 'center'});"
                          "return found && found.getBoundingClientRect().toJSON()", selector)  # fmt: skip
         across = [round(box["x"] + box["width"] * part) for part in (start, (start + end) / 2, end)]
@@ -135,7 +135,7 @@ class Browser:
         self._do({"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions})
 
     def look(self, width, height, theme="light"):
-        """As somebody with such a screen does."""
+        """Give the page a screen of this kind."""
         self._command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -155,7 +155,7 @@ class Browser:
         return told
 
     def hosts(self):
-        """Of whom it has asked anything."""
+        """Return the hosts to which the page has sent requests."""
         return set(self.run("return performance.getEntriesByType('resource').map(one => new URL(one.name).host)"))
 
     def picture(self, path: Path):

@@ -36,7 +36,7 @@ class OpenBoard:
         self.address = page_address(origin("127.0.0.1", port), board.keys)
 
     def pages(self):
-        """Those that listen."""
+        """Return the open pages that receive events."""
         return [*self._server._feed._pages]
 
     def end(self):
@@ -68,7 +68,7 @@ class OpenBoard:
 
     @contextmanager
     def live(self, run=""):
-        """What a page is told, as (event, data), for as long as one asks."""
+        """Yield the events that a page receives, as (event, data)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_S)
         connection.request("GET", f"/api/live?run={run}", headers={"Authorization": f"Bearer {self.board.keys.token}"})
         try:

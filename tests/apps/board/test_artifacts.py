@@ -1,4 +1,4 @@
-"""What a run wrote to `artifacts/`, as the board gives it away: nothing else, and nothing that runs."""
+"""Test that the board serves a run's artifacts and nothing else, and that nothing in them runs."""
 
 import os
 

@@ -44,7 +44,7 @@ def folder(tmp_path):
 
 
 def exported(folder, *ids):
-    """What the page carries."""
+    """Return the answers in an exported page."""
     index = export_page([api.run(one) for one in ids], folder)
     assert index == folder / "index.html"
     (data,) = DATA.findall(index.read_text())

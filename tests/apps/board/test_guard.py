@@ -1,4 +1,4 @@
-"""Who may see the board, on a real server: nobody without the key, and no other site."""
+"""Test on a real server that the board refuses clients without the token, and other sites."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the board's server makes of bytes that no browser sends."""
+"""Test how the board's server handles bytes that no browser sends."""
 
 import gzip
 import socket

@@ -1,4 +1,4 @@
-"""What goes wrong with one run, or with one page, is no matter of the others."""
+"""Test that an error with one run or one page does not affect the others."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_a_step_that_is_none_is_left_out(board, house, line):
 
 
 def written(folder, lines):
-    """As a trainer writes its metrics, which is how Python writes JSON."""
+    """Write metrics as a trainer does, in the JSON that Python writes."""
     with folder.run.metrics.joinpath("metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 

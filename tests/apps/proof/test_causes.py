@@ -1,4 +1,4 @@
-"""What is said to be the cause, by what differs, where and when."""
+"""Test the causes that are named for a difference, by what differs, where and when."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a kill cost, from the history of its run."""
+"""Test the cost of a kill that is computed from its run's history."""
 
 from launcher.apps.proof.findings import Kill
 from launcher.apps.proof.judging import with_costs

@@ -1,4 +1,4 @@
-"""What a strategy moves in a step, by its formula."""
+"""Test the bytes that a strategy moves in a step by its formula."""
 
 import pytest
 

@@ -67,7 +67,7 @@ class Answered:
 
 
 class OpenServer:
-    """What a client says to it, and what the service has noted down."""
+    """A running server, with calls for a client and the notes that its service has made."""
 
     def __init__(self, folder, port, engine, token):
         self.folder, self.port, self.engine, self.token = folder, port, engine, token
@@ -176,7 +176,7 @@ def processes_of(folder):
 
 
 def at_once(calls):
-    """All of them at the same time."""
+    """Send all requests at the same time and return the answers."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(*call) for call in calls]]
 

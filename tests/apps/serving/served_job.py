@@ -41,7 +41,7 @@ def write_app(desk):
 
 
 def asked(address, token=""):
-    """What it makes of ones, and of which step it is."""
+    """Return the job's answer to ones, and the step of its checkpoint."""
     head = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
     request = urllib.request.Request(f"{address}/predict", json.dumps({"x": [1, 1, 1, 1]}).encode(), head)
     with urllib.request.urlopen(request, timeout=100) as answer:
@@ -71,7 +71,9 @@ def train_on(folder):
 
 
 def check_watched(desk, saves, run, expected, *words):
-    """It answers by the newest checkpoint, and by a newer one as soon as that is in `saves`, the run's own folder."""
+    """Check that the job answers with the newest checkpoint, and with a newer one once that is in `saves`, the run's
+    folder.
+    """
     said = desk.launch("serve", run, "--app", "serving", "--workers", "1", "--watch", *words)
     job, token = said.stdout.strip(), re.search(r"Bearer (\S+)", said.stderr)[1]
 
@@ -93,7 +95,9 @@ def check_watched(desk, saves, run, expected, *words):
 
 
 def check_served(desk, *words):
-    """It answers who has the token at the address in its status, once more after a kill, and until it is cancelled."""
+    """Check that the job answers a client with the token at the address in its status, also after a kill, until it is
+    cancelled.
+    """
     write_app(desk)  # a part of the run's code
     run, expected = trained(desk)
     said = desk.launch("serve", run, "--app", "serving", "--workers", "1", *words)

@@ -1,4 +1,4 @@
-"""What is computed together and when: no clock, no process."""
+"""Test which inputs are computed together and when, without clock or process."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Who is let in, before any worker is asked."""
+"""Test which requests are refused before any worker gets them."""
 
 import asyncio
 

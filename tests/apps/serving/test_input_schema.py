@@ -1,4 +1,4 @@
-"""What is an input, and which field is wrong of what is none."""
+"""Test which data are valid inputs, and which field of invalid ones is named."""
 
 import msgspec
 import pytest

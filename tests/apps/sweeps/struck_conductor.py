@@ -50,7 +50,7 @@ class Pretended:
         return {one: TrialRun(State.SUCCEEDED, float(len(one))) for one in there}
 
     def rest(self, seconds):
-        """All of them end at once."""
+        """End all active runs at once."""
 
     def reports(self, run_id):
         return ()
@@ -170,7 +170,7 @@ def killed_and_conducted_anew(sweep, record, point):
 
 
 def outcome(sweep, record):
-    """All trials, in the journal, in the conductor's word and as runs."""
+    """Return all trials as the journal, the conductor's state and the runs show them."""
     entries = TrialBook(sweep, record).entries()
     runs = {one.name: json.loads((one / "overrides").read_text()) for one in (sweep.path.parent / "runs").glob("x-*")}
     said = json.loads(sweep.state.read_bytes())

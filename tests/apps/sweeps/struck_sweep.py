@@ -66,7 +66,7 @@ def ranks(desk, status):
 
 
 def pid_inside(pid):
-    """As its own node calls it."""
+    """Return a process's id inside its node."""
     line = next((line for line in read(pid, "status").splitlines() if line.startswith(b"NSpid:")), b"NSpid: 0")
     return int(line.split()[-1])
 

@@ -1,4 +1,4 @@
-"""What a conductor does next, for every state that a trial and its run can be in."""
+"""Test a conductor's next action for every state of a trial and its run."""
 
 from dataclasses import replace
 

@@ -95,7 +95,7 @@ def test_from_its_beginning_to_its_end(lab):
 
 
 def conductor(lab, sweep):
-    """Its pid, as long as it lives."""
+    """Return the conductor's process id while it lives."""
     folder = lab.project / ".launch" / "runs" / ".sweeps" / sweep
     pids = lab.processes(below=folder)
     return pids[0] if pids else None

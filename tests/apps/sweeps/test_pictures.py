@@ -1,4 +1,4 @@
-"""What is drawn of a sweep: as a page that needs nothing else, as one picture, and here."""
+"""Test the pictures of a sweep: as a page, as a single picture, and in the terminal."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What ranks do, each deed a line of one file for all, with the machine's own time: tests/chaos/audit.py reads it."""
+"""Ranks that write a line for each action into one file, with the machine's own time, for tests/chaos/audit.py."""
 
 import json
 import os

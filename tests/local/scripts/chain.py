@@ -32,7 +32,7 @@ def parse():
 
 @contextlib.contextmanager
 def words_of_gloo():
-    """What fails between ranks is told as gloo tells it."""
+    """Raise failures between ranks as gloo does."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def meet(rank, world, address, port):
 
 
 def exchange(rank, peers, word):
-    """All words in no particular order on rank 0, combined there, and the result everywhere."""
+    """Combine the messages of all ranks, in no particular order, on rank 0, and return the result everywhere."""
     if rank == 0:
         words = sorted([word, *(read(peer) for peer in peers)])
         result = hashlib.sha256("".join(words).encode()).hexdigest()

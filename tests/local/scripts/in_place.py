@@ -99,7 +99,7 @@ def hang():
 
 
 class Late(Callback):
-    """It has a state from its first step on."""
+    """A callback that has state from its first step on."""
 
     def on_step(self, training):
         self.seen = training.step

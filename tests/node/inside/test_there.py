@@ -54,7 +54,7 @@ class FakeRank:
         return Visit(host_here(self.run, self.attempt, 0, os.environ))
 
     def said(self, *argv, **more):
-        """All that came of it: stdout, stderr, exit code."""
+        """Return stdout, stderr and exit code."""
         with self.host() as visit:
             visit.ask(RunCommand(more.pop("rank", 3), tuple(map(os.fsencode, argv)), more.pop("window", None)))
             for word in more.pop("then", ()):
@@ -167,7 +167,7 @@ def test_a_rank_that_is_not_there(rank):
 
 
 def refused(work, *words, **more):
-    """What is told by the host has its exit code, and no class."""
+    """Check that an error sent by the host keeps its exit code, and no class."""
     try:
         work(*words, **more)
     except LaunchError as error:

@@ -1,4 +1,4 @@
-"""What a rank's processes have used and hold, compared with what they know of themselves."""
+"""Test measured use of ranks' processes against what the processes know of themselves."""
 
 import os
 import subprocess

@@ -120,7 +120,7 @@ def compute(seconds):
 
 
 def hang():
-    """What the ranks do instead of their next step."""
+    """Hang in this way instead of making the next step."""
     culprit, few = dist.get_rank() == 1, torch.zeros(4, device=device)
     if kind == "order":
         dist.broadcast(few, 0) if culprit else dist.all_reduce(few)

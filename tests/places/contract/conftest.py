@@ -30,7 +30,7 @@ class Site:
         self.everything = everything  # the processes of the runs, wherever they are
 
     def verb(self, name, *words):
-        """What verbs.py prints."""
+        """Return what verbs.py prints."""
         done = subprocess.run(
             [sys.executable, VERBS, name, self.on, *map(str, words)],
             cwd=self.desk.project,

@@ -1,4 +1,4 @@
-"""What every kind of cluster must do. A new one is added to PLACES in conftest.py and has to pass as it is."""
+"""Test what every kind of cluster must do; a new kind is added to PLACES in conftest.py and has to pass unchanged."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def prepare_and_start(on, ref):
 
 
 def intend(on, ref):
-    """As a submitter that was killed between the intent and the word to go."""
+    """Do what a submitter does that is killed between the intent and the order to go."""
     place, run, before = opened(on, ref)
     return new_attempt(run, on, "resume", None, kind=place.kind, after=before.number)[0].number
 

@@ -1,4 +1,4 @@
-"""What is said of a site, from its settings."""
+"""Test the findings about a Grid Engine site from its settings."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What Grid Engine's clients answered in the lab (8.1.9), read."""
+"""Test the parsing of answers that Grid Engine's clients (8.1.9) gave in the lab."""
 
 import calendar
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the verbs make of the clients' answers; the clients are little programs."""
+"""Test the cluster's operations with small programs in place of Grid Engine's clients."""
 
 import os
 

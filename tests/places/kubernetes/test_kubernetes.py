@@ -1,4 +1,4 @@
-"""What is made of kubectl's answers, the JobSet that it gets, and how the pods of a start find each other."""
+"""Test the parsing of kubectl's answers, the JobSet that it gets, and how the pods of a start find each other."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is made of the answers of LSF's clients, and the script that bsub gets."""
+"""Test the parsing of LSF's answers, and the script that bsub gets."""
 
 import shlex
 import sys

@@ -1,4 +1,4 @@
-"""What is made of the answers of PBS's clients, and the script that qsub gets."""
+"""Test the parsing of PBS's answers, and the script that qsub gets."""
 
 import shlex
 import sys

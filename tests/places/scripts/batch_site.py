@@ -208,7 +208,7 @@ def qstat(argv):
 
 
 def pbs_job(job):
-    """As qstat -f -F json shows one."""
+    """Return a job as `qstat -f -F json` shows it."""
     held, deleted = mark(job, "held").exists(), mark(job, "deleted").exists()
     letter = {"running": "R", "ended": "X" if job["array"] else "F", "queued": "H" if held else "Q"}[job["state"]]
     when = time.strftime("%a %b %d at %H:%M", time.localtime(job.get("started", 0)))
@@ -266,7 +266,7 @@ def pbsnodes(_argv):
 
 
 def pbs_tmrsh(argv):
-    """Its output goes to the job's own files, and nothing of its input arrives."""
+    """Run a command as pbs_tmrsh does: its output goes to the job's files, and it gets no input."""
     host, *command = argv
     if "PBS_ENVIRONMENT" not in os.environ:
         sys.exit("pbs_tmrsh: not executing under PBS")
@@ -322,7 +322,7 @@ def bjobs(argv):
 
 
 def lsf_job(job):
-    """As bjobs -json -o shows one: every value is text."""
+    """Return a job as `bjobs -json -o` shows it: every value is text."""
     held, deleted = mark(job, "held").exists(), mark(job, "deleted").exists()
     word = {"running": "RUN", "queued": "PSUSP" if held else "PEND", "ended": "EXIT" if job["code"] else "DONE"}
     reason = {"PSUSP": "Job was suspended by the user while pending;", "PEND": "New job is waiting for scheduling;"}
@@ -345,7 +345,7 @@ def lsf_job(job):
 
 
 def bhist(argv):
-    """What was asked of a job, in lines that are broken anywhere."""
+    """Print a job's history in lines that are broken anywhere."""
     job = next(job for job in jobs() if job["id"] == argv[-1])
     print(f"Job <{job['id']}>, User <{USER}>, Project <default>\nMon Jan  1 10:00:00: Starting (Pid 1);")
     word = next(
@@ -382,7 +382,7 @@ def bparams(_argv):
 
 
 def blaunch(argv):
-    """Its stdin arrives unless -n is given, and its output comes back."""
+    """Run a command as blaunch does: its stdin arrives unless -n is given, and its output comes back."""
     deaf = argv[0] == "-n"
     host, *command = argv[1:] if deaf else argv
     index = os.environ["LSB_JOBINDEX"]

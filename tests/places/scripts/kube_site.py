@@ -50,7 +50,7 @@ def create(argv):
 
 
 def control(name):
-    """What the controllers of JobSet, Job and Kueue do with one JobSet."""
+    """Do what the controllers of JobSet, Job and Kueue do with one JobSet."""
     whole = json.loads((SITE / f"{name}.json").read_text())
     deleted, suspended, full = SITE / f"{name}.deleted", SITE / "suspended", SITE / "full"
     if whole["set"]["spec"].get("suspend"):
@@ -133,7 +133,7 @@ def start(whole, one):
 
 
 def end(children, grace_s):
-    """As a kubelet: SIGTERM to the first process of a pod, and SIGKILL to all of it after a while."""
+    """End a pod as a kubelet does: SIGTERM to its first process, and SIGKILL to all of it after a while."""
     living = [child for child in children if child.poll() is None]
     for child in living:
         child.send_signal(signal.SIGTERM)

@@ -46,7 +46,7 @@ class Clients:
 
     @property
     def ended(self):
-        """What scancel was told to end."""
+        """Return the jobs that scancel was called with."""
         return self._ended.read_text().split()
 
     def program(self, name, body):

@@ -1,4 +1,4 @@
-"""What a Slurm cluster offers to a job."""
+"""Test what is read about a Slurm cluster's resources."""
 
 import pytest
 

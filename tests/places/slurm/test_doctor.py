@@ -1,4 +1,4 @@
-"""What is said of a Slurm site and of what a job found on its nodes, from facts alone."""
+"""Test the findings about a Slurm site, and about its nodes, from facts alone."""
 
 import math
 import random

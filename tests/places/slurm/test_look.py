@@ -1,4 +1,4 @@
-"""What is said of runs by squeue, by the accounts, and by whoever may not be asked at all."""
+"""Test the status of runs from squeue, from the accounts, and if neither can be queried."""
 
 import time
 from dataclasses import replace
@@ -210,7 +210,7 @@ def blamed(run, **until):
 
 @pytest.fixture
 def told(clients, tmp_path):
-    """What is changed of jobs."""
+    """Return the changes of jobs."""
     rows = "".join(FIELD.join((f"node{i}", "main*", "idle", "8", "8000", "", "none")) + ROW for i in range(4))
     clients.program("sinfo", f"printf '%s' '{rows}'")
     clients.program("scontrol", f"case $1 in update) echo $* >> {tmp_path}/told ;; *) cat '{tmp_path}/config' ;; esac")

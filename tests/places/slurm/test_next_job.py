@@ -1,4 +1,4 @@
-"""What a batch process does when its attempt has ended and the run goes on."""
+"""Test what a batch process does when its attempt has ended and the run continues."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ DISABLED = 'echo "Requested operation is presently disabled" >&2; exit 1'
 
 
 def sinfo(*nodes):
-    """Those of the default partition, all idle."""
+    """Return the nodes of the default partition, all idle."""
     rows = "".join(FIELD.join((node, "main*", "idle", "8", "8000", "", "none")) + ROW for node in nodes)
     return f"printf '%s' '{rows}'"
 
@@ -61,7 +61,7 @@ class Waits:
 
 @pytest.fixture
 def moves(begun, slurm_programs, monkeypatch):
-    """What follows a first attempt that ended for this cause; gives how long the batch process stayed."""
+    """Return what follows a first attempt that ended for this cause, and how long the batch process stayed."""
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
 
     def after(cause, **programs):
@@ -197,7 +197,7 @@ def test_no_more_nodes_are_avoided_than_leave_the_run_what_it_needs(begun, moves
 
 
 def row(job, state, comment):
-    """As squeue writes it."""
+    """Return a line as squeue writes it."""
     words = (job, job, state, "1", "N/A", "N/A", "", "", "BeginTime", comment)
     return r"printf '%s'" + f" '{FIELD.join(words)}{ROW}'"
 
@@ -283,7 +283,7 @@ def test_a_node_is_blamed_where_nothing_else_explains_its_silence(begun, moves, 
 
 @pytest.fixture
 def lose_node_1(begun):
-    """It is not heard for as long as its lease is; `back`: its supervisor had begun another agent by then, or not."""
+    """Make node 1 silent for its lease; with `back`, its supervisor starts another agent."""
 
     def lose(back, address="127.0.0.1"):
         agent = begun.attempt.agent(1)

@@ -55,7 +55,7 @@ END
 
 
 def on_three(begun):
-    """Of which one is a spare."""
+    """Return a plan of three nodes, one of them a spare."""
     nodes = [msgspec.structs.replace(begun.plan.nodes[0], index=i, host=f"node{i}", spare=i > 1) for i in range(3)]
     return msgspec.structs.replace(begun.plan, nodes=tuple(nodes), nodes_max=2)
 

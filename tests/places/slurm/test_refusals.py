@@ -1,4 +1,4 @@
-"""What sbatch says when it takes no job, as Slurm 22.05 writes it, and what its user reads."""
+"""Test the message for a job that sbatch (Slurm 22.05) refuses."""
 
 import pytest
 

@@ -27,7 +27,7 @@ RUN = "job-1a2b"
 
 
 class _Process:
-    """What `there` says to each request, once it has come with what follows it."""
+    """A process on a host that answers each request by `there`, once all of it has arrived."""
 
     def __init__(self, name, line):
         self.who, self._line = name, line
@@ -99,7 +99,7 @@ class NearHosts:
         return {host.name: gone.get(host.name, self.lines.get(host.name)) for host in hosts}
 
     def let_back(self):
-        """All can be reached, and who was silent is asked at once."""
+        """Make all hosts reachable again, and query those that were silent at once."""
         self.cut.clear()
         host_clients._silent._found.clear()
 
@@ -108,7 +108,7 @@ class NearHosts:
         return self.mirror.run
 
     def hand_over(self, attempt, *names):
-        """As the submitter leaves an attempt that is in these hosts' hands."""
+        """Leave an attempt to these hosts, as the submitter does."""
         self.mirror.intent(attempt, by=dead_process(), kind="ssh")
         there = self.run.attempt(attempt)
         self.mirror.write(there.handle, Handle("ssh"))

@@ -1,4 +1,4 @@
-"""What a person wants of hosts, where some of them are gone for good."""
+"""Test cancelling and resuming runs of which some hosts are gone for good."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a host says of itself: facts, or an error that names it; and which of its folders are believed to be ours."""
+"""Test what a host reports of itself, or the error that names it, and which of its folders are trusted."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a look at all runs reads: what may have changed, and nothing else."""
+"""Test that a look at all runs reads what may have changed, and nothing else."""
 
 import time
 
@@ -25,7 +25,7 @@ class Hands:
 
 @pytest.fixture
 def looking(house, monkeypatch):
-    """All runs, a clock, and the ids of the runs that were read since one asked."""
+    """Return all runs, a clock, and the ids of the runs read since the last call."""
     read, whole = [], api.as_far_as_here
     monkeypatch.setattr(api, "as_far_as_here", lambda one: read.append(one.id) or whole(one))
     clock = Hands()

@@ -36,7 +36,7 @@ def page(window, board, request):
 
 
 def picture(window, name):
-    """As it is, dark, on a telephone and on a large screen."""
+    """Take pictures of the page: as it is, dark, on a phone and on a large screen."""
     folder = Path(PICTURES)
     folder.mkdir(parents=True, exist_ok=True)
     for kind, (width, height, theme) in {
@@ -69,7 +69,7 @@ def measure(folder, values):
 
 
 def started_with(folder, *words):
-    """Its script had these arguments."""
+    """Write a run whose script had these arguments."""
     plan = plan_of(folder.path)
     entry = msgspec.structs.replace(plan.entry, args=words)
     return folder.write(folder.run.plan, msgspec.structs.replace(plan, entry=entry))

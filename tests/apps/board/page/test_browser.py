@@ -54,7 +54,7 @@ def test_a_kill_appears_as_a_mark(training, page):
 
 @pytest.fixture
 def late():
-    """What the board waits for before it tells a page anything."""
+    """Hold back the board's first answer to a page."""
     released = threading.Event()
     yield released
     released.set()

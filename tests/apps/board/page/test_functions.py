@@ -1,4 +1,4 @@
-"""What modules of the page say of values, asked in a browser without any board."""
+"""Test functions of the page's modules in a browser without a board."""
 
 import pytest
 from browser import needs_browser
@@ -10,7 +10,7 @@ pytestmark = needs_browser
 
 @pytest.fixture(scope="module")
 def ask(window):
-    """What an expression gives behind a module; `given` has what it is given."""
+    """Return the value of an expression that uses a module of the page; `given` is its input."""
     window.open("about:blank")
     return lambda name, expression, *given: window.run(
         f"{module(name)}\nconst given = arguments; return {expression}", *given

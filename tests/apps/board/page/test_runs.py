@@ -18,7 +18,7 @@ THREE = ["lr1-aaaa", "lr2-bbbb", "vit-cccc"]
 
 @pytest.fixture
 def three(house, page):
-    """Of which one fails, and one has a hostile note."""
+    """Write three runs, one of which fails and one of which has a hostile note."""
     started_with(house.run("lr1-aaaa").succeeded(step=7, metrics={"loss": 0.5}), "--lr", "9")
     run = house.run("lr2-bbbb").running(step=40, message=EVIL, metrics={"loss": 0.25})
     started_with(run, "--lr", "10")

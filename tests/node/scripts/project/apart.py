@@ -71,7 +71,7 @@ def meet():
 
 
 def exchange(words=None):
-    """What each rank says here, in no order: they wait for each other."""
+    """Return what each rank sends here, in no order; ranks wait for each other."""
     try:
         if rank == 0:
             words = [words, *(json.loads(peer.readline()) for peer in peers)]

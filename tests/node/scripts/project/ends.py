@@ -1,4 +1,4 @@
-"""What still happens after the last line."""
+"""A script whose work goes on after its last line."""
 
 import atexit
 import threading

@@ -1,4 +1,4 @@
-"""What a program has left open or alive is freed and written at its end, in every way that it can end well."""
+"""A program whose open files and live threads must be closed and written at every kind of good end."""
 
 import atexit
 import io

@@ -87,7 +87,7 @@ def test_a_guest_has_no_weight(tmp_path, size):
 
 
 def looked(member):
-    """What it takes over; None too where it leaves, since an attempt goes on without it."""
+    """Return what the host takes over; None also if it leaves because an attempt continues without it."""
     try:
         return TakeOver(member).look()
     except Fenced:

@@ -1,4 +1,4 @@
-"""Who takes a run over, and who has no part in that: hosts that are silent or frozen, or somebody at their place."""
+"""Test which host takes a run over, with hosts that are silent, frozen or replaced by another process."""
 
 import random
 from math import inf

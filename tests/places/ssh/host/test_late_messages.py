@@ -1,4 +1,4 @@
-"""Who tells supervisors what they could not hear: over real sockets, until they have heard it."""
+"""Test messages for supervisors that could not receive them, resent over real sockets until they arrive."""
 
 import json
 import socket
@@ -44,7 +44,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def told(run):
-    """What the supervisor of the third host hears, which understands it the second time."""
+    """Return what the third host's supervisor receives; it understands the message the second time."""
     heard = []
 
     def answer(question, asker):

@@ -1,4 +1,4 @@
-"""What a leader tells every host to keep: afterwards a host has the leader's history, not a mixture of two."""
+"""Test the records that a leader copies to every host, which then has the leader's history and no mixture."""
 
 from math import inf
 

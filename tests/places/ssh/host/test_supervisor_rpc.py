@@ -201,7 +201,7 @@ class Relay:
         return self
 
     def __exit__(self, *_):
-        """All sockets are closed, and nobody looks at them any more."""
+        """Close all sockets."""
         self._server.shutdown(socket.SHUT_RDWR)  # who waits at it is woken, which closing it would not do
         self._threads[0].join()
         for one in self._ends:

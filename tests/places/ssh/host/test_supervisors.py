@@ -1,4 +1,4 @@
-"""Who may lead, begin, write and end: supervisors on disks of their own, without a network and without agents."""
+"""Test which supervisor may lead, begin, write and end, on separate disks, without network or agents."""
 
 import os
 import threading
@@ -135,7 +135,7 @@ class Table:
         return one == other or not self.silent & {one, other}
 
     def connected(self, me, number):
-        """Who hears what we say to that one, and has proved to us that it is that one; None: nobody."""
+        """Return the supervisors that are connected to this one, or None for none."""
         if number not in self.relays:
             return number if self.reach(me, number) else None
         behind = self.relays[number]
@@ -144,7 +144,7 @@ class Table:
         return behind if same and self.reach(me, behind) else None
 
     def said(self, number, question):
-        """Its answer; None where a word of this kind does not get there."""
+        """Return the host's answer, or None if the message does not arrive."""
         leader = int(self.supervisors[number].leader.removeprefix("host"))
         asker = getattr(self.asking, "number", getattr(question, "node", leader))
         self.listen(question)
@@ -152,7 +152,7 @@ class Table:
         return None if deaf else self._answers[number](question, f"127.0.0.{asker + 1}")
 
     def vote(self, attempt, node):
-        """As that host asks for one."""
+        """Request a vote, as that host does."""
         records = self.supervisors[node].ballot.records()
         return Vote(attempt, node, RecordsSaid(records.attempt, records.length, records.digest))
 
@@ -160,13 +160,13 @@ class Table:
         self.deaf_to[number] = kinds
 
     def lose(self, *numbers):
-        """They are cut off, and the others have noticed."""
+        """Cut these hosts off, as the others have noticed."""
         self.silent = set(numbers)
         for number, member in enumerate(self.supervisors):
             member.ballot.leaderless = number not in self.silent
 
     def freeze(self, number, for_s=60.0):
-        """Its coordinator has said nothing for so long, and its supervisor answers; the others have noticed."""
+        """Freeze a host's coordinator for so long, as the others have noticed; its supervisor answers."""
         self.supervisors[number].coordinator_due_at = boottime() - for_s
         for one, member in enumerate(self.supervisors):
             member.ballot.leaderless = one != number
@@ -225,7 +225,7 @@ def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents
 
 
 class Slots:
-    """Of a host on which an older run waits."""
+    """The slots of a host on which an older run waits."""
 
     fds = ()
     released = False
@@ -247,12 +247,12 @@ class Slots:
 
 
 def proposed(table, member, others, cause):
-    """What comes of it where it leads, and sees these others."""
+    """Return what the host proposes if it leads and sees these others."""
     return propose(member, {number: table.supervisors[number].status() for number in others}, cause)
 
 
 def taken(table, member, others):
-    """What comes of it where it does not lead, and sees these others."""
+    """Return what the host takes over if it does not lead and sees these others."""
     elected = elect(member, {number: table.supervisors[number].status() for number in others}, leads=False)
     return open_next(member, elected, None, leads=False) if elected is not None else None
 
@@ -562,7 +562,7 @@ def test_a_host_that_is_unfit_comes_last_and_the_one_that_leads_where_a_person_r
 
 
 def started_again(table, number, begun=1):
-    """Its supervisor was killed, or its machine started anew: what it knew is what its disk has."""
+    """Return the supervisor after a restart, which has only what is on its disk."""
     before = table.supervisors[number]
     member = SupervisorState(before.run, begun, number)
     member._alone = SimpleNamespace(set=lambda: None, clear=lambda: None)

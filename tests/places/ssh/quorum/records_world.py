@@ -142,7 +142,7 @@ class RecordsWorld:
             yield f"host {host} crashes", self._crashed(state, node)
 
     def _choices(self, host: Host, granted: frozenset[Host]) -> set[frozenset[Host]]:
-        """Those that voted, or these and one more that has come back, or all."""
+        """Return the sets of hosts to try: those that voted, these and one that has come back, or all."""
         voted = granted | {host}
         others = frozenset(range(self.hosts)) - voted
         return {voted | set(more) for size in (0, 1, len(others)) for more in combinations(others, size)}
@@ -256,7 +256,7 @@ class RecordsWorld:
 
 
 def _after(state: State, node: Node, *sent: Message) -> State:
-    """With this node as it is now, and without messages that nobody would take any more."""
+    """Return the world with this node changed, and without messages that no node would accept any more."""
     me = node.voter.me
     nodes = (*state.nodes[:me], node, *state.nodes[me + 1 :])
     return state._replace(nodes=nodes, sent=frozenset(one for one in (*state.sent, *sent) if _matters(nodes, one)))

@@ -1,4 +1,4 @@
-"""What went wrong in pools once, and rules of their quorum: each is broken in a copy of the launcher, and tests notice.
+"""Break past fixes and rules of the pool's quorum in a copy of the launcher; tests must fail.
 
 Each test may take a minute. What the code cannot do again, as its mechanism is gone:
 
