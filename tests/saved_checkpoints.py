@@ -18,7 +18,7 @@ def save(folder, step, world_size=2, size=1000, attempt=1, finite=True, **info):
 
 
 def save_part(folder, step, here, world_size=2, size=1000, attempt=1, apart=True, finite=True, **info):
-    """Of one on disks apart, what the disk has on which these ranks write."""
+    """Save the part of a checkpoint on one of several disks, on which these ranks write."""
     make_folder(folder)
     mine = claim(folder, attempt)
     draft = commit.begin(folder, step, mine)

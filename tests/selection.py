@@ -16,7 +16,7 @@ Times = Mapping[str, tuple[int, int]]
 
 
 class Report(Protocol):
-    """What pytest reports of one phase of one test."""
+    """pytest's report of one phase of one test."""
 
     nodeid: str
     duration: float

@@ -26,7 +26,7 @@ def test_ranks_are_ended_a_second_before_others_take_their_places(lease_s):
 
 
 def shown(*moments):
-    """What a clock shows that is looked at then, and what it has slept through."""
+    """Return what a clock shows when it is read at these times, and how long it was suspended."""
     at = iter([moments[0], *moments])
     clock = WakingClock(lambda: next(at))
     return [clock.now() for _ in moments], clock.slept_s

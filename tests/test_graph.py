@@ -1,4 +1,4 @@
-"""All steps of a file together: one state for them, and one tree."""
+"""Test the steps of a file together: one state for all, and one tree."""
 
 from types import SimpleNamespace
 

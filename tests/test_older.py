@@ -1,4 +1,4 @@
-"""What is recorded of a version on the day that it is released is what the tests of later versions need."""
+"""Record a version on the day of its release, for the tests of later versions."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What is submitted and resumed, with a cluster that only notes down what it is asked for."""
+"""Test submitting and resuming, with a cluster that only records its requests."""
 
 import os
 import shutil

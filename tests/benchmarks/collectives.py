@@ -37,7 +37,7 @@ def by_hand(name, nbytes, world):
 
 
 def on_rank(world, names, sizes, pairs):
-    """Return for each operation and size pairs of seconds, as reported and measured by hand, and the speed of a copy."""
+    """Return seconds of each operation and size in pairs, as reported and measured by hand, and a copy's speed."""
     found, ranks = {}, tuple(range(world.size))
     for _ in range(pairs):
         for name in names:

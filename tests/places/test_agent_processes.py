@@ -115,7 +115,7 @@ def with_a_zygote(tmp_path):
 
 
 def killed(one):
-    """Its supervisor learns of it."""
+    """Kill the agent, as its supervisor notices."""
     pid = one.pid
     os.kill(pid, signal.SIGKILL)
     one.died(os.waitpid(pid, 0)[1])

@@ -1,4 +1,4 @@
-"""What a last word that is not the coordinator's carries on."""
+"""Test how a run continues after an end record that the coordinator did not write."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a batch system gets by its base class: signals, reasons, hosts, and the fate of a job that is told to leave."""
+"""Test what a batch system gets from its base class: signals, reasons, hosts, and the end of a job."""
 
 import signal
 
@@ -21,7 +21,7 @@ from launcher.spec.model import JobSpec, Resources, RunOptions
 
 
 class Small(BatchSystem):
-    """As little as a kind has to bring, and hosts."""
+    """A batch system with as little as a kind must define, and with hosts."""
 
     kind, called = "small", "Small"
     known = ()

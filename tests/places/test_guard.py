@@ -66,7 +66,7 @@ def guard(tmp_path):
 
 
 def until_said(tmp_path, word, times=1):
-    """All lines, once one that begins so is there that often."""
+    """Return all lines once a line that begins so has come that often."""
     deadline = time.monotonic() + BOUND_S
     while True:
         lines = (tmp_path / "log").read_text().splitlines() if (tmp_path / "log").exists() else []
@@ -77,7 +77,7 @@ def until_said(tmp_path, word, times=1):
 
 
 def until_shown(pid, text):
-    """What the kernel says of the process."""
+    """Wait until the kernel shows the process in this state."""
     deadline = time.monotonic() + BOUND_S
     while text not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < deadline

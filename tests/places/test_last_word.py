@@ -1,4 +1,4 @@
-"""Whoever dies between any two writes at the end of a run: it is over once its end record is there, and not before."""
+"""Test that a run has ended once its end record exists, and not before, whichever process dies between two writes."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ _LAST_WRITES = 4  # how it stood, how it ended, the event, the state
 
 
 class KilledAgent:
-    """That of node 0, by SIGKILL."""
+    """An agent of node 0 that was killed by SIGKILL."""
 
     def __init__(self, *_, **__):
         pass

@@ -77,7 +77,7 @@ def test_what_is_wrong_with_its_options_is_told_where_it_stands(toy):
 
 
 def blocks():
-    """What the page shows: a place, its project, and a batch system."""
+    """Return the blocks of the page: a place, its project, and a batch system."""
     return re.findall(r"^```(?:python|toml)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -167,7 +167,7 @@ def no_canary(place, told):
 
 
 def everything_told(run):
-    """All that is said of a run where it is."""
+    """Return everything that is printed about a run where it is."""
     one = Run(run.path.name, run.path)
     status = one.status()
     read_life(status, time.time())
@@ -222,7 +222,7 @@ class BehindLogin:
         write_record(self.attempt.handle, handle)
 
     def line(self):
-        """What the login node answers, as it crosses."""
+        """Return the login node's answer as it is sent."""
         known = records.known_of(self.here, self.attempt, self.there.path.name)
         return msgspec.json.encode({"value": far.answer(LookAtRuns((known,)))}) + b"\n"
 

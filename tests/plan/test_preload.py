@@ -1,4 +1,4 @@
-"""What is preloaded exists, leaves the zygote fit to fork, and leaves ranks next to nothing to import."""
+"""Test that preloaded modules exist, leave the zygote able to fork, and leave ranks almost nothing to import."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What places say to what a spec wants to wait for, and which GPUs a run's nodes get."""
+"""Test which waits a kind of cluster supports, and which GPUs a run's nodes get."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What guards the architecture beside the import contracts: nobody asks a place for its name."""
+"""Guard the architecture beside the import contracts: no code compares the name of a kind of cluster."""
 
 import ast
 from pathlib import Path
@@ -20,7 +20,7 @@ def inside(path):
 
 @pytest.fixture(scope="module")
 def trees():
-    """Of each file of the launcher, read once."""
+    """Return the parsed files of the launcher, read once."""
     return {path: ast.parse(path.read_text()) for path in FILES}
 
 

@@ -73,7 +73,7 @@ BREACHES = [  # a line at the end of a file, the contract that it breaks, and wh
 
 @pytest.fixture(scope="module")
 def said_of(tool, tmp_path_factory):
-    """What is said under the name of each contract of a copy in which all of that is done at once."""
+    """Return what each contract reports for a copy that breaks all of them at once."""
     copy = tmp_path_factory.mktemp("breached")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))

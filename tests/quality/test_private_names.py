@@ -106,7 +106,7 @@ class Uses(ast.NodeVisitor):
             self._note(node.module if is_private(node.module or "") else alias.name, outside(node.module or ""))
 
     def visit_Attribute(self, node):
-        """Of an attribute of something it is somebody else's, whatever we call so ourselves."""
+        """Note a private attribute of an object that is not the file's own."""
         on_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
         self._note(node.attr, isinstance(node.value, ast.Attribute) or not (on_self or node.attr in self.ours))
         self.generic_visit(node)
@@ -122,7 +122,7 @@ class Uses(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_ClassDef(self, node):
-        """What a class of others calls its own, and ours replaces or uses."""
+        """Note private names of foreign base classes that a class replaces or uses."""
         theirs = {name for base in node.bases for name in self._privates_of(ast.unparse(base))}
         names = {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
         names |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}

@@ -53,7 +53,7 @@ def options_of_pytest():
 
 
 def fault_of(line, options_of_pytest):
-    """What does not exist of one command line, or None."""
+    """Return what a command line names that does not exist, or None."""
     words = shlex.split(line, comments=True)
     if words[:2] == ["uv", "run"]:
         words = list(itertools.dropwhile(lambda word: word.startswith("-"), words[2:]))

@@ -108,7 +108,7 @@ def opened_by_a_reader(fifo):
 
 
 def pid_of_second(status):
-    """Of rank 1; None as long as nothing is known of it."""
+    """Return the process id of rank 1, or None while it is unknown."""
     return next((rank["pid"] for rank in status["ranks"] if rank["rank"] == 1), None)
 
 

@@ -41,7 +41,7 @@ def attempts(door):
 
 
 def listed(key):
-    """As ssh-keygen lists it."""
+    """Return the key as ssh-keygen lists it."""
     return subprocess.run(["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True).stdout.split()[1]
 
 

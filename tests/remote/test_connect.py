@@ -106,7 +106,7 @@ def test_more_keys_than_sshd_lets_one_try(door, tmp_path):
 
 
 def listens(path):
-    """Its file is there a little before anybody can call."""
+    """Wait until the socket accepts connections, a little after its file exists."""
     with socket.socket(socket.AF_UNIX) as caller:
         return caller.connect_ex(str(path)) == 0
 

@@ -1,4 +1,4 @@
-"""What every transport keeps, over real sshds: paramiko, and the user's own OpenSSH program."""
+"""Test what every transport must do, over real sshds: paramiko, and the user's own OpenSSH."""
 
 import contextlib
 import os

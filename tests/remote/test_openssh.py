@@ -19,7 +19,7 @@ CLOSED = "Connection closed by UNKNOWN port 65535"
 
 
 def refused(monkeypatch, tmp_path, said, config=""):
-    """What is made of these words of ssh, where the configuration says so."""
+    """Return the error for this output of ssh."""
     (tmp_path / "config").write_text(f"Host inner\n HostName 127.0.0.1\n User me\n{config}")
     monkeypatch.setenv("LAUNCH_SSH_CONFIG", str(tmp_path / "config"))
 

@@ -121,7 +121,7 @@ def test_an_error_there_is_the_same_error_here():
 
 
 class SlowLine:
-    """It gives 64 KiB in every second of its clock, and nothing once it is to."""
+    """A line that gives 64 KiB in each second of its clock, and nothing once it is to stop."""
 
     who = "node0"
 

@@ -46,7 +46,7 @@ def read_request(line):
 
 @pytest.fixture
 def pipe():
-    """What is written into one end, and the reader of the other."""
+    """Return one end to write into, and the reader of the other."""
     out, into = os.pipe()
     yield into, Incoming(reading(out))
     os.close(out)

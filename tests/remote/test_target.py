@@ -1,4 +1,4 @@
-"""What OpenSSH's own client says of a configuration is what we say."""
+"""Test that an SSH configuration is read as OpenSSH's own client reads it."""
 
 import os
 import subprocess
@@ -120,7 +120,7 @@ def said(jump):
 
 
 def split(text):
-    """Of `user@host:port`, as ssh prints it."""
+    """Return the parts of `user@host:port`, as ssh prints it."""
     user, _, place = text.rpartition("@")
     host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
     host = host if colon and port.isdigit() else place

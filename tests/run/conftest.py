@@ -48,7 +48,7 @@ class Strace:
         self._runs = 0
 
     def calls(self, writer: Writer, folder: Path) -> list[str]:
-        """What the operation calls, one line each, descriptors with their paths."""
+        """Return the system calls of an operation, one line each, with paths for descriptors."""
         log = self._run(writer, folder, "-y", "-e", f"trace={CHANGING},access")[1]
         start = next(index for index, line in enumerate(log) if _OPENS in line)
         return log[start + 1 :]

@@ -1,4 +1,4 @@
-"""Who keeps a run waits for a disk that is full or fails for a while."""
+"""Test that the processes of a run wait for a disk that is full or fails for a while."""
 
 import errno
 import os

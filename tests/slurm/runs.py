@@ -1,4 +1,4 @@
-"""What the tests of this folder do with runs."""
+"""Operations on runs for the tests of this folder."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def job_of(desk, run, attempt=1):
 
 
 def fingerprint_here(desk, steps):
-    """Of the undisturbed run on this machine."""
+    """Return the fingerprint of the undisturbed run on this machine."""
     return desk.fingerprint_of(two_nodes(desk, steps))
 
 

@@ -23,7 +23,7 @@ TORCH = "2.10.0 (CUDA 12.8), sees 0 GPUs"
 
 @pytest.fixture
 def doctor(desk):
-    """What it finds, by subject: a list of level and text of each."""
+    """Return the doctor's findings by subject: a list of level and text for each."""
     python = desk.project / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\necho \'["2.10.0", "CUDA 12.8", 0]\'\n')

@@ -48,7 +48,7 @@ def by_accounts(slurm, job):
 
 
 def batch_process(desk, run):
-    """It carries no tag of the run: its command line tells whose it is, and is for a moment that of what it forks."""
+    """Return the batch process, which carries no tag of the run but names it in its command line."""
     words = f"launcher.places.batch.job.batch_process:BatchSupervisor\0{desk.run_dir(run)}\0slurm\0".encode()
     found = [pid for pid in all_pids() if words in command(pid)]
     (pid,) = [pid for pid in found if parent(pid) not in found]

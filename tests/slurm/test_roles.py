@@ -77,7 +77,7 @@ def three(desk):
 
 
 def said_by(desk, run, part=None):
-    """What each process of a role wrote as its first line, of the main role without a name."""
+    """Return the first line that each process of a role wrote; without a name, of the main role."""
     folder = desk.run_dir(run) if part is None else desk.run_dir(run) / "roles" / part
     logs = sorted((folder / "logs").glob("*/rank-*.log"))
     return [json.loads(log.read_text().splitlines()[0]) for log in logs if log.read_text()]

@@ -1,4 +1,4 @@
-"""What a user wrote for a version that was released is read by this one."""
+"""Test that specs written for released versions are read by this one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a run waits for, as people write it."""
+"""Test what a run waits for, in the ways in which people write it."""
 
 import time
 

@@ -20,7 +20,7 @@ HEAD = "name: a\nrun: {script: t.py}\n"
 
 
 def as_editor(node: Node) -> Any:
-    """What an editor's YAML 1.2 makes of it."""
+    """Return the values that an editor's YAML 1.2 reads."""
     match node:
         case Mapping():
             return {entry.key.text: as_editor(entry.value) for entry in node}

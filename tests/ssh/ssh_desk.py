@@ -1,4 +1,4 @@
-"""What the tests of this folder do with hosts and runs."""
+"""Operations on hosts and runs for the tests of this folder."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         return sorted(found, key=lambda pid: parent(pid) in found)
 
     def left(self):
-        """All on the hosts that is no part of a login: these end a moment after the command that made them."""
+        """Return the processes on the hosts that belong to no login; those end a moment after their command."""
         return [pid for pid in self.everything() if not is_of_a_login(pid)]
 
     def everything(self):
@@ -64,7 +64,7 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         strike(pid, signal.SIGSTOP)
 
     def fingerprint_here(self, steps, nodes=2):
-        """Of the undisturbed run on this machine."""
+        """Return the fingerprint of the undisturbed run on this machine."""
         return self.fingerprint_of(self.job(steps, nodes))
 
 
@@ -77,7 +77,7 @@ def command_line(pid):
 
 
 def is_of_a_login(pid):
-    """Of sshd, or what it has started; or what is no more than an entry in a table. What a run started has its tag."""
+    """Return whether a process belongs to sshd or a login, or is only an entry in the process table."""
     line = command_line(pid)
     if not line or line.startswith(b"sshd"):
         return True

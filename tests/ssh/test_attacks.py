@@ -169,7 +169,7 @@ def test_a_host_gives_nothing_but_of_runs(tmp_path):
 
 
 def said(line):
-    """What a host answers to this."""
+    """Return the host's answer to this."""
     heard, told = io.BytesIO(line), io.BytesIO()
     answer_all(Incoming(lambda _deadline, most: heard.read(most)), told.write, Request, HostServer().answer)
     return decoded(told.getvalue().splitlines()[1], Reply)
@@ -245,7 +245,7 @@ def listeners(node):
 
 
 def knock(address, port, *lines):
-    """What somebody hears there who says these lines, after the greeting."""
+    """Return what a client receives that sends these lines after the greeting."""
     with socket.create_connection((address, port), timeout=60) as stranger, stranger.makefile("rwb") as talk:
         greeting = talk.readline()
         with suppress(ConnectionError):

@@ -20,7 +20,7 @@ def growing(desk, least=2):
 
 
 def until_it_is_back(desk, leader, run, host):
-    """Whoever asks for a status has the host asked, and its agent joins."""
+    """Query the status, which queries the host, until its agent has joined."""
 
     def ready():
         desk.status(run)
@@ -64,7 +64,7 @@ def test_the_first_host_comes_back_under_the_lead_of_another_and_without_anybody
 
 
 def the_first_comes_back(desk):
-    """What `launch doctor` says of @reboot is what is run here."""
+    """Run on the first host what `launch doctor` recommends for @reboot."""
     run = growing(desk)
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2)

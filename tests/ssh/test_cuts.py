@@ -27,7 +27,7 @@ ALL = ("--set", "resources.nodes=4", "--set", "resources.ranks_per_node=1")
 
 
 def answers(desk, *commands, **env):
-    """What each of these says, asked at the same time; each within the limit."""
+    """Return the answer of each command, run at the same time, each within the limit."""
     words = [sys.executable, "-m", "launcher.cli.main"]
     options = {"cwd": desk.project, "env": desk.env | env, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     began = time.monotonic()
@@ -54,7 +54,7 @@ def submitter(desk):
 
 
 def ranks(desk, run, index):
-    """Those of its first generation that live on a host."""
+    """Return the ranks of the first generation that live on a host."""
     ids = {rank["pid"] for rank in desk.state_there(0, run)["ranks"] if rank["node"] == index}
     assert ids, "no rank was there"
     return lambda: [pid for pid in desk.hosts.nodes[index].started() if pid_inside(pid) in ids]

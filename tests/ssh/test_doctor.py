@@ -30,7 +30,7 @@ PROGRAM = Path(machine_there.__file__).read_text()
 
 
 def doctor(desk, *words, check=0, pool=None):
-    """What is found, by level; `pool`: another clusters file."""
+    """Return the doctor's findings by level; `pool` is another clusters file."""
     if pool is not None:
         path = desk.project / "clusters.yaml"
         path.write_text(pool)
@@ -45,7 +45,7 @@ def texts(found):
 
 
 def column(finding, name):
-    """Of its table, by the first column."""
+    """Return a column of the doctor's table, by the first column."""
     head, *rows = finding["rows"]
     return {row[0]: row[head.index(name)] for row in rows}
 
@@ -365,7 +365,7 @@ def test_what_torch_sees(tmp_path, torch, sees, error):
 
 
 class There:
-    """It, here."""
+    """The other machine, played on this one."""
 
     def __init__(self, address="127.0.0.1", token=TOKEN):
         words = [sys.executable, "-I", "-c", PROGRAM]

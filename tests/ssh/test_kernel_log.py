@@ -9,7 +9,7 @@ FAILS = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Channel#1_DIMM#0"
 
 @pytest.fixture
 def kernels(desk, tmp_path):
-    """What each host's kernel tells, in the place of this machine's own."""
+    """Give each host a kernel log of its own in place of this machine's."""
     paths = []
     with contextlib.ExitStack() as stack:
         for index, node in enumerate(desk.hosts.nodes):

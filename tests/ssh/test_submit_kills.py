@@ -61,7 +61,7 @@ class Pool:
             (home / "hold").unlink(missing_ok=True)
 
     def ledger(self):
-        """What each rank of each attempt has written."""
+        """Return what each rank of each attempt has written."""
         return sorted(
             line
             for home in self.homes()
@@ -358,7 +358,7 @@ def test_a_submitter_that_lives_is_left_alone(pool, desk):
 
 
 def left_alone(pool, command):
-    """Of a submitter that stops itself; what a cancel says meanwhile."""
+    """Return what a cancel prints while a submitter has stopped itself."""
     desk = pool.desk
     with subprocess.Popen(command, cwd=desk.project, env=desk.env, stdout=subprocess.PIPE) as submitter:
         stat = Path(f"/proc/{submitter.pid}/stat")

@@ -1,4 +1,4 @@
-"""What is known of a run's checkpoints, from its folder alone."""
+"""Test the list of a run's checkpoints, read from its folder alone."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""What is other between runs, from their folders alone."""
+"""Test the differences between runs, from their folders alone."""
 
 import json
 

@@ -81,7 +81,7 @@ SITUATIONS = {
 
 
 def on_slurm(phase, word="", **more):
-    """What Slurm says of a run whose supervisor is another machine's."""
+    """Return facts with Slurm's answer about a run whose supervisor is on another machine."""
     said = {name: more.pop(name) for name in ("text", "starts_at", "ended_as", "cause", "silent") if name in more}
     asked = ClusterAnswer(phase, word, 1999.0, "12", **said)
     return facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, **more)

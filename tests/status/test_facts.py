@@ -1,4 +1,4 @@
-"""What is read from a folder, with real processes behind the records."""
+"""Test the facts read from a folder, with real processes behind the records."""
 
 import os
 import subprocess

@@ -29,7 +29,7 @@ scrape_configs: [{{job_name: launch, static_configs: [{{targets: ["127.0.0.1:{po
 
 @pytest.fixture
 def told(folder):
-    """All that can be told of a run."""
+    """Return runs with everything that metrics can show."""
     folder.trained(for_s=3000, starting_s=1000).running(metrics={"loss": 0.25})
     load = NodeLoad(0, 1.0, 8, 1.5, 20, 40, gpus=(GpuLoad(3, memory=5, memory_total=10, busy=25),))
     ranks = (RankState(0, 0, 98, "running", step=12), RankState(1, 0, 99, "running", step=10))
@@ -104,7 +104,7 @@ def prometheus(folder, port):
 
 
 def is_ready(address):
-    """It listens before it has opened its database, and answers 503 until then."""
+    """Wait until Grafana answers; it listens and answers 503 before it has opened its database."""
     try:
         with urlopen(f"http://{address}/-/ready", timeout=BOUND_S) as answer:
             return answer.status == 200

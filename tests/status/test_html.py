@@ -1,4 +1,4 @@
-"""What a notebook shows: nothing that comes from a run is markup there."""
+"""Test what a notebook shows; nothing that comes from a run is markup there."""
 
 from html.parser import HTMLParser
 
@@ -16,7 +16,7 @@ EVIL = "<script>alert('x')</script>&\x1b[31m\"'"
 
 
 class Page(HTMLParser):
-    """Its tags, and its text."""
+    """A parsed page: its tags, and its text."""
 
     def __init__(self, page):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the time of a run went into, told by its events."""
+"""Test what the time of a run was spent on, from its events."""
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ def begun(at=0, attempt=1, kind="submitted", first=1):
 
 
 def strip(life):
-    """What follows on the same is one."""
+    """Return the stretches of time, with equal neighbours joined."""
     found = []
     for one in life.segments:
         since = found.pop()[1] if found and found[-1][0] == one.kind else one.since

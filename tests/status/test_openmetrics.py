@@ -1,4 +1,4 @@
-"""What Prometheus is told, read by its own parser."""
+"""Test the metrics for Prometheus, read by its own parser."""
 
 import math
 import time

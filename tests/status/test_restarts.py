@@ -1,4 +1,4 @@
-"""What is told between the generations of a log."""
+"""Test the lines about restarts between the generations of a log."""
 
 from launcher.status.restarts import RestartReader
 

@@ -1,4 +1,4 @@
-"""What a run has measured: every start's own words, and in the end each step once."""
+"""Test the metrics of a run: every start's reports, and in the end each step once."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What to do about a rank that failed, by what it said."""
+"""Test the advice about a rank that failed, from its message."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may hand an attempt to its place, and what is left of one that never comes there."""
+"""Test who may hand an attempt to its cluster, and what is left of one that never gets there."""
 
 import time
 
@@ -25,7 +25,7 @@ def handover_of(folder):
 
 
 def aged(folder, seconds):
-    """Its submitter has begun so long ago."""
+    """Make the submitter's beginning this old."""
     path = folder.run.attempt(1).intent
     intent = read_intent(folder.run.attempt(1))
     write_record(path, msgspec.structs.replace(intent, created_at=time.time() - seconds))

@@ -1,4 +1,4 @@
-"""What older versions start: a submitter that still runs, and scripts that wait in a queue, have these names."""
+"""Test the names by which older versions start programs: from a running submitter, and from queued scripts."""
 
 import os
 import subprocess

@@ -128,5 +128,5 @@ class Ranks:
 
 
 def spawn_ranks(work: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
-    """What `work(*args)` returned on each of `size` ranks; RANK and all that are in each one's environment."""
+    """Return what `work(*args)` returned on each of `size` ranks, with a rank's environment in each."""
     return Ranks(work, size, *args, stay=True, **options).results()

@@ -59,7 +59,7 @@ def _fifo(path):
 
 
 def _state(pid):
-    """As the kernel has it: T is stopped; X, there is no such process any more."""
+    """Return the kernel's state of a process: T is stopped, X is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -152,7 +152,7 @@ class Launched:
         return self.folder / f"notes-{self.nodes[rank // self.each]}"
 
     def _memory(self, rank):
-        """It outlives its node, as with `checkpoint.buddy`."""
+        """Return the memory of a node, which outlives it, as with `checkpoint.buddy`."""
         return self.folder / f"memory-{rank // self.each}"
 
     def log(self, rank, generation=None):
@@ -293,7 +293,7 @@ class Launched:
         os.write(self._controls[rank][at_step_end], json.dumps(word).encode() + b"\n")
 
     def _replace(self, ranks, dead):
-        """Those too that were yet to meet the others."""
+        """Replace ranks, also those that had yet to meet the others."""
         before, self.generation = self.generation, self.generation + 1
         for rank in self._joining.difference(dead):
             ranks[rank].kill()

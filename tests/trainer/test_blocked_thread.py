@@ -80,7 +80,7 @@ def test_how_long_it_has_slept_in_there(module, body, blocked_s):
 
 
 def works_on(stuck):
-    """It has used the processor for a while since it was looked at."""
+    """Wait until the thread has used the CPU for a while since the last look."""
     spent = stuck._processor_s()
     eventually(lambda: stuck._processor_s() - spent > 0.2)
 

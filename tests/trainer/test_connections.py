@@ -75,7 +75,7 @@ def _held():
 
 
 def _leaves(port):
-    """It has been there: who looks for it finds it, and it is gone before it has said anything."""
+    """Be a rank that has come and leaves before it sends anything."""
     listener = socket.create_server(("127.0.0.1", port))
 
     def serve():
@@ -129,7 +129,7 @@ def test_at_first_only_reading_ends_so_that_what_is_being_sent_is(monkeypatch):
 
 
 class LastWords(dist.Store):
-    """Of a rank that is killed once it has said where it is, before it has heard where the others are."""
+    """A rank that is killed after it has sent its address and before it receives the others'."""
 
     def __init__(self, store):
         super().__init__()

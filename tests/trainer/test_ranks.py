@@ -6,7 +6,7 @@ from ranks import spawn_ranks
 
 
 class Waits:
-    """As a process group does, whose threads a forked process does not have: whoever frees it there waits for ever."""
+    """An object whose release waits for ever in a forked process, as that of a process group does."""
 
     def __init__(self, freed):
         self.freed, self.itself = freed, self

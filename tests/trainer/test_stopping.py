@@ -91,7 +91,7 @@ def test_a_world_of_one_votes_alone_and_always():
 
 
 def vote_through(seconds, flags):
-    """What each rank sees, with a clock of its own: (step, flags that are up) of each vote."""
+    """Return (step, flags that are set) of each vote of each rank, with a clock of its own."""
     world, clock, seen = join(), [0.0], []
     votes = Votes(world.control, lambda: clock[0])
     for step, duration in enumerate(seconds):

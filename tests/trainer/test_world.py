@@ -79,7 +79,7 @@ def test_a_group_that_the_script_has_made_is_used():
 
 
 def be_a_new_process():
-    """As far as what is done at exit goes, and what the process knows from which this one was forked."""
+    """Behave as a new process at exit, and as to what a process knows of its parent."""
     atexit._clear()
     sys.last_value = None  # of a test that has failed
 
@@ -140,7 +140,7 @@ def meet_as_a_member():
 
 
 def be_alone():
-    """With no port, as a script that was started by nobody else."""
+    """Run as a script that was started alone, without a port."""
     be_a_new_process()
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)

@@ -72,7 +72,7 @@ class Says:
 
 
 def changed(whole, changes):
-    """With other things in some of its fields."""
+    """Return a message with other values in some of its fields."""
     for way, value in changes:
         place = whole
         for step in way:

@@ -21,7 +21,7 @@ RUNS = msgspec.Raw(b'["job-1a2b"]')
 
 
 class _Host:
-    """It gives a file of six bytes, and names runs."""
+    """A host that serves a file of six bytes, and names runs."""
 
     who = "node0"
 
@@ -59,7 +59,7 @@ def ask(client, workdir="/w", contents=()):
 
 
 class _OlderHost(_Host):
-    """Its launcher has no such module."""
+    """A host whose older launcher lacks the module."""
 
     def read(self, _size, _limit_s):
         return b""

@@ -90,7 +90,7 @@ class HostileHost:
         self._lie.write_text(json.dumps(lie))
 
     def verbs(self):
-        """All that is asked of a host."""
+        """Yield every request that is sent to a host."""
         ssh = Ssh(hosts=(SshHost("node0"), SshHost("node1")))
         place = self.near.place("node0")
         newest = self.run.attempt(max(int(path.name) for path in self.run.attempts.iterdir()))
@@ -104,7 +104,7 @@ class HostileHost:
         ]
 
     def try_all(self):
-        """What is said where it does not work."""
+        """Make every request, and return the errors."""
         said = []
         for verb in self.verbs():
             try:
@@ -114,7 +114,7 @@ class HostileHost:
         return [one for one in said if one]
 
     def outside(self):
-        """All names and contents but of the run here, as it was adopted too, and of the host itself."""
+        """Return all names and contents except of the run here and of the host itself."""
         own = (self.run.path, self.there, self.folder / "state" / "launch" / "adopted" / RUN, self.heard, self._lie)
         return {
             path: path.read_bytes() if path.is_file() and not path.is_symlink() else None

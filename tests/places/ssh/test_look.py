@@ -1,4 +1,4 @@
-"""What is believed of hosts that say different things, and what of it is copied."""
+"""Test the status of runs whose hosts report different things, and which records are copied."""
 
 import json
 import threading
@@ -50,7 +50,7 @@ def cut_off(folder, attempt=1):
 
 
 def deposed(folder, attempt=1):
-    """It waits for hosts that have gone on without it."""
+    """Return a host that waits for hosts that have continued without it."""
     folder.attempt(attempt).end(State.QUEUED, Cause.NODE_LOST, 15, attempt)
     return folder.state(State.QUEUED, attempt)
 
@@ -99,7 +99,7 @@ def was_cancelled(folder, attempt=1, **more):
 
 
 def gave_up(folder, attempt=1):
-    """It had lost its leader, and was too few to take over."""
+    """Return a host that lost its leader and was too few to take over."""
     cut_off(folder, attempt).end(State.FAILED, Cause.NODE_LOST, 15, attempt, alone=True)
     return folder
 

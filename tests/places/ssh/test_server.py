@@ -1,4 +1,4 @@
-"""What is done on one host of a run, where what is here is not all there is of it."""
+"""Test what is done on one host of a run, which has only part of the run's files."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ time.sleep(600)
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a run on a disk that its hosts share."""
+    """Make the folder of a run on a disk that its hosts share."""
     made = RunFolder(tmp_path / "runs" / "job-1a2b")
     plan = plan_of(made.path, 2)
     assert not plan.disks_apart
@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def supervisor(folder):
-    """What keeps the run on a host that does not lead; it needs a moment to end."""
+    """Start a stand-in for the supervisor of a host that does not lead; it needs a moment to end."""
     environment = {**os.environ, "LAUNCH_RUN_DIR": str(folder.path)}
     words = [sys.executable, "-c", SUPERVISOR]
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as child:

@@ -54,7 +54,7 @@ def waiter(stamp, user, priority=0, gpus=1):
 
 
 def served(*waiting):
-    """Who is served in which order, as each of them finds out for itself."""
+    """Return the order in which waiters are served, as each of them determines it."""
     seen = occupancy("".join(row(waits_name(one)) for one in waiting))
     return sorted(waiting, key=lambda one: len(seen.before(one)))
 

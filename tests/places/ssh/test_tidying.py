@@ -1,4 +1,4 @@
-"""What a host tells of its disk and takes away; and what is believed of it."""
+"""Test what a host reports of its disk and deletes, and how far that is trusted."""
 
 import os
 import subprocess
@@ -69,7 +69,7 @@ def test_what_lives_stays(disk):
 
 @pytest.fixture
 def told(monkeypatch, disk):
-    """What is made of the answers of hosts, about two runs on each."""
+    """Return the summary of hosts' answers about two runs on each."""
 
     def of(answers, apart):
         monkeypatch.setattr(tidying, "_told", lambda *_: [(name, [OLD, OTHER], one) for name, one in answers.items()])

@@ -173,7 +173,7 @@ def test_another_checkpoint_of_the_same_step_makes_room(hosts, tmp_path):
 
 
 def supplied(hosts, *names):
-    """What a hand-over to these hosts says of them, once they have what they lacked."""
+    """Return what a hand-over reports about these hosts once they have the files that they lacked."""
     handover = PoolHandover.__new__(PoolHandover)
     handover._run = hosts.run
     clients = {name: HostClient(hosts.lines[name], hosts.place(name)) for name in names}
@@ -249,7 +249,7 @@ def test_a_host_that_was_silent_when_a_run_was_found_is_not_forgotten(hosts, tmp
 
 
 def keeps_the_best_alone(folder):
-    """Of step 5, which retention has taken away since."""
+    """Keep only the best checkpoint, of step 5, which retention has deleted since."""
     for step in (5, 10):
         save_part(folder, step, range(2))
     keep_best(folder, 5)

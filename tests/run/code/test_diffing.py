@@ -1,4 +1,4 @@
-"""What differs between two trees of code, by file and by line."""
+"""Test the differences between two trees of code, by file and by line."""
 
 import os
 

@@ -85,7 +85,7 @@ def configure(project, words, place):
 
 
 def ask_everything(project):
-    """All that launch asks git."""
+    """Call git in every way that launch does."""
     origin = origin_of(project)
     assert origin is not None
     assert git_names(project)

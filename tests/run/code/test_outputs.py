@@ -1,4 +1,4 @@
-"""What ranks write beside their code, told from the code."""
+"""Test that files that ranks write beside their code are distinguished from the code."""
 
 import os
 

@@ -67,7 +67,7 @@ class Web:
 
 
 class Mail:
-    """As much of SMTP as a client without TLS needs. `refuses`: what it says to RCPT instead of 250."""
+    """An SMTP server without TLS; `refuses` is its answer to RCPT instead of 250."""
 
     def __init__(self, refuses=None):
         self.letters, self.recipients = [], []

@@ -1,4 +1,4 @@
-"""What is to be told, from the records of a run."""
+"""Test which notifications are due, from the records of a run."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What one recipient is sent, in which order, how often, and what is noted of it."""
+"""Test what one recipient is sent, in which order and how often, and what is recorded of it."""
 
 import threading
 

@@ -65,7 +65,7 @@ def bring_together(folders: Sequence[Path]) -> Held | None:
 
 
 def copy_missing(source: Path, target: Path, what: Held) -> None:
-    """What one folder has of a checkpoint and the other has not."""
+    """Copy the files of a checkpoint that one folder has and the other lacks."""
     theirs, mine = find(source, what), find(target, what)
     if theirs is None:
         return

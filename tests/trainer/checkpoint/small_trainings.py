@@ -31,7 +31,7 @@ SHARDED = ("fsdp", "zero2", "hsdp")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, and how."""
+    """The settings of a small training."""
 
     strategy: str = "ddp"
     optimizer: str = "adamw"
@@ -367,7 +367,7 @@ def assert_undisturbed(disturbed: Disturbed, undisturbed: list[Ended], log: Path
 
 
 def heard() -> list[str]:
-    """What the trainer says from now on, of warnings and worse."""
+    """Return the list to which the trainer's warnings and errors are added from now on."""
     said: list[str] = []
 
     class Ear(logging.Handler):

@@ -68,7 +68,7 @@ def test_nodes_may_have_different_numbers_of_ranks(tmp_path):
 
 
 def train_acknowledging(folder, recipe, log, progress_fd=None, fault=None, saves=None):
-    """As train; every commit that a rank is told of is written down where a kill cannot take it back."""
+    """Train, and record every commit that a rank reports where a kill cannot remove it."""
     acknowledge = Checkpointer._report_saved
 
     def write_down(self, step, kind):

@@ -66,7 +66,7 @@ FEATURES = [
 
 
 def name_of(case):
-    """Of a recipe, what is not as usual."""
+    """Return a test id from the fields of a recipe that are not the default."""
     if not isinstance(case, Recipe):
         return str(case)
     unusual = [f"{name}={value}" for name, value in vars(case).items() if value != getattr(Recipe, name)]
@@ -198,7 +198,7 @@ def train_with_a_pause(folder, recipe, progress_fd, go_fd, environ=None):
 
 
 def overtaken(folder, size, overtake, environ=None):
-    """What becomes of ranks when something happens while they train."""
+    """Return the results of ranks to which something happens while they train."""
     progress, said = os.pipe()
     waiting, go = os.pipe()
     ranks = Ranks(train_with_a_pause, size, folder, Recipe(every="1 step"), said, waiting, environ)

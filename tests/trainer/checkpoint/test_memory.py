@@ -162,7 +162,7 @@ def test_a_damaged_snapshot_sends_all_to_the_disk(base):
 
 
 def damage_a_snapshot(base):
-    """Of one of the nodes."""
+    """Damage a snapshot of one of the nodes."""
     path = base / "memory-1" / folder_name(4) / data_name(1)
     data = bytearray(path.read_bytes())
     data[7] ^= 1
@@ -268,7 +268,7 @@ def test_a_memory_that_cannot_be_had_costs_nothing_but_the_tier(tmp_path):
 
 
 class Word:
-    """What only the first rank knows; large enough to lie beside the document."""
+    """State that only the first rank has, large enough to lie beside the document."""
 
     def __init__(self, rank):
         self.value = torch.full((20_000,), float(rank))

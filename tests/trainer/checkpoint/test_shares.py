@@ -1,4 +1,4 @@
-"""What ranks have of tensors, joined: nothing is lost or made up, and what is regular stays short."""
+"""Test merged descriptions of tensors' parts: nothing is lost or made up, and regular ones stay short."""
 
 import math
 
@@ -14,7 +14,7 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, chunk_bytes
 
 
 def joined(words):
-    """As a tree of ranks joins them."""
+    """Merge descriptions as a tree of ranks does."""
     ranks = tuple(range(len(words)))
     for place in reversed(ranks):
         for level in SaveGroup(None, ranks, place).children:
@@ -23,7 +23,7 @@ def joined(words):
 
 
 def everyone(share):
-    """Who has which box."""
+    """Return which ranks have which box."""
     for copy in range(share.copies):
         for number in range(share.count):
             offsets = list(share.offsets)

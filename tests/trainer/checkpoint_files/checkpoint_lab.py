@@ -81,7 +81,7 @@ def whole(entry: catalog.Entry) -> bool:
 
 
 def invalid(folder: Path) -> list[str]:
-    """What is taken for a checkpoint and is none."""
+    """Return folders that look like checkpoints and are none."""
     problems = []
     for entry in catalog.entries(folder):
         try:
@@ -96,7 +96,7 @@ def left_over(folder: Path) -> list[str]:
 
 
 def check_sound(folder: Path, acknowledged: set[int], known: set[int]) -> None:
-    """What holds after any fault, and that the next start can work."""
+    """Check what holds after any fault, and that the next start can work."""
     assert invalid(folder) == []
     steps = catalog.steps(folder)
     assert acknowledged <= set(steps) <= known, f"{sorted(acknowledged)} were acknowledged, there are {steps}"
@@ -194,7 +194,7 @@ def calls_of(work: Callable[[], object], *options: str) -> list[str]:
 
 
 def unsynced(calls: list[str]) -> list[str]:
-    """Of calls with their paths (-y): what got a name that a power cut could take back, or bytes that it could lose."""
+    """Return the calls that named something a power cut could undo, or wrote bytes that it could lose."""
     problems, dirty, names = [], set(), {}
     for call in calls:
         if written := re.match(r"write\(\d+<([^>]*)>", call):

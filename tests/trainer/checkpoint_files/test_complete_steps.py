@@ -1,4 +1,4 @@
-"""Of which steps all is there: whoever has the parts, and in whatever order they say so."""
+"""Test which steps are complete, whoever has the parts and in whatever order they are reported."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: tensors however they are cut up, and documents place by place."""
+"""Test the differences between two checkpoints: tensors however they are sharded, and documents value by value."""
 
 import json
 import struct

@@ -25,7 +25,7 @@ class Disk:
         self.folder, self.rank, self.mine = folder, rank, commit.take_over(folder)
 
     def prepare(self, manifest, draft):
-        """All of a save but the final name."""
+        """Do everything of a save except the final rename."""
         path = self.folder / draft
         commit.enter(path)
         write_rank(path, manifest.step, self.rank)
@@ -42,7 +42,7 @@ def two(memory):
 
 
 def manifest(scratch, step, attempt=1):
-    """Of a save by two ranks; the files are written somewhere to know their digests."""
+    """Return the manifest of a save by two ranks, whose files are written to know their digests."""
     path = scratch / f"scratch-{step}-{attempt}"
     path.mkdir()
     return manifest_apart(step, [write_rank(path, step, rank) for rank in (0, 1)], attempt)

@@ -31,7 +31,7 @@ class Bomb:
 
 
 def archive(data: bytes) -> bytes:
-    """As torch.save writes them."""
+    """Write an archive as torch.save does."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr("archive/data.pkl", data)

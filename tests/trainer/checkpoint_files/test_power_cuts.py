@@ -27,7 +27,7 @@ KEEP, BEST_EVERY = 3, 4
 
 
 class Acknowledged:
-    """What a saving process has been told is safe, in memory that outlives it: the last step and the last best one."""
+    """The last step and best step that were reported as safe, in memory that outlives the saving process."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)

@@ -44,7 +44,7 @@ def untouched(outside: Path) -> bool:
 
 
 def live(folder: Path) -> str:
-    """What a start does, from its claim to pruning; the message where the folder is refused."""
+    """Do what a start does, from its claim to pruning; return the message if the folder is refused."""
     try:
         mine = commit.take_over(folder)
         for entry in catalog.entries(folder):

@@ -16,7 +16,7 @@ TYPES = [name for name in ITEM_BYTES if name not in ("complex32", "complex128", 
 
 
 def tensors():
-    """Of every type one; of some shapes, among them those that have no element, or no dimension."""
+    """Return a tensor of every type, and some without elements or dimensions."""
     torch.manual_seed(1)
     found = {f"of.{name}": torch.randint(0, 2, (3, ITEM_BYTES[name] * 2), dtype=torch.uint8) for name in TYPES}
     found = {name: one.view(getattr(torch, name.removeprefix("of."))) for name, one in found.items()}

@@ -115,7 +115,7 @@ class PlacedStream(Stream):
 
 
 class WrappingStream(PlacedStream):
-    """As PlacedStream, but at its end it is at once at the beginning of the next pass."""
+    """A PlacedStream that starts its next pass at once when it ends."""
 
     def __iter__(self):
         self.passes = max(1, self.passes)

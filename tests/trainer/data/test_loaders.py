@@ -34,7 +34,7 @@ def data_of(loader, rank=0, size=1, accumulate=1, seed=7):
 
 
 def consumed(data, epochs):
-    """Of each batch what it was, and the place after it."""
+    """Return each batch with the position after it."""
     return [(batch, copy.deepcopy(data.state_dict())) for _ in range(epochs) for batch in data.epoch_batches()]
 
 
@@ -120,7 +120,7 @@ def test_another_number_of_ranks_goes_on_between_epochs_only():
 
 
 class Remote(IterableDataset):
-    """As MosaicML's StreamingDataset keeps its place (0.13): what it loads, the next pass of that epoch begins with."""
+    """A data set that keeps its position as MosaicML's StreamingDataset (0.13) does."""
 
     def __init__(self, rank=0, size=1):
         self.rank, self.size, self.next_epoch, self.resumes = rank, size, 0, None
@@ -147,7 +147,7 @@ class Remote(IterableDataset):
 
 
 class RemoteLoader(DataLoader):
-    """As MosaicML's StreamingDataLoader counts."""
+    """A loader that counts as MosaicML's StreamingDataLoader does."""
 
     yielded = 0
 

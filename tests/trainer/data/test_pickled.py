@@ -1,4 +1,4 @@
-"""What a pipe carries comes out as it went in."""
+"""Test that data sent through a pipe arrives unchanged."""
 
 import pickle
 

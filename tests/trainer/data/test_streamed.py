@@ -19,7 +19,7 @@ def numbers(batches):
 
 
 def consumed(data, epochs):
-    """Of each batch: its data, and the state after it."""
+    """Return the data of each batch and the state after it."""
     return [(batch, data.state_dict()) for _ in range(epochs) for batch in data.epoch_batches()]
 
 
@@ -238,7 +238,7 @@ def test_an_error_of_a_stream_comes_through_and_the_place_is_kept(workers):
 
 
 def world_of_shards(lengths, *, workers=0, states=None, batch_size=6, accumulate=1):
-    """All ranks in one process; the sum over ranks is asked for before each step, so do it for them."""
+    """Return all ranks in one process, with the sum over ranks computed before each step."""
     ranks = []
     for rank in range(len(lengths)):
         data = TrainData(

@@ -43,7 +43,7 @@ def indices(step):
 
 @st.composite
 def lives(draw):
-    """What a run goes through: in each life a world, `accumulate`, how long it lives and when it saved."""
+    """Draw the lives of a run: for each a world, `accumulate`, its length and when it saved."""
     count = draw(st.integers(1, 8))
     return [
         (draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(0, 9)), draw(st.integers(0, 9)))

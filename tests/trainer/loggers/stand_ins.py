@@ -1,4 +1,4 @@
-"""What W&B and MLflow do, as far as our loggers use it: servers in memory that outlive a start, and can be away."""
+"""Stand-ins for W&B and MLflow: servers in memory that outlive a start and can be away."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What MLflow takes, and what is told to it beside the numbers."""
+"""Test which values MLflow accepts, and what is sent beside the metrics."""
 
 import json
 from itertools import count

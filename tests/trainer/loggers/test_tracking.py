@@ -51,7 +51,7 @@ def start(make, state, step):
 
 
 def rows(server):
-    """Of the only run: by step, what people look at."""
+    """Return the rows of the only run by step, as people see them."""
     [run] = server.runs.values()
     assert not run.again
     return {step: (row["loss"], row.get("val_loss")) for step, row in run.rows.items()}

@@ -1,4 +1,4 @@
-"""What is told to W&B beside the numbers."""
+"""Test what is sent to W&B beside the metrics."""
 
 import stand_ins
 from trainings import idle_training

@@ -1,4 +1,4 @@
-"""What is of the wrong kind is refused before anything starts, in one sentence that names it."""
+"""Test that arguments of the wrong kind are refused before anything starts, in one sentence that names them."""
 
 import logging
 
@@ -111,7 +111,7 @@ def test_a_hook_that_is_like_none_is_told_of(tmp_path, caplog):
 
 
 class SAM(SGD):
-    """As the usual one: without a closure its step fails."""
+    """An optimizer like SAM, whose step fails without a closure."""
 
     def first_step(self): ...
 

@@ -1,4 +1,4 @@
-"""What a training on GPUs needs to go on in place, and that it asks before each update what its gradients are."""
+"""Test what a training on GPUs needs to continue in place, and that gradients are checked before each update."""
 
 from functools import partial
 from types import SimpleNamespace

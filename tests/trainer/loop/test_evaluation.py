@@ -1,4 +1,4 @@
-"""What a validation measures: by which batches, in how many passes, of which sets, and what its numbers mean."""
+"""Test a validation: its batches, passes and sets, and the meaning of its values."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What is counted, and what share of a device's peak it makes."""
+"""Test which operations are counted, and their share of a device's peak."""
 
 import sys
 

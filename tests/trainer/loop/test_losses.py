@@ -22,7 +22,7 @@ BATCH = 6  # the last one of an epoch has two samples
 
 
 class Sentences(Dataset):
-    """Of very unequal lengths: what is behind the end is not to be learned."""
+    """Sentences of very unequal lengths; what is behind their end must not be learned."""
 
     def __init__(self, samples=SAMPLES):
         chance = torch.Generator().manual_seed(7)
@@ -39,7 +39,7 @@ class Sentences(Dataset):
 
 
 class TinyForMaskedLM(nn.Module):
-    """As those of Hugging Face: it gives its own loss, a mean over the labels that count."""
+    """A model like Hugging Face's: it returns its own loss, a mean over the labels that count."""
 
     def __init__(self):
         super().__init__()

@@ -88,7 +88,7 @@ def test_more_than_one_number_is_refused():
 
 
 class Another:
-    """As another library has them."""
+    """A metric as another library has them."""
 
     def update(self, values): ...
 

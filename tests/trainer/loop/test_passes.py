@@ -18,7 +18,7 @@ class Left(Exception):
 
 
 class Word:
-    """That passes are to be left; or nothing, for who only counts how often somebody asks."""
+    """Counts the checks, and raises once passes are to be left."""
 
     def __init__(self):
         self.there, self.asked = True, 0

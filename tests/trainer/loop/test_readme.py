@@ -1,4 +1,4 @@
-"""What the pages for users show works as it stands there."""
+"""Test that the code on the users' pages works as it is shown."""
 
 import os
 import re

@@ -15,7 +15,7 @@ from trainer.checkpoint.generators import seed_all
 
 
 class Draws(nn.Module):
-    """What it is made of is drawn, and not by torch."""
+    """A model whose parts are drawn, and not by torch."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Counts(Draws):
 
 
 class Draining(Dataset):
-    """Its noise is there once."""
+    """A data set whose noise can be read once."""
 
     def __init__(self):
         self.samples, self.noise = Noisy(), iter(np.random.default_rng(1).normal(0, 0.1, 10_000))

@@ -1,4 +1,4 @@
-"""What a start takes from a checkpoint, what it says of it, and when it does not."""
+"""Test when a start resumes from a checkpoint, what it takes from it, and what it logs."""
 
 import signal
 

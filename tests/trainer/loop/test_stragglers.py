@@ -1,4 +1,4 @@
-"""Who is slow: from numbers, and on ranks whose clocks say what the test wants."""
+"""Test how slow ranks are found, from numbers, and on ranks with controlled clocks."""
 
 import json
 import os

@@ -12,7 +12,7 @@ from trainer.loop import Callback, Trainer
 
 
 class Heard(Callback):
-    """What callbacks hear of tests."""
+    """A callback that records the results of tests."""
 
     def __init__(self):
         self.heard = []

@@ -25,7 +25,7 @@ def gloo(name, begin, end, count):
 
 
 def step(late=0, ends=60):
-    """Of one rank: 10 ms of data, 10 of the forward pass, a backward pass with two messages, 5 of the optimizer."""
+    """Return a rank's trace: 10 ms of data, 10 of forward, a backward pass with two messages, 5 of the optimizer."""
     computes = 40 + late
     return [
         lap("other", 0), lap("data", 10), lap("forward", 20 + late), event("aten::conv2d", 10, 20 + late),

@@ -53,7 +53,7 @@ def train(folder, size, settings=None, work=run_tiny):
 
 
 def train_on(folder, size, settings=None, disturb=(), work=run_tiny):
-    """As many starts as it takes; what the last one gave, and how the others ended."""
+    """Start as often as it takes; return the last start's result and how the others ended."""
     folder.mkdir(exist_ok=True)
     ends = []
     for _ in range(8):
@@ -330,7 +330,7 @@ def test_validation_without_a_checkpoint_judges_the_model_as_it_is(tmp_path):
 
 
 def fit_and_validate(folder, strategy, model):
-    """As a script does that ends with its numbers; the model made by the trainer, or given to it."""
+    """Train and validate as a script does; the model is made by the trainer, or given to it."""
     given = {"model": make_model() if model == "given" else make_model, "loss": loss_of, "data": Noisy()}
     trainer = Trainer(
         settings_for(folder, strategy=strategy, max_epochs=2),
@@ -359,7 +359,7 @@ def test_one_script_fits_and_validates_and_fits_again(tmp_path, strategy, size, 
 
 
 def train_one_after_another(folder, settings):
-    """As a script does that tries one thing after another: each Trainer is freed when the next one takes its name."""
+    """Train several times, as a script does whose Trainers replace each other under one name."""
     codes = []
     for seed in (1, 2, 3):
         trainer = Trainer(

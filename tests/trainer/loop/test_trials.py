@@ -70,7 +70,7 @@ def everything_in(folder):
 
 
 def try_everything(folder, strategy):
-    """What there was of each kind, on this rank, and how the checkpoints are that it used meanwhile."""
+    """Return what was used of each kind on this rank, and the state of the checkpoints."""
     batches, totals, steps = {True: 0, False: 0}, [], Steps()
 
     def loss(model, batch):

@@ -28,7 +28,7 @@ def one_each(parameters):
 
 
 def losses_of(model, batch):
-    """Of the critic, and what makes that of the maker: it comes after the critic has learned."""
+    """Return the critic's loss and a function for the maker's, which follows after the critic's step."""
     real, _ = batch
     made = model.maker(torch.randn(len(real), 3))
     critic = model.critic(made.detach()).mean() - model.critic(real).mean()

@@ -52,7 +52,7 @@ def test_it_starts_from_given_weights_and_hands_over_what_it_has(tmp_path):
 
 
 def make_wide():
-    """Of parameters that are put away while others are made."""
+    """Return a model whose parameters are put away while others are made."""
     width = 2**14
     return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 2))
 

@@ -219,7 +219,7 @@ def run_tiny(folder, settings=None, disturb=(), **parts):
 
 
 def history(folder):
-    """What the metrics say of each step, without what time has a part in."""
+    """Return the metrics of each step, without those that depend on time."""
     timed = ("samples_per_s", "seconds", "elapsed_s", "own_seconds", "slowest_rank", "slow_rank", "memory_gb")
     timed += ("flops_per_s", "mfu")
     return [

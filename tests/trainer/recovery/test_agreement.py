@@ -89,7 +89,7 @@ def test_ranks_that_are_further_apart_than_can_be_are_not_believed() -> None:
 
 
 class OfANode(Rank):
-    """As the trainer's ranks where a spare may take the place of a node: it steps once it has its charge's note too."""
+    """A simulated rank whose node may be replaced by a spare: it steps once it has its charge's state too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class OfANode(Rank):
 
 
 def train_on_nodes(data: st.DataObject, nodes: int, each: int, after: int) -> tuple[list[OfANode], range]:
-    """All ranks, and which of them were lost with their node after so many turns."""
+    """Return all ranks after so many turns, and those that were lost with their node."""
     lost = data.draw(st.integers(1, nodes - 1))
     ranks = [OfANode() for _ in range(nodes * each)]
     dead = range(lost * each, (lost + 1) * each)

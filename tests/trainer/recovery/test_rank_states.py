@@ -1,4 +1,4 @@
-"""What a rank notes in memory: read whole, or not at all."""
+"""Test that a rank's state in memory is read whole or not at all."""
 
 import random
 

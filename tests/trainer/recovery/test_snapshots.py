@@ -1,4 +1,4 @@
-"""What is small and one for all is kept as it was, whatever becomes of it."""
+"""Test that a snapshot keeps the shared state as it was, whatever changes afterwards."""
 
 from collections import OrderedDict
 

@@ -88,7 +88,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def share(batch: Batch, rank: int, size: int) -> Batch:
-    """What one rank, or one micro-batch, has of it."""
+    """Return the part of a batch that one rank or micro-batch has."""
     inputs, wanted = batch
     return inputs[rank::size], wanted[rank::size]
 

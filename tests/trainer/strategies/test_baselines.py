@@ -62,7 +62,7 @@ def test_layers_laid_out_by_hand_train_as_one_device_does(monkeypatch, four_thre
 
 
 class Tied(nn.Module):
-    """Its head has the embedding's weights."""
+    """A model whose head has the embedding's weights."""
 
     def __init__(self):
         super().__init__()

@@ -58,7 +58,7 @@ def test_a_world_of_one_and_an_evaluation_need_nobody():
 
 
 class Rectified(nn.BatchNorm2d):
-    """With an activation in it."""
+    """A BatchNorm layer with an activation in it."""
 
     def forward(self, x):
         return super().forward(x).relu()

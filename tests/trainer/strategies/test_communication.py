@@ -1,4 +1,4 @@
-"""What goes over the wire, and when: counted in torch's own profile."""
+"""Test what ranks send and when, counted in torch's own profile."""
 
 from collections import Counter
 
@@ -95,7 +95,7 @@ def test_parameters_that_are_kept_after_the_forward_pass_are_gathered_once():
 
 
 class _Order(TorchDispatchMode):
-    """What is asked for and what begins, in the order of the program."""
+    """Records which communication is requested and begins, in the order of the program."""
 
     def __init__(self, model):
         super().__init__()
@@ -140,7 +140,7 @@ def test_blocks_are_gathered_as_far_ahead_as_it_is_asked_for():
 
 
 class _Shuffled(nn.Module):
-    """Its blocks come in another order than it has them, and now and then one does not come at all."""
+    """A model that calls its blocks in another order, and sometimes leaves one out."""
 
     def __init__(self):
         super().__init__()

@@ -26,7 +26,7 @@ def _smaller_at_last(step):
 
 
 def _compiled(trial, kernels):
-    """What the training found, how many graphs were made for it, and the names of the model's state."""
+    """Return the training's result, the number of graphs, and the names of the model's state."""
     if not kernels and hasattr(torch.compiler, "set_default_backend"):
         torch.compiler.set_default_backend("aot_eager")  # the same graphs without a C++ compiler, which takes a minute
     found = run(trial)

@@ -38,7 +38,7 @@ def scaled():
 
 
 def other_beginning():
-    """Its first layer is made twice; nobody has the first one any more."""
+    """Return a model whose first layer is made twice, the first one being dropped."""
     model = linear()
     model[0] = nn.Linear(6, 6)
     return model
@@ -149,7 +149,7 @@ class Anchored(torch.optim.SGD):
 
 
 def restored(strategy, hints, optimizer, folder):
-    """What a rank has that says that there is a checkpoint, and loads it; and whether its weights were drawn."""
+    """Return a rank's weights after loading an announced checkpoint, and whether random weights were drawn."""
     torch.set_num_threads(1)
     world = join(group=True, device="cpu", timeout_s=150)
     settings = StrategySettings(strategy=strategy)

@@ -63,7 +63,7 @@ class _Allowance:
 
 
 def blocks_at_hand(size):
-    """Of this size all for which no memory has to be asked of the system."""
+    """Allocate all blocks of this size for which the system need not be asked."""
     while True:
         before = data_bytes()
         block = torch.empty(size, dtype=torch.uint8)

@@ -91,7 +91,7 @@ def test_a_plan_is_the_users_or_the_models_or_asked_for():
 
 
 class Mixer(nn.Module):
-    """Of somebody who knows nothing of meshes: its norm and its scale are in no plan."""
+    """A model written without meshes in mind: its norm and its scale are in no plan."""
 
     def __init__(self):
         super().__init__()

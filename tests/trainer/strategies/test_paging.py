@@ -16,7 +16,7 @@ WIDTH = 2**14  # what has so many numbers, or more, is put away
 
 
 class _Drawn(nn.Module):
-    """Its weights come about in many ways: by layers themselves, drawn again, scaled, in part, from others, tied."""
+    """A model whose weights are made in many ways: by layers, drawn again, scaled, in part, from others, tied."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ def test_a_model_made_by_parts_has_the_same_weights(strategy, ranks):
 
 
 def _refused(model_of):
-    """What it says where ranks do not make the same model, or make none."""
+    """Return the error if ranks make different models, or none."""
     world = join(group=True, device="cpu")
     with pytest.raises(BadSettings) as caught:
         build(model_of(world.rank), world, StrategySettings(strategy="fsdp", by_parts=True), adamw)

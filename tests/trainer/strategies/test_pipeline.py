@@ -40,7 +40,7 @@ def shared():
 
 
 class _Narrow(torch.autograd.Function):
-    """What a gradient is after it was too large for fp16."""
+    """The identity, whose gradient passes through fp16, where large values overflow."""
 
     @staticmethod
     def forward(_, weight):
@@ -59,7 +59,7 @@ class Narrow(nn.Linear):
 
 
 class Lone(nn.Sequential):
-    """With a parameter outside of its parts."""
+    """A model with a parameter outside of its parts."""
 
     def __init__(self):
         super().__init__(nn.Embedding(32, 16), nn.Linear(16, 32), nn.Linear(32, 32))
@@ -376,7 +376,7 @@ def test_a_model_that_is_made_by_parts_is_the_one_that_it_would_be_anywhere(tmp_
 
 
 def cut_of(*args, **settings):
-    """Of a training that has measured its parts, or not: the stages, and what came of it."""
+    """Return the stages of a training with measured parts or without, and its result."""
     trainer, steps = trainer_of(*args, **settings)
     measured = []
     plain = pipeline.part_times
@@ -501,7 +501,7 @@ def test_what_cannot_be_is_refused(tmp_path, settings, said):
 
 
 def trouble(*args, **settings):
-    """Of the rank that finds it: another one may hear of nothing but its end."""
+    """Return the error of the rank that finds it; other ranks may only see it end."""
     try:
         train(*args, **settings)
     except (TrainerError, RuntimeError) as error:

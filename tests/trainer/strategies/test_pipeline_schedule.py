@@ -74,7 +74,7 @@ def test_micro_batches_are_equal_parts_and_not_more_than_wanted(samples, stages,
 
 
 class Stage:
-    """What torch's schedules ask of a stage to say an order."""
+    """The interface that torch's schedules need of a stage to state an order."""
 
     def __init__(self, number, ranks, many):
         self.stage_index, self.num_stages = number, ranks * many

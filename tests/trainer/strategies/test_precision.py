@@ -95,7 +95,7 @@ def _overflows(trial, poison):
 
 
 def _in_its_part_of_the_gradients(strategy, world):
-    """Of a sharded gradient, where no other rank sees it. With hsdp every copy of the part has it."""
+    """Put infinity into a rank's part of a sharded gradient; with hsdp into every copy of the part."""
     if world.rank % 2 == 1:
         parameter = next(p for p in strategy.module.parameters() if p.grad.to_local().numel())
         parameter.grad.to_local().view(-1)[0] = math.inf

@@ -55,7 +55,7 @@ def test_gradients_buffers_and_generators_are_bit_equal_and_less_is_kept(model, 
 
 
 def _flops(**settings):
-    """What the products of one forward and backward pass take, and the gradients."""
+    """Return the operations of one forward and backward pass, and the gradients."""
     trial = _trial(recomputed=bool(settings), model=_drops).with_(**settings)
     strategy, _ = start(trial)
     torch.manual_seed(7)

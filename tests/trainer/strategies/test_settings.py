@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_trained_is_refused():
 
 
 def _refusal(strategy):
-    """What is said of an optimizer that was made of the parameters before they were dealt out."""
+    """Return the error for an optimizer that was made from parameters before they were divided."""
     model = words()
     optimizer = sgd(model.parameters())
     try:

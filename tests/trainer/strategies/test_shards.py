@@ -1,4 +1,4 @@
-"""What each rank has: its part of everything, and rank 0's buffers."""
+"""Test that each rank has its part of everything, and rank 0's buffers."""
 
 import gc
 import logging
@@ -21,7 +21,7 @@ def _wide():
 
 
 def _bytes(trial):
-    """Of parameters and of the optimizer's state on this rank, and of all tensors that live after a step."""
+    """Return the bytes of parameters and optimizer state on this rank, and of all tensors alive after a step."""
     torch.set_num_threads(1)
     before = _living()
     strategy, _ = start(trial)
@@ -119,7 +119,7 @@ def _groups(trial):
 
 
 def _groups_and_words(trial):
-    """With what the user was told."""
+    """Return the parameter groups, and the messages to the user."""
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())

@@ -1,4 +1,4 @@
-"""What a step does with gradients: of all that is learned, and none of the rest."""
+"""Test what a step does with gradients: of everything that is trained, and nothing else."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the shipped tasks answer when they are served: alone or in a batch, and to what is no picture."""
+"""Test the answers of the shipped tasks when they are served: alone, in a batch, and to invalid pictures."""
 
 import base64
 import io

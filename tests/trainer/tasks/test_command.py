@@ -1,4 +1,4 @@
-"""What the commands have in common."""
+"""Test the common parts of the tasks' commands."""
 
 import argparse
 

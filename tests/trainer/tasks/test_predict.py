@@ -49,7 +49,7 @@ def net(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(net, tmp_path_factory):
-    """What one rank writes."""
+    """Return the answers that one rank writes."""
     out = tmp_path_factory.mktemp("whole") / "out.jsonl"
     assert predicted(net[0], out, 1) == [0]
     return out.read_bytes()
@@ -172,7 +172,7 @@ def test_each_batch_is_a_sign_of_life():
 
 
 def rounds(most):
-    """What this rank computes, of as many batches as it has: which batches, and which of them count."""
+    """Return the batches that this rank computes, and which of them count."""
     world = join(device="cpu")
     own = most[world.rank]
     return list(_in_step(((10 * world.rank + number, True) for number in range(own)), ["some"], world))

@@ -27,7 +27,7 @@ MESHES = [
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What to ask of which text and which checkpoints."""
+    """Return the options that select a trained model's text and checkpoints."""
     folder = tmp_path_factory.mktemp("trained")
     text = folder / "text"
     text.write_bytes(b"the quick brown fox jumps over the lazy dog\n" * 400)
@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(trained, tmp_path_factory):
-    """What one rank says, and by which weights."""
+    """Return one rank's answers, and the weights that gave them."""
     out = tmp_path_factory.mktemp("whole") / "out.jsonl"
     assert spawn_ranks(gpt.main, 1, [*trained, "--predict", str(out)]) == [0]
     return lines_of(out), about(out)

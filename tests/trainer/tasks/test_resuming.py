@@ -28,7 +28,7 @@ TASKS = {
 
 @pytest.fixture(scope="module", params=one_in(3, list(TASKS)))
 def task(request, tmp_path_factory):
-    """What to run, and the fingerprint of its undisturbed end."""
+    """Return the command to run, and the fingerprint of its undisturbed end."""
     main, args = TASKS[request.param]
     folder = tmp_path_factory.mktemp("alone")
     if main is gpt.main:

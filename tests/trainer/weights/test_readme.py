@@ -1,4 +1,4 @@
-"""What the page shows works as it stands there, with a model of Hugging Face that is small."""
+"""Test that the page's code works as it is shown, with a small Hugging Face model."""
 
 import os
 import re
