@@ -654,7 +654,7 @@ def _places_of(run: RunDir) -> list[Place]:
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the cluster's answers about these attempts, at most `fresh_s` old, as a watcher asks ten times a second."""
+    """Return the cluster's answers about these attempts, at most `fresh_s` old: a watcher asks ten times a second."""
     now = time.monotonic()
     known = kind_named(kind)
     if known is None:

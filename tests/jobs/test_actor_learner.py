@@ -4,6 +4,7 @@ import http.client
 import json
 import random
 import threading
+from pathlib import Path
 
 import pytest
 import torch

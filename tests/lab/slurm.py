@@ -208,25 +208,6 @@ class SlurmLab(ClusterLab):
 
     # -- use
 
-<<<<<<< HEAD
-=======
-    def ask(self, *argv: str) -> str:
-        """Return a client's output; it must succeed."""
-        done = self.run(*argv)
-        if done.returncode:
-            raise LabError(f"{' '.join(argv)}: {done.stdout}{done.stderr}")
-        return done.stdout.strip()
-
-    def well(self) -> None:
-        """Idle, and what has ended by itself since the last test is back; what it left in its log is shown."""
-        try:
-            self.control.check()
-        except LabError as error:
-            print(f"the lab is repaired: {error}", file=sys.stderr)
-        if not self.idle():
-            self.clear()
-
->>>>>>> 80f96106 (Say in tests' module and helper docstrings what is tested and returned)
     def clear(self, timeout: float = 150, repair_s: float = _REPAIR_S) -> None:
         """Undo everything: every job and process of one ends, and all nodes and the controller are well again.
 

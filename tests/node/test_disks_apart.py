@@ -193,8 +193,7 @@ def ended(cluster: Cluster) -> State | None:
 
 
 def copying(*behind: int, nodes: int = 2, **how: object) -> Cluster:
-    """Return a cluster whose ranks have finished, while these nodes still await a second copy of the last checkpoint.
-    """
+    """Return a cluster whose ranks have finished, while these nodes still await a copy of the last checkpoint."""
     cluster = running(nodes, **how)
     for node in behind:
         cluster.agents[node].copies = True
