@@ -18,6 +18,7 @@ from launcher.coordinator.coordinator import Coordinator
 from launcher.coordinator.effects import (
     Disconnected,
     Drain,
+    EndAttempt,
     Finish,
     In,
     KeepHang,
@@ -215,7 +216,7 @@ class Cluster:
 
     def _note_heard(self, event: In) -> None:
         match event:
-            case Tick() | StoodStill() | ProvenDead() | Drain() | Move():
+            case Tick() | StoodStill() | ProvenDead() | Drain() | Move() | EndAttempt():
                 pass
             case Disconnected(node=node):
                 self.linked.discard(node)

@@ -46,7 +46,7 @@ REPORT = RunReport(
     State.RUNNING, "text", None, 2, True, OpenedByHosts(("node0",), None, 1.0), STATE,
     (Exclusion("h", "e", 1, 1.0, 2.0),),
     StopRequest("cancel", 1.0, this_process()), AttemptEnd(State.FAILED, None, 1, 1.0),
-    (tails.Part("events.jsonl", 0, 3), tails.Part("keeper.log", 0, 2)),
+    (), (tails.Part("events.jsonl", 0, 3), tails.Part("keeper.log", 0, 2)),
 )  # fmt: skip
 
 
