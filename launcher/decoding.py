@@ -34,11 +34,11 @@ def converted(found: Any, kind: type[T]) -> T:
 
 
 class OutOfBounds(ValueError):
-    """An answer of another machine, which may be faulty or hostile, has something larger than anything that we send."""
+    """A part of an answer is larger than anything that the launcher sends."""
 
 
 def within_bounds(answer: T, longest_text: int, most_items: int) -> T:
-    """Return the answer. Raise OutOfBounds if a text, a list or a number in it is too large, or a number is none."""
+    """Return the answer; raise OutOfBounds if it is too large. Bytes are limited by the line that they came in."""
     left = [msgspec.to_builtins(answer, builtin_types=(bytes,))]
     while left:
         match left.pop():

@@ -1,7 +1,7 @@
-"""At the first member of a generation: one choice for all of them, and the moment when all have what was chosen.
+"""Give all members of a generation one choice of checkpoint, at the first member, and let them start together.
 
-Were each to choose for itself, two that see different nodes might choose two checkpoints, and their ranks find none
-that they have in common.
+If each chose for itself, two that see different nodes might choose two checkpoints, and their ranks would have none in
+common.
 """
 
 import asyncio
@@ -16,17 +16,21 @@ MOST_SESSIONS = 64
 
 @dataclass(slots=True, eq=False)
 class _Session:
+    """The decision of one generation, and which members have not arrived yet."""
+
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     complete: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     awaited: set[int] = field(default_factory=set)
 
 
 class Agreement:
+    """The decisions of this node, as first member, by generation."""
+
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}
 
     def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
-        """Give the decision to all present and later callers. Older generations are over."""
+        """Give the decision to all present and later callers; older generations are over."""
         for number in [number for number in self._sessions if number < generation]:
             session = self._sessions.pop(number)
             session.decision.cancel()
@@ -36,7 +40,7 @@ class Agreement:
         session.decision.set_result(decision)
 
     async def decision(self, generation: int) -> LoadDecision:
-        """Wait for the decision and return it. Cancelled if a newer generation replaces this one."""
+        """Wait for the decision and return it; raise CancelledError if a newer generation replaces this one."""
         return await asyncio.shield(self._session(generation).decision)
 
     async def arrive(self, generation: int, node: int) -> None:
@@ -48,9 +52,7 @@ class Agreement:
         await asyncio.shield(session.complete)
 
     def _session(self, generation: int) -> _Session:
-        """Return the session of a generation. Peers may be ahead of this member, but not by many generations at once.
-        Raise WireError.
-        """
+        """Return the session of a generation; raise WireError if a peer asks for one too far ahead."""
         if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
             raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
         return self._sessions.setdefault(generation, _Session())

@@ -33,7 +33,9 @@ _FAILURES = (WireError, SaveGone, CheckpointDamaged, DiskFailed, OSError, Timeou
 
 
 class Buddies:
-    """`bring` before ranks are forked here, `follow` each generation, `note` each snapshot of this node's ranks."""
+    """Copies snapshots between nodes: call `bring` before ranks are forked, `follow` for each generation,
+    `note` for each snapshot.
+    """
 
     def __init__(
         self,
@@ -55,12 +57,15 @@ class Buddies:
 
     @property
     def port(self) -> int:
+        """Return the port on which other nodes fetch snapshots."""
         return self._server.port
 
     async def open(self) -> None:
+        """Start to serve this node's snapshots."""
         await self._server.start()
 
     async def close(self) -> None:
+        """Stop copying and serving."""
         await self._keep_no_more()
         await self._server.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -99,12 +104,14 @@ class Buddies:
             self._keeping = asyncio.create_task(self._keep(charge, names, start.generation))
 
     async def _keep_no_more(self) -> None:
+        """Stop keeping copies for another node."""
         before, self._keeping = self._keeping, None
         if before is not None:
             before.cancel()
             await asyncio.wait([before])
 
     async def _look_at(self, server: ReplicaAddress) -> tuple[ReplicaAddress, list[Held]]:
+        """Return the server with the snapshots that it has, none if it does not answer."""
         try:
             async with asyncio.timeout(_LIST_S), self._reach(server) as link:
                 return server, await peer.inventory(link)
@@ -114,12 +121,16 @@ class Buddies:
             return server, []
 
     async def _bring(self, held: Held, server: ReplicaAddress) -> None:
+        """Fetch one snapshot from a server, and report that."""
         async with self._reach(server) as link:
             megabytes = await self._fetch(link, self._memory.own, held) / 1e6
         text = f"node {self._node} fetched {megabytes:.1f} MB of step {held.step} from the memory of node {server.node}"
         self._say(Noted(self._node, "checkpoint_fetched", text))
 
     async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
+        """Keep copies of the snapshots of `charge` for ever: fetch the newest after each snapshot of this
+        node's ranks.
+        """
         failed, told = False, -1
         while True:
             await self._more.wait()
@@ -175,13 +186,16 @@ class Buddies:
         return sum(file.size for file in manifest.files)
 
     def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
+        """Return a connection to a server."""
         return linked(server, self._address, self._key, self._pool)
 
 
 def _others(start: Start, node: int) -> list[ReplicaAddress]:
+    """Return the servers of all other members."""
     members = start.replicas[: start.group_world_size]
     return [one for one in members if one.node != node and one.port]
 
 
 def _said(error: BaseException) -> str:
+    """Return the error's text, or its type's name if it has none."""
     return str(error) or type(error).__name__

@@ -1,4 +1,6 @@
-"""Contents over a socket, in a thread of their own: the agent's heartbeat never waits for a disk or for a peer."""
+"""Send and receive contents over a socket in a thread of their own, so that the agent's heartbeat waits for no
+disk or peer.
+"""
 
 import contextlib
 import os
@@ -24,6 +26,7 @@ def new_pool() -> ThreadPoolExecutor:
 
 
 def step_back() -> None:
+    """Give this thread the lowest priority."""
     with contextlib.suppress(OSError):  # already as low as that, or forbidden: copying works as well
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread alone: Linux keeps it by thread
 
@@ -50,13 +53,12 @@ class Throttle:
 
 
 def send_bytes(peer: socket.socket, data: bytes) -> None:
+    """Send all of the data."""
     peer.sendall(data)
 
 
 def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
-    """Send exactly `size` bytes from the file's beginning; return False if `unwanted` says
-    to stop before the last.
-    """
+    """Send exactly `size` bytes from the file's beginning; return False if `unwanted` became True before the last."""
     sent = 0
     while sent < size:
         if unwanted():
@@ -70,8 +72,9 @@ def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, un
 
 
 def receive(peer: socket.socket, size: int, heard: Heard = lambda _: None) -> Iterator[memoryview]:
-    """Yield exactly `size` bytes in pieces, each valid until the next is requested. Raise WireError. An error of this
-    side's disk stays an OSError, so that it is not taken for the peer's fault.
+    """Yield exactly `size` bytes in pieces, each valid until the next is requested; raise WireError.
+
+    An error of this node's disk stays an OSError, so that the peer is not blamed for it.
     """
     buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
     left = size
@@ -85,6 +88,7 @@ def receive(peer: socket.socket, size: int, heard: Heard = lambda _: None) -> It
 
 
 def receive_all(peer: socket.socket, size: int) -> bytes:
+    """Return exactly `size` bytes; raise WireError."""
     return b"".join(bytes(piece) for piece in receive(peer, size))
 
 
@@ -100,6 +104,7 @@ def drain(peer: socket.socket, seconds: float) -> None:
 
 
 def _read(peer: socket.socket, into: memoryview, left: int, size: int) -> int:
+    """Receive some bytes into the buffer and return their number; raise WireError."""
     try:
         count = peer.recv_into(into)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint that a generation loads: the newest of which every file is somewhere. Pure."""
+"""Choose the checkpoint that a generation loads: the newest of which some node has every file. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,8 +19,8 @@ def decide(
     kept: bool = False,
     anew: bool = False,
 ) -> LoadDecision:
-    """Return which checkpoint ranks load. `kept` says that there were checkpoints, whatever is found; `anew` that a
-    person has allowed the run to start without one.
+    """Return which checkpoint ranks load; `kept` means that there were checkpoints, whatever is found; `anew`
+    that a user has allowed the run to start without one.
     """
     load = choose(inventories, members, all_here=all_here)
     lacks = "" if load.save is not None or anew else _lacks(inventories, kept)
@@ -30,9 +30,11 @@ def decide(
 def choose(
     inventories: Inventories, members: Collection[int], kind: Kind = "step", *, all_here: bool = True
 ) -> SaveChoice:
-    """Choose the newest checkpoint that is whole. Drafts count if a node has committed the same one; a checkpoint
-    that no node has committed does not exist. Newer ones that are not whole are hopeless only if every node that may
-    have files has answered and no other may join (`all_here`), because an absent file may come back.
+    """Choose the newest checkpoint that is whole.
+
+    Drafts count if a node has committed the same one; a checkpoint that no node has committed does not exist. Newer
+    ones that are not whole are hopeless only if every node that may have files has answered and no other may join
+    (`all_here`), because a missing file may come back.
     """
     saves = _saves(inventories, kind)
     chosen = next((found for found in reversed(saves) if found.whole), None)
@@ -64,11 +66,11 @@ def _lacks(inventories: Inventories, kept: bool) -> str:
 
 
 def _silent(nodes: Sequence[int]) -> str:
-    """Return words about the nodes that do not answer, short enough for one sentence."""
+    """Return a text about the nodes that do not answer, short enough for one sentence."""
     more = f"; {len(nodes) - _MOST_NAMED} more do not either" if nodes[_MOST_NAMED:] else ""
     return "".join(f"; node {node} does not answer" for node in nodes[:_MOST_NAMED]) + more
 
 
 def _saves(inventories: Inventories, kind: Kind) -> list[SaveOnDisks]:
-    """Return the checkpoints that some node has committed, oldest first."""
+    """Return all saves of this kind, with the nodes that have their files."""
     return committed_over(((node, held) for node, held in sorted(inventories.items()) if held is not None), kind)

@@ -1,6 +1,6 @@
 """Send requests to another agent's server.
 
-Raise WireError, of which `Unwilling` is one kind.
+All raise WireError, of which `Unwilling` is one kind.
 """
 
 import asyncio
@@ -31,10 +31,11 @@ T = TypeVar("T")
 
 
 class DiskFailed(Exception):
-    """Raised when this node's own disk does not take what was fetched."""
+    """This node's own disk refused what was fetched."""
 
 
 async def inventory(link: ReplicaLink) -> list[Held]:
+    """Return the checkpoints that the peer has."""
     listed = await _record(link, words.List(), list[Held])
     try:  # what others are told of it by whoever asked
         converted([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
@@ -44,14 +45,16 @@ async def inventory(link: ReplicaLink) -> list[Held]:
 
 
 async def decision(link: ReplicaLink, generation: int) -> words.LoadDecision:
+    """Return what the first member decided for the generation."""
     decided = await _record(link, words.Decide(generation), words.LoadDecision)
     if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):
-        raise WireError("it chose a checkpoint that nobody has")
+        raise WireError("it chose a checkpoint that no node has")
     return decided
 
 
 async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
-    await link.say(words.Arrived(generation, node))
+    """Tell the first member that this one has all files, and return once all members have."""
+    await link.send(words.Arrived(generation, node))
     await link.expect(words.Fine)
 
 
@@ -72,11 +75,12 @@ async def manifest(link: ReplicaLink, save: words.Save) -> tuple[bytes, Manifest
 async def fetch(
     link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: words.Get, file: FileEntry, heard: Heard
 ) -> None:
-    """Fetch one file and compare it with the manifest. Raise CheckpointDamaged if the peer's file is damaged, and
-    DiskFailed.
+    """Fetch one file and compare it with the manifest; raise CheckpointDamaged if the peer's file is damaged,
+    or DiskFailed.
     """
 
     def keep(peer: socket.socket, size: int) -> None:
+        """Write the file as it arrives."""
         try:
             files.receive(get.save, whole, file.name, receive(peer, size, heard))
         except OSError as error:
@@ -87,18 +91,16 @@ async def fetch(
 
 async def report_damaged(link: ReplicaLink, get: words.Get) -> None:
     """Ask the peer to check a file of its own that arrived here damaged."""
-    await link.say(words.Doubt(get.save, get.name))
+    await link.send(words.Doubt(get.save, get.name))
     await link.expect(words.Fine)
 
 
 async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Throttle) -> None:
-    """Have the peer keep a copy of one file, which is on its disk on return. Raise SaveGone
-    if the file is not here.
-    """
+    """Have the peer keep a copy of one file, which is on its disk on return; raise SaveGone if the file is not here."""
     size = await asyncio.to_thread(files.size, put.save, put.name)
     if size != put.size:
         raise WireError(f"{put.name} has {size} bytes here, not {put.size}")
-    await link.say(put)
+    await link.send(put)
     async with asyncio.timeout(_ON_DISK_S):  # a peer whose power is gone never says that it is
         wanted = isinstance(await link.expect(words.Go, words.InPlace), words.Go)
     if not wanted:
@@ -108,6 +110,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Thr
     answer.add_done_callback(lambda _: enough.set())  # a refusal may come before the last byte
 
     def send(peer: socket.socket) -> None:
+        """Send the file until the peer wants no more."""
         with files.open(put.save, put.name) as file:
             send_file(peer, file, size, pace, enough.is_set)
 
@@ -127,6 +130,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Thr
 
 
 async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
+    """Return the answer to a request, decoded."""
     data = await link.take(ask, _at_most(words.MOST_LISTED_BYTES), receive_all)
     try:
         return decoder_of(kind).decode(data)
@@ -135,8 +139,10 @@ async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
 
 
 def _at_most(most: int) -> Callable[[int], bool]:
+    """Return a check that a size is at most this."""
     return functools.partial(_within, most)
 
 
 def _within(most: int, size: int) -> bool:
+    """Return whether the size is at most this."""
     return size <= most

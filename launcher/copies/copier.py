@@ -1,4 +1,4 @@
-"""Second copies: each member's own files of a committed checkpoint, brought to the next member in the background."""
+"""Copy each member's own files of a committed checkpoint to the next member, in the background."""
 
 import asyncio
 import time
@@ -32,18 +32,20 @@ class Patience:
 
 
 class _Result(Enum):
+    """What came of copying one step."""
+
     COPIED = auto()
     GONE = auto()  # there is nothing to copy any more
     FAILED = auto()  # for now
 
 
 class Copier:
-    """`follow` each generation, `note` each commit that a rank reports. One step at a time, the oldest first.
+    """Copies checkpoints to the next member: call `follow` for each generation, `note` for each commit that a rank
+    reports.
 
-    Of what waits the trainer keeps the oldest until all nodes have copied it: so all copy the same ones, however slow
-    they are, and the others may be pruned meanwhile. A step that fails is said once and tried again for as long as it
-    is there. `settle` is the end: the newest goes first, and it returns once that has its copy, or was given up; it
-    says why.
+    One step is copied at a time, the oldest first. Of the waiting steps the trainer keeps the oldest until all nodes
+    have copied it: so all copy the same ones, however slow they are, and the others may be pruned meanwhile. A step
+    that fails is reported once and tried again for as long as it exists. `settle` ends the work: the newest goes first.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Copier:
         self._more.set()
 
     async def settle(self) -> str:
+        """Return once the newest step has its copy, "", or was given up, the reason."""
         rest, working = self._rest, self._working
         self._ends = True
         if working is not None:
@@ -103,11 +106,13 @@ class Copier:
         return self._problem
 
     async def close(self) -> None:
+        """Stop copying."""
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])
 
     async def _work(self, node: int, start: Start, target: ReplicaAddress, before: "asyncio.Task[None] | None") -> None:
+        """Copy steps for ever, the next one as soon as it is committed."""
         if before is not None:
             await asyncio.wait([before])  # what it was sending has been cut off by then
         names = [data_name(start.first_rank + local) for local in range(start.local_world_size)]
@@ -142,6 +147,7 @@ class Copier:
                 self._rest.set()
 
     def _next(self, failed: int | None) -> int:
+        """Return the step to copy next: the oldest other than the one that just failed, at the end the newest."""
         if self._ends:
             return max(self._waiting)
         return min(self._waiting - {failed} or self._waiting)
@@ -173,7 +179,7 @@ class Copier:
         first = self._give_up(
             node, str(save), f"the files of node {node} have no second copy on node {target.node}: {problem}"
         )
-        if first and refused and await asyncio.to_thread(self._files.doubt, save, name):
+        if first and refused and await asyncio.to_thread(self._files.check_reported, save, name):
             return _Result.GONE  # it is damaged here: there is nothing to copy
         return _Result.FAILED
 

@@ -1,4 +1,4 @@
-"""One node's folder of checkpoints, as its server and its ranks' agent see it. Everything here waits for the disk."""
+"""One node's folder of checkpoints, as its server and its ranks' agent use it; every method waits for the disk."""
 
 import os
 import threading
@@ -27,15 +27,18 @@ class SaveGone(LaunchError):
 
 
 class ReplicaFiles:
+    """The checkpoints in one folder: list, read, receive and set them aside."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._naming = threading.Lock()  # a peer that fetches commits a draft as well as this node itself
 
     def list(self) -> list[Held]:
+        """Return all checkpoints in the folder, drafts included, with the files that are there."""
         return partial.inventory(self._folder)
 
     def manifest(self, save: Save) -> bytes:
-        """Return the manifest of a committed checkpoint. Raise SaveGone."""
+        """Return the manifest of a committed checkpoint; raise SaveGone."""
         data = self._manifest(save)
         if data is None or digest_of(data) != save.digest:
             raise SaveGone(f"{save}: no such checkpoint is here")
@@ -57,7 +60,7 @@ class ReplicaFiles:
         return self.look_at("best", max(kept)) if kept else None
 
     def open(self, save: Save, name: str) -> BinaryIO:
-        """Open a rank's file for copying. Raise SaveGone."""
+        """Open a rank's file for copying; raise SaveGone."""
         self.manifest(save)
         try:
             return partial.open_file(self._folder, save.step, name, save.kind)
@@ -65,24 +68,26 @@ class ReplicaFiles:
             raise SaveGone(f"{save}: {name[:64]!r} is not here") from error
 
     def size(self, save: Save, name: str) -> int:
-        """Return the size of a rank's file. Raise SaveGone."""
+        """Return the size of a rank's file; raise SaveGone."""
         with self.open(save, name) as file:
             return os.fstat(file.fileno()).st_size
 
     def has(self, save: Save, name: str, size: int) -> bool:
+        """Return whether the file is here with this size."""
         try:
             return self.size(save, name) == size
         except SaveGone:
             return False
 
     def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write a copy from its pieces. If another checkpoint has its name, it waits for `move_in`. Raise
-        CheckpointDamaged if it does not match; an OSError is this disk's.
+        """Write a copy from its pieces; if another checkpoint has its name, the copy waits for `move_in`.
+
+        Raise CheckpointDamaged if it does not match; an OSError is this disk's.
         """
         folder = self._waiting(save) if self._is_taken(save) else self._folder
         partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
 
-    def doubt(self, save: Save, name: str) -> bool:
+    def check_reported(self, save: Save, name: str) -> bool:
         """Check every byte of a file reported as damaged, and set it aside and return True if it is."""
         found = self.look_at(save.kind, save.step)
         if found is None or found[0] != save:
@@ -100,7 +105,7 @@ class ReplicaFiles:
         return False
 
     def settle(self, save: Save) -> None:
-        """Commit the draft of a checkpoint that another node has committed. Raise SaveGone."""
+        """Commit the draft of a checkpoint that another node has committed; raise SaveGone."""
         with self._naming:
             data = self._manifest(save)
             if data is not None and digest_of(data) == save.digest:
@@ -108,7 +113,7 @@ class ReplicaFiles:
             partial.promote(self._folder, save.step, self._held(save, self.list()).nonce)
 
     def set_aside(self, save: Save) -> bool:
-        """Rename this one, so that nobody takes it for a checkpoint any more; False where it is not here."""
+        """Rename this checkpoint, so that no process takes it for one any more; return False if it is not here."""
         data = self._manifest(save)
         if data is None or digest_of(data) != save.digest:
             return False
@@ -116,15 +121,15 @@ class ReplicaFiles:
         return True
 
     def make_room(self, save: Save) -> bool:
-        """Set aside whatever else has the name that this one is to have; False where there is nothing."""
+        """Set aside another checkpoint that has the name which this one is to get; return False if there is none."""
         if not self._is_taken(save):
             return False
         partial.set_aside(self._folder, save.step, save.kind)
         return True
 
     def make_room_for_draft(self, save: Save) -> bool:
-        """Make room as `make_room` does, if a draft of this checkpoint is here. Raise SaveGone if what is here is
-        whole and newer.
+        """Make room as `make_room` does, if a draft of this checkpoint is here; raise SaveGone if what is here
+        is whole and newer.
         """
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 
@@ -140,6 +145,9 @@ class ReplicaFiles:
         return True
 
     def _give_way(self, save: Save, to: Held) -> bool:
+        """Set aside the checkpoint with the save's name and return True; raise SaveGone if it is whole and
+        newer than `to`.
+        """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]
         if any(not held.missing and order(held) > order(to) for held in here):
@@ -155,22 +163,26 @@ class ReplicaFiles:
         return data is None or digest_of(data) != save.digest
 
     def _held(self, save: Save, among: Iterable[Held]) -> Held:
-        """Return the listed copy of a save. Raise SaveGone."""
+        """Return the listed copy of a save; raise SaveGone."""
         found = next((held for held in among if Save.of(held) == save), None)
         if found is None:
             raise SaveGone(f"{save}: no such checkpoint is here")
         return found
 
     def _waiting(self, save: Save) -> Path:
+        """Return the folder of a draft that waits for its name."""
         return self._folder / waiting_name(folder_name(save.step, save.kind), save.digest)
 
     def _place(self, save: Save) -> Path:
+        """Return the folder of the checkpoint."""
         return self._folder / folder_name(save.step, save.kind)
 
     def _manifest(self, save: Save) -> bytes | None:
+        """Return the manifest of the checkpoint with this step, or None."""
         return self._read(save.kind, save.step)
 
     def _read(self, kind: Kind, step: int) -> bytes | None:
+        """Return the manifest of the committed checkpoint of this kind and step, or None."""
         try:
             return partial.read_manifest(self._folder, step, kind)
         except NOT_HERE:
@@ -178,11 +190,12 @@ class ReplicaFiles:
 
 
 def digest_of(manifest: bytes) -> str:
+    """Return the digest of a manifest, which identifies a checkpoint."""
     return xxhash.xxh3_128_hexdigest(manifest)
 
 
 def entry(manifest: Manifest, name: str) -> FileEntry:
-    """Return the entry of the file with this name. Raise SaveGone for any other name, such as `../../x`."""
+    """Return the entry of the file with this name; raise SaveGone for any other name, such as `../../x`."""
     found = next((file for file in manifest.files if file.name == name), None)
     if found is None or not is_data_name(name):
         raise SaveGone(f"step {manifest.step}: {name[:64]!r} is not one of its files")

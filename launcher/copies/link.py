@@ -1,4 +1,4 @@
-"""One proved connection to or from a replica server: messages by the event loop, contents by a thread on its socket."""
+"""A connection to or from a replica server: messages by the event loop, contents by a thread on its socket."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer
 
 
 class Unwilling(WireError):
-    """The peer is there, understood, and says no."""
+    """The peer understood the request and refused it."""
 
     def __init__(self, refused: Refusal) -> None:
         super().__init__(refused.text)
@@ -29,17 +29,18 @@ class Unwilling(WireError):
 
 
 class ReplicaLink:
-    """A connection to another agent's server. Raises WireError if the peer or the network fails; an OSError comes
-    from `work` alone. A peer that sends or accepts nothing for `stall_s` is dropped.
+    """A connection to another agent's server, dropped if the peer sends or accepts nothing for `stall_s`.
+
+    Raises WireError if the peer or the network fails; an OSError comes from `work` alone.
     """
 
     def __init__(self, wire: Wire[Any, Any], pool: ThreadPoolExecutor, stall_s: float = STALL_S) -> None:
         self._wire, self._pool, self._stall_s = wire, pool, stall_s
-        self.say, self.hear = wire.say, wire.receive
+        self.send, self.receive_message = wire.deliver, wire.receive
 
     async def expect(self, *kinds: type[M]) -> M:
-        """Return the next message, which must be one of these types. Raise Unwilling or WireError."""
-        message = await self.hear()
+        """Return the next message, which must be one of these types; raise Unwilling or WireError."""
+        message = await self.receive_message()
         if isinstance(message, Refusal):
             raise Unwilling(message)
         if not isinstance(message, kinds):
@@ -50,7 +51,7 @@ class ReplicaLink:
         self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
     ) -> T:
         """Request contents and receive them in a thread if their size is acceptable."""
-        await self.say(ask)
+        await self.send(ask)
         offer = await self.expect(Offer)
         if not check(offer.size):
             raise WireError(f"the peer offers {offer.size} bytes, which cannot be")
@@ -59,19 +60,21 @@ class ReplicaLink:
     async def receive(self, work: Callable[[socket.socket], T]) -> T:
         """Send Go and receive in a thread all that the peer sends."""
         self._wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await self.say(Go())
+        await self.send(Go())
         answer = await self.in_thread(work)
         self._wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
         return answer
 
     async def give(self, size: int, work: Callable[[socket.socket], T]) -> T:
         """Offer contents and have a thread send them once the peer wants them."""
-        await self.say(Offer(size))
+        await self.send(Offer(size))
         await self.expect(Go)
         return await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[socket.socket], T]) -> T:
-        """Run it on the socket. Where this is cancelled the peer is cut off, and the thread has ended on return."""
+        """Run `work` on the socket in a thread; if this is cancelled the peer is cut off, and the thread has
+        ended on return.
+        """
         peer = socket.socket(fileno=os.dup(self._wire.writer.get_extra_info("socket").fileno()))
         peer.settimeout(self._stall_s)
         task = asyncio.get_running_loop().run_in_executor(self._pool, work, peer)
@@ -92,7 +95,7 @@ class ReplicaLink:
 async def linked(
     server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
 ) -> AsyncIterator[ReplicaLink]:
-    """Open a connection to a server. Raise WireError."""
+    """Open a connection to a server; raise WireError."""
     wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
     try:
         yield ReplicaLink(wire, pool, stall_s)

@@ -1,4 +1,4 @@
-"""Report progress to people who wait; interfaces that show it register a watcher."""
+"""Report progress to users who wait; interfaces that show it register a listener."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ def listen(show: Callable[[str], None], *, watching: bool = False) -> None:
 
 
 def say(text: str) -> None:
+    """Report a line to all listeners."""
     for show in _listeners:
         show(text)
 

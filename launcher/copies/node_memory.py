@@ -17,7 +17,7 @@ _COPIES = "copies"  # inside the node's folder
 
 
 class NodeMemory(ReplicaFiles):
-    """The folder of the node's ranks, and beside it `copies`."""
+    """The snapshots in this node's memory: those of its ranks, and in `copies` those of another node."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -26,15 +26,19 @@ class NodeMemory(ReplicaFiles):
         self.own = Snapshots(folder)
 
     def list(self) -> list[Held]:
+        """Return the snapshots of this node's ranks, and the copies of another node's."""
         return [*super().list(), *self.copies.list()]
 
     def manifest(self, save: Save) -> bytes:
+        """Return the manifest of a snapshot; raise SaveGone."""
         return self._holder(save).manifest(save)
 
     def open(self, save: Save, name: str) -> BinaryIO:
+        """Open a rank's file of a snapshot; raise SaveGone."""
         return self._holder(save).open(save, name)
 
     def settle(self, save: Save) -> None:
+        """Raise SaveGone unless this node has the snapshot; in memory nothing has to be committed."""
         self.manifest(save)
 
     def _holder(self, save: Save) -> ReplicaFiles:
@@ -63,10 +67,11 @@ class Snapshots(ReplicaFiles):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 
     def keep_only(self, kept: Collection[Held]) -> None:
+        """Delete all snapshots but these."""
         commit.remove(self._path / held.folder for held in self.list() if held not in kept)
 
     def drop_unfinished(self, save: Save) -> None:
-        """Delete a snapshot unless all of it is here."""
+        """Delete a snapshot unless it is complete."""
         if not any(held.digest == save.digest and not held.missing for held in self.list()):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 

@@ -33,7 +33,7 @@ Step = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """One checkpoint, on whatever disks its files are."""
+    """The identity of one checkpoint, on whatever disks its files are."""
 
     kind: Literal["step", "best"]
     step: Step
@@ -59,7 +59,9 @@ class SaveChoice(msgspec.Struct, frozen=True):
 
 
 class LoadDecision(msgspec.Struct, frozen=True):
-    """The decision for all members of a generation."""
+    """Which checkpoint all members of a generation load, and which best one they keep; `lacks` is why none can
+    be loaded, or "".
+    """
 
     load: SaveChoice  # what their ranks load
     best: SaveChoice  # the best so far, which they only keep
@@ -67,11 +69,11 @@ class LoadDecision(msgspec.Struct, frozen=True):
 
 
 class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):
-    """A request for the checkpoints that are there."""
+    """A request for the checkpoints that the peer has."""
 
 
 class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
-    """A file of a checkpoint that some node has committed; or its manifest."""
+    """A request for a file of a checkpoint that some node has committed, or for its manifest."""
 
     save: Save
     name: Name
@@ -85,7 +87,7 @@ class Doubt(msgspec.Struct, frozen=True, tag="doubt", tag_field="t"):
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
-    """Keep a copy of this file, of a checkpoint that is committed there too."""
+    """A request to keep a copy of this file, of a checkpoint that the peer has committed too."""
 
     save: Save
     name: Name
@@ -93,24 +95,26 @@ class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
 
 
 class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
-    """Ask the first member of a generation which checkpoint is loaded."""
+    """A request to the first member of a generation for the checkpoint that is loaded."""
 
     generation: int
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
-    """Tell the first member that this one has all that its ranks load; it answers when all members have."""
+    """A report to the first member that this one has all that its ranks load; it answers when all members have."""
 
     generation: int
     node: int
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="t"):
+    """The answer that contents of this size can be sent."""
+
     size: Size
 
 
 class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
-    """The bytes, please."""
+    """The answer that the contents are wanted now."""
 
 
 class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):
@@ -118,10 +122,12 @@ class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):
 
 
 class Fine(msgspec.Struct, frozen=True, tag="fine", tag_field="t"):
-    """Done, and on disk."""
+    """The answer that the request is carried out, on disk."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
+    """The answer that the request is refused, and why; `gone` if the checkpoint no longer exists."""
+
     text: Reason
     gone: bool = False  # there is no such checkpoint here any more: nothing went wrong
 
@@ -131,4 +137,5 @@ FromServer = Offer | Go | InPlace | Fine | Refusal
 
 
 def refusal(text: str, *, gone: bool = False) -> Refusal:
+    """Return a refusal with the text cut to what the wire allows."""
     return Refusal(text[:REASON_CHARS], gone)

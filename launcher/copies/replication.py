@@ -42,13 +42,14 @@ class NotBrought(LaunchError):
 
 
 class NothingToLoad(LaunchError):
-    """There were checkpoints, and none is whole on the nodes that are here."""
+    """There were checkpoints, and none is whole on the nodes that are present."""
 
 
 class Replication:
-    """`bring` before ranks start; `note` what they commit. `fetched`: bytes so far, while it brings something.
+    """Call `bring` before ranks start and `note` for what they commit.
 
-    `keeps`: what they commit are checkpoints as the trainer writes them.
+    `fetched` is the number of bytes so far while it fetches, else None; `keeps` is True once the ranks' commits turned
+    out to be checkpoints as the trainer writes them.
     """
 
     def __init__(
@@ -78,12 +79,15 @@ class Replication:
 
     @property
     def port(self) -> int:
+        """Return the port of this node's server."""
         return self._server.port
 
     async def open(self) -> None:
+        """Start this node's server."""
         await self._server.start()
 
     async def close(self) -> None:
+        """Stop copying and serving."""
         if self._looking is not None:
             self._looking.cancel()
         await self._copier.close()
@@ -98,6 +102,7 @@ class Replication:
             self._looking = asyncio.create_task(self._look_for(step))
 
     async def _look_for(self, step: int) -> None:
+        """Set `keeps` if the committed step is a checkpoint in this node's folder."""
         with suppress(OSError):  # the disk that cannot be read is the copier's to tell of
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
@@ -106,13 +111,13 @@ class Replication:
         return await self._copier.settle()
 
     async def bring(self, start: Start) -> None:
-        """Fetch what the ranks of this generation load. Raise NothingToLoad, NotBrought, or DiskFailed if this node's
-        disk fails.
+        """Fetch what the ranks of this generation load; raise NothingToLoad, NotBrought, or DiskFailed if this
+        node's disk fails.
         """
         try:
             decision = await self._decided(start)
             if decision.lacks:
-                raise NothingToLoad(decision.lacks if start.group_rank == 0 else _told_by(start, decision.lacks))
+                raise NothingToLoad(decision.lacks if start.group_rank == 0 else _as_reported(start, decision.lacks))
             if decision.load.passed_over and start.group_rank == 0:
                 self._say(Noted(self._node, "checkpoint_passed_over", _passed_over(decision.load)))
             hopeless = await self._hopeless(start, decision.load.hopeless)
@@ -123,7 +128,7 @@ class Replication:
                 await self._fetch_best(start, decision.best)
                 await self._wait_for_others(start)
         except SaveGone as error:
-            raise NotBrought(str(error) if start.group_rank == 0 else _told_by(start, str(error))) from error
+            raise NotBrought(str(error) if start.group_rank == 0 else _as_reported(start, str(error))) from error
         except (WireError, TimeoutError, CheckpointDamaged) as error:
             raise NotBrought(str(error) or type(error).__name__) from error
         except OSError as error:
@@ -135,6 +140,7 @@ class Replication:
     # -- which one
 
     async def _decided(self, start: Start) -> LoadDecision:
+        """Return the decision: made here by the first member, asked for by the others."""
         if start.group_rank != 0:
             return await self._ask_first(start, lambda link: peer.decision(link, start.generation))
         members = _members(start)
@@ -151,8 +157,8 @@ class Replication:
         return decision
 
     async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
-        """Ask the first member, repeating for a while, because some are refused when all members connect at once.
-        Raise NotBrought.
+        """Ask the first member, repeating for a while, because some are refused when all members connect at
+        once; raise NotBrought.
         """
         until = time.monotonic() + self._patience.members_s
         while True:
@@ -183,8 +189,8 @@ class Replication:
             await asyncio.sleep(patience.retry_s)
 
     async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
-        """Return those of the reported saves that this node finds hopeless too: nothing is set aside on another
-        node's report alone.
+        """Return those of the reported saves that this node finds hopeless too: nothing is set aside because of
+        another node's report alone.
         """
         if not told or start.group_rank == 0:
             return told
@@ -193,7 +199,9 @@ class Replication:
         own = await asyncio.to_thread(choose, inventories, _members(start), all_here=start.all_here)
         seen = set(own.hopeless)
         for save in sorted(set(told) - seen)[:_MOST_NOTED]:
-            text = _told_by(start, f"files of {save} are on no node that is here; node {self._node} sees no such thing")
+            text = _as_reported(
+                start, f"files of {save} are on no node that is here; node {self._node} sees no such thing"
+            )
             self._say(Noted(self._node, "checkpoint_passed_over", f"{text}: it stays"))
         return seen & set(told)
 
@@ -223,6 +231,7 @@ class Replication:
             self._say(Noted(self._node, "copy_failed", str(error)))
 
     async def _fetch(self, start: Start, choice: SaveChoice) -> None:
+        """Fetch the files of the chosen checkpoint that this node lacks."""
         if choice.save is None or not choice.fetches:
             return
         save = choice.save
@@ -234,6 +243,7 @@ class Replication:
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def bring(file: FileEntry, place: int) -> None:
+            """Fetch one file from one of its holders."""
             holders = [servers[node] for node in holders_of[file] if node in servers]
             if not holders:
                 raise SaveGone(f"{file.name} of {save}, which node {choice.with_manifest[0]} has, is on no node")
@@ -294,7 +304,7 @@ class Replication:
         raise NotBrought(f"{file.name} of {get.save}: {problem}")
 
     async def _report_damaged(self, server: ReplicaAddress, get: Get) -> None:
-        """Ask the server to check a damaged file, so that the next choice does not count on it."""
+        """Ask the server to check a damaged file, so that it is not chosen again."""
         with suppress(WireError):  # whoever cannot be reached has nothing that counts
             async with self._reach(server) as link:
                 await peer.report_damaged(link, get)
@@ -314,10 +324,12 @@ class Replication:
         await self._ask_first(start, lambda link: peer.arrive(link, start.generation, self._node))
 
     def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
+        """Return a connection to a server."""
         return linked(server, self._address, self._key, self._pool, self._patience.stall_s)
 
 
 def _members(start: Start) -> list[int]:
+    """Return the nodes that are members of the generation."""
     return [server.node for server in start.replicas[: start.group_world_size]]
 
 
@@ -326,15 +338,18 @@ def _said(server: ReplicaAddress, error: Exception) -> str:
     return f"node {server.node}: {str(error) or 'no answer in time'}"[:REASON_CHARS]
 
 
-def _told_by(start: Start, text: str) -> str:
+def _as_reported(start: Start, text: str) -> str:
+    """Return the text as a statement of the first member."""
     return f"node {start.replicas[0].node} says: {text}"
 
 
 def _gave_way(save: Save, holder: int) -> str:
+    """Return the text that another checkpoint was set aside."""
     return f"another {save} is set aside for that of node {holder}"
 
 
 def _passed_over(choice: SaveChoice) -> str:
+    """Return the text that a newer checkpoint is not whole and an older one is loaded."""
     newest = choice.passed_over[-1]
     instead = "ranks begin anew" if choice.save is None else f"ranks load {choice.save}"
     return f"of {newest} some files are on no node that is here: {instead}; it stays, for who is away may bring them"

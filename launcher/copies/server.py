@@ -1,4 +1,4 @@
-"""A node's server: lists, gives and takes files of checkpoints, to agents of this attempt and to nobody else."""
+"""A node's server: it lists, sends and receives files of checkpoints, for agents of this attempt only."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ _to_server: msgspec.json.Decoder[words.ToServer] = msgspec.json.Decoder(words.To
 
 
 class ReplicaServer:
-    """`start` listens on the node's own address."""
+    """Serves the checkpoints of this node on its own address, once `start` was called."""
 
     def __init__(
         self, files: ReplicaFiles, address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
@@ -37,17 +37,21 @@ class ReplicaServer:
         self._listener = WireServer(key, _to_server, self._serve, _MOST_PEERS, words.LINE_BYTES)
 
     async def start(self) -> None:
+        """Listen, and set `port`."""
         self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:
+        """Stop listening and close all connections."""
         await self._listener.close()
 
     async def _serve(self, wire: Wire[words.ToServer, words.FromServer]) -> None:
+        """Answer the requests of one peer."""
         link = ReplicaLink(wire, self._pool, self._stall_s)
         while (request := await wire.receive()) is not None:
             await self._answer(link, request)
 
     async def _answer(self, link: ReplicaLink, request: words.ToServer) -> None:
+        """Carry out one request."""
         match request:
             case words.List():
                 await _give(link, msgspec.json.encode(await asyncio.to_thread(self._files.list)))
@@ -55,20 +59,21 @@ class ReplicaServer:
                 await _give(link, msgspec.json.encode(await self.agreement.decision(generation)))
             case words.Arrived(generation=generation, node=node):
                 await self.agreement.arrive(generation, node)
-                await link.say(words.Fine())
+                await link.send(words.Fine())
             case words.Get():
                 await self._get(link, request)
             case words.Put():
                 await self._put(link, request)
             case words.Doubt():
-                await asyncio.to_thread(self._files.doubt, request.save, request.name)
-                await link.say(words.Fine())
+                await asyncio.to_thread(self._files.check_reported, request.save, request.name)
+                await link.send(words.Fine())
             case words.Go():
                 raise WireError("nothing was offered")
             case _:
                 assert_never(request)
 
     async def _get(self, link: ReplicaLink, get: words.Get) -> None:
+        """Send a file or a manifest, or refuse it."""
         try:
             await asyncio.to_thread(self._files.settle, get.save)
             if get.name == MANIFEST:
@@ -77,7 +82,7 @@ class ReplicaServer:
                 return
             size = await asyncio.to_thread(self._files.size, get.save, get.name)
         except SaveGone as gone:
-            await link.say(words.refusal(str(gone), gone=True))
+            await link.send(words.refusal(str(gone), gone=True))
             return
         await link.give(size, lambda peer: self._send(peer, get, size))
 
@@ -90,26 +95,28 @@ class ReplicaServer:
             raise WireError(str(gone)) from gone
 
     async def _put(self, link: ReplicaLink, put: words.Put) -> None:
+        """Receive a file that a peer offers, unless it is here already."""
         try:
             manifest = await asyncio.to_thread(self._wanted, put)
             if manifest is None:
-                await link.say(words.InPlace())
+                await link.send(words.InPlace())
                 return
             await self._keep(link, put, manifest)
         except SaveGone as gone:
-            await link.say(words.refusal(str(gone), gone=True))
+            await link.send(words.refusal(str(gone), gone=True))
         except (CheckpointDamaged, OSError) as error:
-            await link.say(await asyncio.to_thread(self._why, put, error))
+            await link.send(await asyncio.to_thread(self._why, put, error))
             await link.in_thread(lambda peer: drain(peer, _DRAIN_S))
-            raise WireError("what the peer goes on sending is not wanted any more") from error
+            raise WireError("the peer keeps sending what is no longer wanted") from error
         else:
-            await link.say(words.Fine())
+            await link.send(words.Fine())
 
     async def _keep(self, link: ReplicaLink, put: words.Put, manifest: bytes) -> None:
+        """Receive and write the file."""
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: words.Put) -> bytes | None:
-        """Return the manifest for an offered file, or None if the file is here already. Raise SaveGone."""
+        """Return the manifest for an offered file, or None if the file is here already; raise SaveGone."""
         manifest = self._files.manifest(put.save)
         file = entry(decode(manifest), put.name)
         if file.size != put.size:
@@ -126,4 +133,5 @@ class ReplicaServer:
 
 
 async def _give(link: ReplicaLink, data: bytes) -> None:
+    """Send the data."""
     await link.give(len(data), lambda peer: send_bytes(peer, data))

@@ -29,20 +29,20 @@ _OF_PROGRAMS = ("LD_", "PATH", "PYTHON")  # how variables begin that change what
 
 
 def variables_for_store(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return what the spec says of the environment: a store's package reads its credentials there."""
+    """Return the environment variables of the spec, from which a store's package reads its credentials."""
     given = {**plan.spec.env, **secrets}
     return {name: value for name, value in given.items() if not name.startswith(_OF_PROGRAMS)}
 
 
 def open_store(plan: Plan) -> ObjectStore:
-    """Return the run's part of its store, which is named in the plan. Raises StoreFailed."""
+    """Return the run's part of its store, which is named in the plan; raise StoreFailed."""
     hidden = credentials_in(os.environ, plan.secrets)
     address = f"{plan.spec.checkpoint.copy_to}/{plan.run_id}"
     return ObjectStore(address, lambda text: without_secrets(text, hidden))
 
 
 def borrow_packages(python: str) -> None:
-    """Have what is installed for an interpreter importable here, after our own: on hosts, ours has no fsspec."""
+    """Make the packages of that interpreter importable here, after this one's own, as fsspec may be missing here."""
     if find_spec("fsspec") is not None:
         return
     words = [
@@ -70,7 +70,7 @@ def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
     """Download a checkpoint (`newest`, or a step) from the object store unless it or a newer one is on this disk.
 
     Return one line that describes it, or nothing if none was downloaded. A damaged one is skipped for the one before.
-    Raises Unreachable where the store cannot be asked, and LaunchError with exit code 6 where all are damaged.
+    Raise Unreachable if the store does not answer, and LaunchError with exit code 6 if all are damaged.
     """
     here, damaged = whole_here(run), list[str]()
     try:
@@ -95,12 +95,14 @@ def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
+    """Return whether the stored checkpoint is to be downloaded."""
     if checkpoint == "newest":
         return not here or held.step > here[-1]
     return held.step == int(checkpoint) and held.step not in here
 
 
 def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
+    """Download one checkpoint, setting aside another one with its name."""
     save = Save.of(held)
     if ReplicaFiles(folder).make_room(save):
         news.say(f"another {save} that was here is set aside")
@@ -109,12 +111,13 @@ def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
 
 
 def _folder(run: RunDir) -> Path:
+    """Return the run's checkpoint directory."""
     return run.path / read_plan(run, last_attempt(run).number).spec.checkpoint.dir
 
 
 @contextlib.contextmanager
 def _store(run: RunDir) -> Iterator[ObjectStore]:
-    """Open the store in the environment that the run's ranks have, which is as it was afterwards."""
+    """Open the store in the environment that the run's ranks have, which is restored afterwards."""
     plan, before = read_plan(run, last_attempt(run).number), dict(os.environ)
     given = variables_for_store(plan, read_record(run.secrets, dict[str, str]) or {})
     os.environ.update(given)

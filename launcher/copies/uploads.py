@@ -1,6 +1,7 @@
-"""Copies in an object store, behind the steps: each due checkpoint's files, its manifest last, then old ones go.
+"""Upload copies of checkpoints to an object store in the background: the files of each due one, its manifest last, then
+delete old ones.
 
-One daemon thread does it and may wait for the network as long as it likes: nothing waits for it but `settle`.
+One daemon thread does it and may wait for the network as long as it likes: only `settle` waits for it.
 """
 
 import asyncio
@@ -48,11 +49,13 @@ class _Stopped(Exception):
 
 
 class _Superseded(Exception):
-    """At a run's end the nodes bring the newest checkpoint, and the rest of this one may never come."""
+    """The run has ended, so that all nodes upload the newest checkpoint and the rest of this one may never come."""
 
 
 class Uploads:
-    """`follow` each generation, `note` each commit that a rank reports; `settle` waits for the newest at the end."""
+    """Uploads checkpoints: call `follow` for each generation, `note` for each commit that a rank reports, and
+    `settle` at the end.
+    """
 
     def __init__(self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say) -> None:
         self._folder, self._open_store, self._rules, self._say = folder, open_store, rules, say
@@ -77,7 +80,7 @@ class Uploads:
             self._work.more.set()
 
     async def settle(self) -> str:
-        """Return once the newest checkpoint is in the store: "", or why that was given up."""
+        """Return "" once the newest checkpoint is in the store, or why that was given up."""
         work = self._work
         if work is None:
             return ""
@@ -100,7 +103,7 @@ class Uploads:
 
 
 class _Work:
-    """The uploads of one generation, by a thread; `mine` are the files that this node brings, or None for all."""
+    """The uploads of one generation, in a thread; `mine` are the files that this node uploads, or None for all."""
 
     def __init__(
         self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say,
@@ -119,17 +122,19 @@ class _Work:
         self.more.set()
 
     def finish(self, over: Callable[[], None]) -> None:
-        """Call `over` once the newest is in the store, whatever else is due."""
+        """Call `over` once the newest checkpoint is in the store, whatever else is due."""
         self._at_end, self.moved_at = over, time.monotonic()
         self.more.set()
         if self.hopeless:
             over()
 
     def stop(self) -> None:
+        """Stop before the next piece."""
         self._stopped.set()
         self.more.set()
 
     def run(self) -> None:
+        """Upload what is due until stopped or finished."""
         step_back()
         store, wait_s = None, self._rules.retry_s
         while True:
@@ -162,7 +167,9 @@ class _Work:
                 wait_s = min(2 * wait_s, self._rules.retry_max_s)
 
     def _upload_due(self, store: ObjectStore, *, ends: bool) -> bool:
-        """Copy the next one that is due; return whether there may be another. `ends`: the newest is due in any case."""
+        """Upload the next checkpoint that is due; return whether there may be another. With `ends` the newest
+        is due in any case.
+        """
         if self._stopped.is_set():
             raise _Stopped
         stored = store.saves()
@@ -195,6 +202,7 @@ class _Work:
         return self._first
 
     def _is_due(self, held: Held, newest: Held | None, *, last: bool) -> bool:
+        """Return whether the checkpoint is due by the rules, as `newest` is the newest one in the store."""
         if newest is None or (last and held.step >= newest.step and held.digest != newest.digest):
             return True
         if held.step <= newest.step:
@@ -204,7 +212,7 @@ class _Work:
         return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
 
     def _upload(self, store: ObjectStore, manifest: Manifest, *, ends: bool) -> None:
-        """Bring this node's files; the first node returns once all other ones are there, too."""
+        """Upload this node's files; the first node returns only once all other files are there, too."""
         folder = save_name(manifest)
         files = [file for file in manifest.files if self._mine is None or file.name in self._mine]
         with ExitStack() as stack:
@@ -225,7 +233,7 @@ class _Work:
             self._pause(self._rules.retry_s)
 
     def _pieces(self, file: FileEntry, contents: BinaryIO) -> Iterator[bytes]:
-        """Yield the bytes of a file. Raises CheckpointDamaged at its end where they are not what was written."""
+        """Yield the bytes of a file; raise CheckpointDamaged at its end if they are not what was written."""
         digest = xxhash.xxh3_128()
         while piece := contents.read(min(PIECE_BYTES, self._pace.piece_bytes)):
             if self._stopped.is_set():
@@ -238,7 +246,7 @@ class _Work:
             raise CheckpointDamaged(f"{file.name}: is damaged here, and is not copied")
 
     def _prune(self, store: ObjectStore) -> None:
-        """Delete all but the newest saves, and what older uploads have left unfinished."""
+        """Delete all but the newest checkpoints, and what older uploads have left unfinished."""
         saves = store.saves()
         kept = {held.folder for held in saves[-self._rules.keep :]}
         for folder, step in store.folders().items():
@@ -246,15 +254,17 @@ class _Work:
                 store.remove(folder)
 
     def _call(self, function: Callable[[], None]) -> None:
+        """Call the function in the agent's event loop, unless that has ended."""
         with contextlib.suppress(RuntimeError):  # the agent has left
             self._loop.call_soon_threadsafe(function)
 
     def _pause(self, seconds: float) -> None:
+        """Wait that long; raise _Stopped if stopped meanwhile."""
         if self._stopped.wait(seconds):
             raise _Stopped
 
 
 def _missing(store: ObjectStore, folder: str, manifest: Manifest) -> list[str]:
-    """Return the names of the files that the store has not, or in another size."""
+    """Return the names of the files that the store lacks or has in another size."""
     there = store.sizes(folder)
     return [file.name for file in manifest.files if there.get(file.name) != file.size]

@@ -1,4 +1,4 @@
-"""Report findings on one machine and its folders, and on those that a cluster's nodes must see as it does."""
+"""Findings about one machine and its folders, and about folders that a cluster's nodes must see as well."""
 
 import resource
 import sys
@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding, ahead, all_of, ok, problem, warning
 from launcher.health.machine_there import MEMORY, FolderFacts, Torch
-from launcher.health.wish import DoctorWish
 from launcher.run.file_systems import FileSystem, Reach, file_system_of
 from launcher.spec.amounts import size
 
@@ -21,6 +21,7 @@ _SYSTEM = Path("/usr")  # every machine has its own
 
 
 def gpus_finding(gpus: tuple[str, ...]) -> Finding:
+    """Return the finding that lists the machine's GPUs."""
     return ok("GPUs", f"{len(gpus)} ({', '.join(gpus)})" if gpus else "none: ranks compute on the cores")
 
 
@@ -51,6 +52,7 @@ def memory_finding(memory: tuple[int, int] | None) -> Finding:
 
 
 def files_finding(soft: int, hard: int) -> Finding:
+    """Return the finding on the limit on open files."""
     if soft == resource.RLIM_INFINITY or soft > _FEW_FILES:
         return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} a process")
     most = "" if hard == soft else f": ulimit -n {'unlimited' if hard == resource.RLIM_INFINITY else hard}"
@@ -60,6 +62,7 @@ def files_finding(soft: int, hard: int) -> Finding:
 
 
 def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
+    """Return the finding on the clock, and whether a time service keeps it."""
     when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     return ok("clock", f"{when}, {'kept by a time service' if is_synchronised else 'not known to be kept by any'}")
 
@@ -85,6 +88,7 @@ def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[
 
 
 def space_finding(about: str, where: str, free: int, free_files: int | None, elsewhere: str) -> Finding:
+    """Return the finding on free space and room for more files."""
     left = f"{size(free)} free"
     if free_files is not None and free_files < _SCARCE_FILES:
         left += f", room for {free_files} more files"
@@ -96,14 +100,14 @@ def space_finding(about: str, where: str, free: int, free_files: int | None, els
     return ok(about, f"{where}: {left}")
 
 
-def shared_findings(wish: DoctorWish, seen_on: Sequence[str] | None) -> Iterable[Finding]:
-    """Yield findings on where runs and programs are. `seen_on` holds the nodes on which all of it was found, or None
-    if none has looked.
+def shared_findings(request: DoctorRequest, seen_on: Sequence[str] | None) -> Iterable[Finding]:
+    """Yield findings on where runs and programs are; `seen_on` are the nodes on which all of it was found, or
+    None if none was asked.
     """
-    for about, paths in (("runs root", [wish.runs_root]), ("programs", _programs(Path(wish.python)))):
+    for about, paths in (("runs root", [request.runs_root]), ("programs", _programs(Path(request.python)))):
         places = {str(path): file_system_of(path) for path in paths}
         yield place_finding(
-            about, places, f"launch doctor {wish.cluster} --try", seen_on or (), tried=seen_on is not None
+            about, places, f"launch doctor {request.cluster} --try", seen_on or (), tried=seen_on is not None
         )
 
 
@@ -120,6 +124,7 @@ def _programs(rank_python: Path) -> list[Path]:
 def place_finding(
     about: str, places: Mapping[str, FileSystem], trial: str, seen_on: Sequence[str] = (), *, tried: bool = False
 ) -> Finding:
+    """Return the finding on whether nodes can see these places: by a trial, or else by their file systems."""
     text = all_of([f"{path} ({there.kind})" for path, there in places.items()])
     if seen_on:
         return ok(about, f"{text}: seen on {all_of(seen_on)}")
@@ -129,5 +134,5 @@ def place_finding(
     doubtful = [f"{path} ({there.kind})" for path, there in places.items() if there.reach is not Reach.NETWORK]
     them = "it" if len(doubtful) == 1 else "them"
     why = f"this machine's own, nodes may not see {them}" if Reach.THIS_MACHINE in reaches else f"may nodes see {them}?"
-    hint = "see what the trial says of it" if tried else f"`{trial}` has a node look"
+    hint = "see the trial's result" if tried else f"`{trial}` has a node look"
     return warning(about, f"{all_of(doubtful)}: {why}", hint)

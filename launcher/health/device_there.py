@@ -30,7 +30,7 @@ _MOST_LETTERS = 300
 
 
 class WrongResult(Exception):
-    """Raised with the expected and the actual result of the device."""
+    """The device computed something else than expected."""
 
     def __init__(self, expected: str, seen: str) -> None:
         super().__init__(expected, seen)
@@ -38,7 +38,7 @@ class WrongResult(Exception):
 
 
 class Unable(Exception):
-    """Raised with the reason why the device cannot be checked here."""
+    """The device cannot be checked here, for this reason."""
 
 
 class GpuWork(NamedTuple):
@@ -54,38 +54,39 @@ _GPU_WORK = GpuWork()
 
 
 class DeviceTrial(NamedTuple):
-    """One thing that is tried; `run` gives a few words on it, and raises WrongResult."""
+    """One part of the check; `run` returns a short result, and raises WrongResult."""
 
     name: str
     run: Callable[[], str]
 
 
 def main(device: str) -> int:
-    """Return 0 if the device is fit or cannot be checked, else 1."""
+    """Check the device; return 0 if it is fit or cannot be checked, else 1."""
     try:
         import torch  # late: what goes wrong is told
     except Exception as error:  # noqa: BLE001 - whatever a package of the user's raises as it is imported
-        _say(unable=f"torch cannot be imported: {_words(error)}")
+        _print_line(unable=f"torch cannot be imported: {_words(error)}")
         return 0
     began = time.perf_counter()
     try:
         fit = all(_tried(part) for part in _parts(torch, device))
     except Unable as error:
-        _say(unable=str(error))
+        _print_line(unable=str(error))
         return 0
-    _say(done=fit, seconds=round(time.perf_counter() - began, 3))
+    _print_line(done=fit, seconds=round(time.perf_counter() - began, 3))
     return 0 if fit else 1
 
 
 def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[DeviceTrial]:
+    """Yield the parts of the check for this device."""
     if device == "cpu":
-        _say(device=device, name=f"{len(os.sched_getaffinity(0))} cores")
+        _print_line(device=device, name=f"{len(os.sched_getaffinity(0))} cores")
         yield DeviceTrial("matmul float32", lambda: _multiply_on_each_core(torch))
         yield DeviceTrial("memory", lambda: _keep(torch, device, _HOST_BYTES))
         return
     if torch.version.cuda is None and torch.version.hip is None:
         raise Unable(f"this torch ({torch.__version__}) is built for CPUs alone")
-    _say(device=device, name="")
+    _print_line(device=device, name="")
     yield DeviceTrial("start", lambda: _start(torch, device))
     yield DeviceTrial("matmul float32", lambda: _multiply(torch, device, torch.float32, work.rows))
     half = _half(torch, device)
@@ -100,7 +101,8 @@ def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[Devic
 
 
 def _tried(part: DeviceTrial) -> bool:
-    _say(begins=part.name)
+    """Run one part and print its result; return whether the check goes on."""
+    _print_line(begins=part.name)
     began, wrong, note = time.perf_counter(), None, ""
     try:
         note = part.run()
@@ -110,9 +112,9 @@ def _tried(part: DeviceTrial) -> bool:
         wrong = WrongResult("no error", _words(error))
     seconds = round(time.perf_counter() - began, 4)
     if wrong is None:
-        _say(part=part.name, fit=True, note=note, seconds=seconds)
+        _print_line(part=part.name, fit=True, note=note, seconds=seconds)
     else:
-        _say(part=part.name, fit=False, expected=wrong.expected, seen=wrong.seen, seconds=seconds)
+        _print_line(part=part.name, fit=False, expected=wrong.expected, seen=wrong.seen, seconds=seconds)
     return wrong is None
 
 
@@ -120,6 +122,7 @@ def _tried(part: DeviceTrial) -> bool:
 
 
 def _start(torch: Any, device: str) -> str:
+    """Compute something small on the device, which starts its driver, and return how much of its memory is free."""
     number, there = torch.device(device).index or 0, torch.cuda.device_count()
     if number >= there:
         raise WrongResult(device, f"torch sees {there} GPU{'' if there == 1 else 's'}")
@@ -127,7 +130,7 @@ def _start(torch: Any, device: str) -> str:
     torch.zeros(1, device=device).add_(1).item()
     about = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
-    _say(device=device, name=str(about.name))
+    _print_line(device=device, name=str(about.name))
     return f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
 
 
@@ -156,6 +159,7 @@ def _multiply_on_each_core(torch: Any) -> str:
 
 
 def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
+    """Multiply matrices of this type and size on the device, and check the product."""
     product = _Product(torch, device, kind, size)
     product.check()  # the first one also loads the library
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -169,7 +173,7 @@ def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
 
 
 class _Product:
-    """Two matrices of whole numbers, and what their product is: by sums of whole numbers on a core.
+    """Two matrices of whole numbers, and their expected product, computed by sums of whole numbers on a core.
 
     `left[i, k] = f[(i + k) % size]` and `right[k, j] = g[(k + j) % size]`, so that each number of the product is one of
     `size` sums: `r[(i - j) % size]`, and every one of them is different work for the device.
@@ -185,10 +189,12 @@ class _Product:
         self.result = torch.zeros(size, size, dtype=kind, device=device)
 
     def check(self, where: str = "") -> None:
+        """Multiply on the device and compare the product; raise WrongResult."""
         self._torch.mm(self.left, self.right, out=self.result)
         self.compare(where)
 
     def compare(self, where: str = "") -> None:
+        """Compare the newest product with the expected one; raise WrongResult."""
         wrong = self.result != self.expected
         count = int(wrong.sum().item())
         if count:
@@ -215,7 +221,9 @@ class _Product:
 
 
 def _keep(torch: Any, device: str, size: int) -> str:
-    """Write words and then their complements into memory, so that every bit is once 0 and once 1, and check them."""
+    """Write words and then their complements into memory, so that every bit is once 0 and once 1, and check
+    them; return a short result.
+    """
     places = torch.arange(max(1, size // 8), dtype=torch.int64, device=device)
     wanted = places * _ODD
     kept = wanted.clone()
@@ -231,7 +239,7 @@ def _keep(torch: Any, device: str, size: int) -> str:
 
 
 def _carry(torch: Any, device: str, size: int) -> str:
-    """Copy so many bytes from the host's memory to the device's, and back; return at which rates."""
+    """Copy this many bytes from the host's memory to the device's, and back; return at which rates."""
     words = torch.arange(size // 8, dtype=torch.int64).mul_(_ODD).pin_memory()
     back = torch.empty_like(words).pin_memory()
     there = torch.empty_like(words, device=device)
@@ -267,7 +275,7 @@ def _count_errors(torch: Any, device: str) -> str:
 
 
 class RemappedRows(NamedTuple):
-    """Rows of a GPU's memory in whose place others are used."""
+    """How many rows of a GPU's memory were replaced by spare ones, and whether more are pending or failed."""
 
     remapped: int
     pending: bool
@@ -295,11 +303,13 @@ class _Driver:
         return cls(library, gpu) if known else None
 
     def uncorrected(self) -> int | None:
+        """Return the number of uncorrected memory errors, or None if the driver does not report them."""
         count = ctypes.c_ulonglong()
         asked = self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _SINCE_LOADED, ctypes.byref(count))
         return count.value if asked else None
 
     def remapped_rows(self) -> RemappedRows | None:
+        """Return the replaced rows, or None if the driver does not report them."""
         found = [ctypes.c_uint() for _ in range(4)]
         if not self._ask("nvmlDeviceGetRemappedRows", *map(ctypes.byref, found)):
             return None
@@ -313,11 +323,13 @@ class _Driver:
 
 
 def _words(error: BaseException) -> str:
+    """Return the error on one line."""
     first = (str(error).strip().splitlines() or [""])[0][:_MOST_LETTERS]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _say(**words: Any) -> None:
+def _print_line(**words: Any) -> None:
+    """Print a line of JSON."""
     print(json.dumps(words), flush=True)
 
 

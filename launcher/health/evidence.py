@@ -1,4 +1,4 @@
-"""Judge the check of a device from the lines of device_there.py and from how it ended."""
+"""Judge a device from the lines that device_there.py printed and from how it ended."""
 
 import signal
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Fitness(StrEnum):
-    """Unknown is not unfit: only what was seen of a device keeps its node from having ranks."""
+    """Whether a device is fit; unknown does not count as unfit, as only a failed check excludes a node."""
 
     FIT = "fit"
     UNFIT = "unfit"
@@ -34,7 +34,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of the checking program: an exit code, a signal, or, with neither, a kill after `after_s`."""
+    """How the checking program ended: an exit code, a signal, or, with neither, a kill after `after_s`."""
 
     code: int | None = None
     signal: int | None = None
@@ -42,6 +42,8 @@ class Ending:
 
 
 class _Line(msgspec.Struct):
+    """One line that the checking program printed."""
+
     device: _Text = ""
     name: _Text = ""
     begins: _Text = ""
@@ -59,7 +61,7 @@ _LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 
 def devices_of(gpus: int) -> tuple[str, ...]:
-    """Return the devices to check on a node whose ranks have so many GPUs."""
+    """Return the devices to check on a node whose ranks have this many GPUs."""
     return ("cpu", *(f"cuda:{number}" for number in range(gpus)))
 
 
@@ -84,6 +86,7 @@ def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
 
 
 def _line(text: bytes) -> _Line | None:
+    """Return the line decoded, or None if it is other output."""
     try:
         return _LINE.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -91,17 +94,19 @@ def _line(text: bytes) -> _Line | None:
 
 
 def _parts(lines: Iterable[_Line]) -> str:
+    """Return the results of the parts as text."""
     return ", ".join(f"{line.part} {line.note} in {line.seconds:.2g} s" for line in lines if line.part)
 
 
 def _is_telling(ending: Ending) -> bool:
-    """Return whether the ending says something about the device: a hang or a crash does, a kill or a failure of the
-    program does not.
+    """Return whether the ending is evidence about the device: a hang or a crash is, a kill or a failure of the
+    program is not.
     """
     return ending.signal in _CRASHES if ending.signal is not None else ending.code is None
 
 
 def _how(ending: Ending, doing: str) -> str:
+    """Return how the program ended while it did this, as text."""
     if ending.signal is not None:
         return f"its process was ended by {_name(ending.signal)}"
     if ending.code is not None:
@@ -110,6 +115,7 @@ def _how(ending: Ending, doing: str) -> str:
 
 
 def _name(number: int) -> str:
+    """Return the name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,5 +1,5 @@
-"""The findings of a check-up, one line for each thing checked with what to do if it is not
-well, and their wording.
+"""The findings of a check, one line for each thing checked with a hint if it is not well, and helpers for their
+wording.
 """
 
 import math
@@ -22,7 +22,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of checking one thing."""
 
     level: Level
     about: str
@@ -33,14 +33,17 @@ class Finding:
 
 
 def ok(about: str, text: str, rows: Iterable[tuple[str, ...]] = ()) -> Finding:
+    """Return a finding that all is well."""
     return Finding(Level.OK, about, text, rows=tuple(rows))
 
 
 def warning(about: str, text: str, hint: str) -> Finding:
+    """Return a finding that may cause trouble, with a hint."""
     return Finding(Level.WARNING, about, text, hint)
 
 
 def problem(about: str, text: str, hint: str, *, unreachable: bool = False) -> Finding:
+    """Return a finding that prevents runs, with a hint."""
     return Finding(Level.PROBLEM, about, text, hint, unreachable=unreachable)
 
 
@@ -56,6 +59,7 @@ def exit_code(findings: Iterable[Finding]) -> Exit:
 
 
 def ahead(seconds: float) -> str:
+    """Return a clock's offset as text."""
     return f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
 
 

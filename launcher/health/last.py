@@ -16,7 +16,7 @@ from launcher.run.registry import state_folder
 
 
 class CheckUp(msgspec.Struct, frozen=True):
-    """One that has come to its end."""
+    """A completed check of a cluster, with its findings."""
 
     at: float
     trial: bool  # nodes, or all hosts, have tried it out
@@ -41,5 +41,6 @@ def last_check_up(cluster: str) -> CheckUp | None:
 
 
 def _file(cluster: str) -> Path:
+    """Return the file for this cluster."""
     name = quote(cluster, safe="")
     return state_folder() / "check-ups" / f"{name.replace('.', '%2E')}.json"

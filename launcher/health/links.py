@@ -14,7 +14,7 @@ Pair = tuple[int, int]  # the lower number first
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """Between two nodes, as it was measured; with a problem nothing came of that."""
+    """The measurement of the link between two nodes, or the problem that prevented it."""
 
     pair: Pair
     bytes_per_s: float = 0.0  # of its two ways the slower one's
@@ -27,7 +27,9 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """`unfit`: nodes none of whose links is as wanted. `slow`: links that are not, and it is not known whose fault."""
+    """The result of comparing links: the `wanted` rate, `unfit` nodes none of whose links reach it, and other
+    `slow` links whose culprit is unknown.
+    """
 
     wanted: float
     unfit: tuple[int, ...]
@@ -55,9 +57,11 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
 
 
 def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
-    """Return the slow links and the nodes to exclude. Without a floor, and with at least three nodes, each must reach
-    a tenth of the usual node's best rate. A node between two slow ones has slow links too; `second_look` resolves
-    that. If all links are slow, no node can be singled out.
+    """Return the slow links and the nodes to exclude.
+
+    Without a floor, and with at least three nodes, each must reach a tenth of the usual node's best rate. A node
+    between two slow ones has slow links too; `second_look` resolves that. If all links are slow, no node can be singled
+    out.
     """
     of = _by_node(links)
     bests = [max(link.bytes_per_s for link in its) for its in of.values()]
@@ -99,14 +103,17 @@ def summary(links: Collection[MeasuredLink]) -> str:
 
 
 def _pair(one: int, other: int) -> Pair:
+    """Return the pair with the lower node first."""
     return (one, other) if one < other else (other, one)
 
 
 def _peer(link: MeasuredLink, node: int) -> int:
+    """Return the other node of the link."""
     return link.pair[1] if link.pair[0] == node else link.pair[0]
 
 
 def _by_node(links: Iterable[MeasuredLink]) -> Mapping[int, list[MeasuredLink]]:
+    """Return the links of each node."""
     found: dict[int, list[MeasuredLink]] = {}
     for link in links:
         for node in link.pair:

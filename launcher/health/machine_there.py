@@ -50,7 +50,9 @@ _NONCE_BYTES, _PROOF_BYTES = 16, 32
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """A folder that runs need: what it takes, or the nearest one above it that is there; and the room it has."""
+    """A folder that runs need, or the nearest one above it that exists: which file operations it refuses, and
+    its free space.
+    """
 
     path: str
     at: str  # what was looked at
@@ -64,7 +66,7 @@ class FolderFacts:
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch of an interpreter; without a version there is none that works, and `error` says why."""
+    """The torch of an interpreter; without a version none works, and `error` says why."""
 
     version: str = ""
     built_for: str = ""  # `CUDA 12.8`; nothing: for CPUs alone
@@ -80,7 +82,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """A machine, by what any user of it can find out."""
+    """What any user of a machine can find out about it."""
 
     cores: int
     memory: tuple[int, int] | None  # of /dev/shm: what is free, and in all
@@ -94,7 +96,7 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class OpenDoors:
-    """The ports where others can call, first one as MASTER_PORT has; or why there are none."""
+    """The ports on which this machine listens for the trial, first one as MASTER_PORT has; or why there are none."""
 
     ports: tuple[int, int] = (0, 0)
     error: str = ""
@@ -102,7 +104,7 @@ class OpenDoors:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of a connection to another machine; `error` says why it failed at that port."""
+    """The measurement of a connection to another machine; `error` says why it failed at that port."""
 
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -111,6 +113,7 @@ class Measured:
 
 
 def main() -> None:
+    """Answer JSON lines on stdin until they end."""
     if sys.argv[1:] == ["torch"]:
         print(json.dumps(_own_torch()))
         return
@@ -119,6 +122,7 @@ def main() -> None:
 
 
 def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
+    """Carry out a request and return its answer."""
     found: MachineFacts | OpenDoors | Measured = _ANSWERS[asked.pop("do")](**asked)
     return found
 
@@ -127,7 +131,7 @@ def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
 
 
 def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> MachineFacts:
-    """Return the facts about this machine; `user` is whose processes may be ended with a login."""
+    """Return the facts about this machine; `user` is the one whose processes may be ended at logout."""
     return MachineFacts(
         len(os.sched_getaffinity(0)),
         _space(MEMORY) if os.path.isdir(MEMORY) else None,
@@ -141,6 +145,7 @@ def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> Mach
 
 
 def folder(path: str) -> FolderFacts:
+    """Return the facts about a folder, tried with a file in it."""
     at = path
     while not os.path.isdir(at) and os.path.dirname(at) != at:
         at = os.path.dirname(at)
@@ -159,6 +164,7 @@ def folder(path: str) -> FolderFacts:
 
 
 def _try_fsync(folder: Path) -> None:
+    """Check that files and folders can be flushed; raise OSError if not."""
     draft, whole = folder / "draft", folder / "whole"
     with draft.open("wb") as file:
         file.write(b"whole")
@@ -176,7 +182,7 @@ def _try_fsync(folder: Path) -> None:
 
 
 def _try_lock(folder: Path) -> None:
-    """Check that a lock excludes a second holder. Raise OSError if it does not."""
+    """Check that a lock excludes a second holder; raise OSError if it does not."""
     path = folder / "lock"
     with path.open("wb") as mine, path.open("rb") as other:
         fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,6 +194,7 @@ def _try_lock(folder: Path) -> None:
 
 
 def _try_link(folder: Path) -> None:
+    """Check that a second hard link of the same name is refused; raise OSError if not, or if links are impossible."""
     first, second = folder / "first", folder / "second"
     first.write_bytes(b"")
     os.link(first, second)
@@ -199,6 +206,7 @@ def _try_link(folder: Path) -> None:
 
 
 def _try_mode(folder: Path) -> None:
+    """Check that a file can be made private; raise OSError if not."""
     path = folder / "private"
     path.touch(mode=0o600)
     path.chmod(0o600)
@@ -217,6 +225,7 @@ _TRIALS: Mapping[str, Callable[[Path], None]] = {
 
 
 def _failure(trial: Callable[[Path], None], folder: Path) -> str:
+    """Return why the trial failed in the folder, or ""."""
     try:
         trial(folder)
     except OSError as error:
@@ -225,18 +234,20 @@ def _failure(trial: Callable[[Path], None], folder: Path) -> str:
 
 
 def _clock_of(folder: Path) -> float:
+    """Return the time of a change in the folder by the clock of its file system."""
     path = folder / "now"
     path.touch()
     return path.stat().st_mtime
 
 
 def _space(path: str) -> tuple[int, int]:
-    """Free for us, and in all."""
+    """Return the free and the total bytes of the file system."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 def _is_synchronised() -> bool:
+    """Return whether a time service keeps the clock."""
     try:
         import ctypes  # late: an interpreter may have been built without it
     except ImportError:
@@ -258,8 +269,8 @@ def _is_killed_at_logout(user: str) -> bool:
 
 
 def kills(settings: str, user: str) -> bool:
-    """Return whether logind's settings end the user's processes at logout. Lingering spares only what the user's own
-    systemd runs.
+    """Return whether logind's settings end the user's processes at logout; lingering spares only what the
+    user's own systemd runs.
     """
     said = dict(line.partition("=")[::2] for line in settings.splitlines())
     only = said.get("KillOnlyUsers", "").split()
@@ -268,6 +279,7 @@ def kills(settings: str, user: str) -> bool:
 
 
 def _why(error: Exception) -> str:
+    """Return the error's text."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
 
 
@@ -292,12 +304,13 @@ def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> 
             version, built_for, gpus = json.loads(done.stdout.decode(errors="replace").splitlines()[-1])
             return Torch(str(version)[:200], str(built_for)[:200], int(gpus))
         except (IndexError, TypeError, ValueError, RecursionError, OverflowError):
-            return Torch(error="import torch prints what nobody asked for")
+            return Torch(error="import torch prints unexpected output")
     said = done.stderr.decode(errors="replace").strip().splitlines() or [f"import torch ends with {done.returncode}"]
     return Torch(error="not installed" if _NO_TORCH in said[-1] else said[-1][:200])
 
 
 def _own_torch() -> tuple[str, str, int]:
+    """Return the version, the build and the number of GPUs of this interpreter's torch."""
     import torch  # late: of this program only what is run for it needs it
 
     cuda, hip = torch.version.cuda, torch.version.hip
@@ -309,7 +322,7 @@ def _own_torch() -> tuple[str, str, int]:
 
 
 def open_doors(address: str, token: str) -> OpenDoors:
-    """Listen on this address alone: on a port as MASTER_PORT has, and on one that the kernel chooses."""
+    """Listen only on this address: on a port as MASTER_PORT has, and on one that the kernel chooses."""
     if not address:
         return OpenDoors(error="its address is not known")
     ports = []
@@ -339,13 +352,14 @@ def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
 
 
 def _attend(door: socket.socket, token: str) -> None:
+    """Serve connections to this port for ever."""
     while True:
         caller, _ = door.accept()
         threading.Thread(target=_serve, args=(caller, token), daemon=True).start()
 
 
 def _serve(caller: socket.socket, token: str) -> None:
-    """Answer pings; then take what comes, and say how fast it came."""
+    """Answer pings; then receive data and report how fast it came."""
     with caller, contextlib.suppress(OSError, ValueError):  # strangers, and who hangs up
         heard = _meet(caller, token, is_caller=False)
         for _ in range(PINGS):
@@ -368,7 +382,7 @@ def _serve(caller: socket.socket, token: str) -> None:
 
 
 def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: bool = True) -> Measured:
-    """Connect from our address `own` and measure the round trip and the rate to the other machine."""
+    """Connect from the address `own` and measure the round trip and the rate to the other machine."""
     master, other = ports
     found = Measured()
     for port in (other, master):
@@ -396,13 +410,14 @@ def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
     if len(said) < _PROOF_BYTES:
         raise ConnectionError("it hangs up before it proves the token")
     if not hmac.compare_digest(said, by_listener if is_caller else by_caller):
-        raise ValueError("somebody else answers there")
+        raise ValueError("another program answers there")
     if not is_caller:
         line.sendall(by_listener)
     return heard
 
 
 def _ping(line: socket.socket, heard: BinaryIO) -> float:
+    """Return the median round trip in seconds."""
     times = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -414,7 +429,7 @@ def _ping(line: socket.socket, heard: BinaryIO) -> float:
 
 
 def _flood(line: socket.socket) -> float:
-    """Return bytes per second, as the other side has counted them."""
+    """Send data for a while, and return the bytes per second that the other side has counted."""
     line.setblocking(False)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still unsent is not wanted
     piece, left, said = memoryview(bytes(_PIECE)), FLOOD_BYTES, b""

@@ -1,5 +1,6 @@
-"""Measuring the ways between machines, round by round: several at the same time, nobody in two at once; and one
-all-reduce by torch (gloo) over all of them."""
+"""Measure the links between machines, in rounds in which each machine has one partner, and run one all-reduce
+by torch (gloo) over all.
+"""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,9 @@ _REDUCE_HINT = (
 
 @dataclass(slots=True)
 class Member:
-    """A machine, and by which address the others reach it; with a trouble it takes no part any more."""
+    """A machine that takes part, and the address by which the others reach it; after a failure it takes no part
+    any more.
+    """
 
     session: Session
     address: str
@@ -37,9 +40,11 @@ class Member:
 
     @property
     def name(self) -> str:
+        """Return the machine's name."""
         return self.session.name
 
     def open(self, token: str) -> None:
+        """Have the machine listen for the others."""
         opened = self._ask({"do": "open", "address": self.address, "token": token}, OpenDoors, _OPEN_S)
         if opened is not None:
             self.ports = opened.ports
@@ -58,6 +63,7 @@ class Member:
         return Way(self.name, other.name, found.round_trip_s, found.bytes_per_s, found.error[:200], at)
 
     def _ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T | None:
+        """Return the machine's answer, or None if it fails, after which it takes no part."""
         try:
             return self.session.ask(words, answer, limit_s)
         except LaunchError as error:
@@ -66,7 +72,7 @@ class Member:
 
 
 def measured(members: Sequence[Member], tell: Callable[[str], None] | None = None, *, flood: bool = True) -> list[Way]:
-    """Return the measured ways, both directions of a pair in turn. Members that cannot take part record why."""
+    """Return the measured links, both directions of a pair in turn; members that cannot take part record why."""
     token = secrets.token_hex(32)
     named = {one.name: one for one in members}
     for_all(named, lambda _, one: one.open(token))
@@ -75,6 +81,7 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
     ways: list[Way] = []
 
     def both(_: str, pair: tuple[Member, Member]) -> list[Way | None]:
+        """Measure both directions of one pair."""
         return [one.call(other, token, flood=flood) for one, other in (pair, pair[::-1])]
 
     for number, numbers in enumerate(plan, 1):
@@ -101,13 +108,14 @@ class RankAnswer(msgspec.Struct, frozen=True):
 
 
 def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Finding:
-    """Run an all-reduce over the members and return its finding; `start` runs `reduce_there` on the host of that
-    name.
+    """Run an all-reduce over the members and return its finding; `start` runs `reduce_there` on the host of
+    that name.
     """
     ranks: dict[str, Helper] = {}
     numbers = {member.name: rank for rank, member in enumerate(members)}
 
     def boot(name: str, member: Member) -> RankAnswer:
+        """Start one rank and return its first answer."""
         ranks[name] = start(name)
         words = {"rank": numbers[name], "world": len(members), "address": member.address}
         return ranks[name].ask(words, RankAnswer, _BOOT_S)
@@ -128,6 +136,7 @@ def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Fin
 
 
 def _errors(results: Mapping[str, RankAnswer | LaunchError]) -> dict[str, str]:
+    """Return the errors of the ranks that failed, by name."""
     words = answers(results)
     said = {name: str(one.lines[0]) for name, one in failures(results).items()}
     said |= {name: one.error for name, one in words.items() if one.error}
@@ -135,6 +144,7 @@ def _errors(results: Mapping[str, RankAnswer | LaunchError]) -> dict[str, str]:
 
 
 def _failed(errors: Mapping[str, str]) -> Finding:
+    """Return the finding that the all-reduce failed."""
     names: dict[str, list[str]] = {}
     for name, error in errors.items():
         names.setdefault(error, []).append(name)

@@ -1,4 +1,6 @@
-"""The link to another node's agent, measured over a proved connection: how fast each way is, and there and back."""
+"""Measure the link to another node's agent over an authenticated connection: the rate in each direction, and
+the round trip.
+"""
 
 import asyncio
 import os
@@ -28,7 +30,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
-    """Answered by Fine."""
+    """A request that is answered by Fine."""
 
 
 class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
@@ -47,7 +49,7 @@ _to_server: msgspec.json.Decoder[Ping | Give | Take | Go] = msgspec.json.Decoder
 
 
 class Prober:
-    """One node's end: `measure` calls that of another node, which listens on its own address as all of ours do."""
+    """One node's end of measurements: it listens on its own address, and `measure` connects to another node's."""
 
     def __init__(self, node: int, address: str, key: bytes) -> None:
         self.port = 0
@@ -57,9 +59,11 @@ class Prober:
         self._piece = memoryview(os.urandom(PIECE_BYTES))  # what can be pressed together would seem faster
 
     async def open(self) -> None:
+        """Listen, and set `port`."""
         self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:
+        """Stop listening."""
         await self._listener.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -78,33 +82,38 @@ class Prober:
         return LinkSeen(self._node, number, rate, trip_s)
 
     async def _ping(self, link: ReplicaLink) -> None:
-        await link.say(Ping())
+        """Make one round trip."""
+        await link.send(Ping())
         await link.expect(Fine)
 
     async def _fetch(self, link: ReplicaLink, size: int) -> None:
+        """Receive this many bytes from the peer."""
         await link.take(Give(size), lambda offered: offered == size, _drop)
 
     async def _send(self, link: ReplicaLink, size: int) -> None:
-        await link.say(Take(size))
+        """Send this many bytes to the peer."""
+        await link.send(Take(size))
         await link.expect(Go)
         await link.in_thread(partial(self._give, size))
         await link.expect(Fine)
 
     def _give(self, size: int, peer: socket.socket) -> None:
+        """Send this many arbitrary bytes."""
         for sent in range(0, size, PIECE_BYTES):
             peer.sendall(self._piece[: size - sent])
 
     async def _serve(self, wire: Wire[Ping | Give | Take | Go, FromServer]) -> None:
+        """Answer the requests of one peer."""
         link = ReplicaLink(wire, self._pool)
         while (request := await wire.receive()) is not None:
             match request:
                 case Ping():
-                    await link.say(Fine())
+                    await link.send(Fine())
                 case Give(size=size):
                     await link.give(size, partial(self._give, size))
                 case Take(size=size):
                     await link.receive(partial(_drop, size=size))
-                    await link.say(Fine())
+                    await link.send(Fine())
                 case Go():
                     raise WireError("nothing was offered")
                 case _:
@@ -112,9 +121,11 @@ class Prober:
 
 
 async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[float, bool]:
-    """Return the rate of a way, and whether the last transfer completed. More and more bytes are sent until they take
-    long enough to measure, because the first few may go at any speed. If a transfer does not complete in time, the
-    rate is an upper bound and the flag False. Raise TimeoutError if even the first does not.
+    """Return the rate of a transfer, and whether the last one completed.
+
+    More and more bytes are sent until they take long enough to measure, because the first few may go at any speed. If a
+    transfer does not complete in time, the rate is an upper bound and the flag False. Raise TimeoutError if even the
+    first does not.
     """
     size = _FEW_BYTES
     while True:
@@ -130,11 +141,13 @@ async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[flo
 
 
 async def _timed(work: Coroutine[Any, Any, None]) -> float:
+    """Return how many seconds the work took."""
     began = time.perf_counter()
     await work
     return time.perf_counter() - began
 
 
 def _drop(peer: socket.socket, size: int) -> None:
+    """Receive and drop this many bytes."""
     for _ in receive(peer, size):
         pass

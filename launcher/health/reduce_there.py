@@ -1,7 +1,7 @@
-"""One rank of an all-reduce by torch (gloo), run as text on each host (`python -P -c TEXT`), by the ways of training.
+"""Run one rank of an all-reduce by torch (gloo), as text on each host (`python -P -c TEXT`), connected as in training.
 
-Asked by JSON lines on stdin: first who it is, then where the first rank listens. It ends with its stdin, whatever it
-waits for; the store and gloo are on its own address alone.
+It reads JSON lines from stdin: first its own address, then where the first rank listens. It ends with its stdin,
+whatever it waits for; the store and gloo use only its own address.
 """
 
 import datetime as dt
@@ -19,19 +19,20 @@ _SIOCGIFADDR = 0x8915
 
 
 def main() -> None:
-    asked = _hear()
+    """Run the rank and print its answers."""
+    asked = _read_request()
     try:
         family, place = _prepared(asked["address"])
         import torch  # noqa: F401 - late: it reads OMP_NUM_THREADS now, and what goes wrong is told
 
         listener = socket.create_server((place, 0), family=family) if asked["rank"] == 0 else None
-        _say(port=listener.getsockname()[1] if listener else 0)
-        go = _hear()
-        threading.Thread(target=_hear, daemon=True).start()
-        _say(**_reduced(asked["rank"], asked["world"], go, listener.detach() if listener else None))
+        _print_line(port=listener.getsockname()[1] if listener else 0)
+        go = _read_request()
+        threading.Thread(target=_read_request, daemon=True).start()
+        _print_line(**_reduced(asked["rank"], asked["world"], go, listener.detach() if listener else None))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-        _say(error=" ".join(str(error).split())[:200] or type(error).__name__)
-        _hear()  # who holds the store stays for the others
+        _print_line(error=" ".join(str(error).split())[:200] or type(error).__name__)
+        _read_request()  # who holds the store stays for the others
 
 
 def _prepared(address: str) -> tuple[int, str]:
@@ -44,6 +45,7 @@ def _prepared(address: str) -> tuple[int, str]:
 
 
 def _reduced(rank: int, world: int, go: dict[str, Any], listener: int | None) -> dict[str, Any]:
+    """Join the group, reduce, and return the answer."""
     import torch  # late: as in main
     import torch.distributed as dist  # late: as in main
 
@@ -61,6 +63,7 @@ def _reduced(rank: int, world: int, go: dict[str, Any], listener: int | None) ->
 
 
 def _interface_of(address: str) -> str:
+    """Return the interface with this address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             try:
@@ -72,11 +75,13 @@ def _interface_of(address: str) -> str:
     return ""
 
 
-def _say(**what: object) -> None:
+def _print_line(**what: object) -> None:
+    """Print an answer as a line of JSON."""
     print(json.dumps(what), flush=True)
 
 
-def _hear() -> dict[str, Any]:
+def _read_request() -> dict[str, Any]:
+    """Return the next request; exit at the end of stdin."""
     line = sys.stdin.readline()
     if not line:
         os._exit(1)

@@ -1,7 +1,7 @@
-"""A machine that answers questions for as long as it is asked any; what it answers is data of a declared type.
+"""Questions to a machine, answered one after the other with data of declared types.
 
-Here: over a connection, by a program of ours that is sent as text. Nothing is installed for it, nothing of it is left.
-In a batch queue's job it goes through a folder: see clusters.batch.trial.mailbox.
+Here they go over a connection, to a program that is sent as text: nothing is installed, and nothing of it is left. In a
+batch queue's job they go through a folder: see places.batch.trial.mailbox.
 """
 
 import contextlib
@@ -22,18 +22,16 @@ _MOST_BYTES, _MOST_ITEMS, _LONGEST_WORD = 1_000_000, 1000, 4096
 
 
 class Session(Protocol):
-    """One machine, asked by one thread at a time."""
+    """One machine that answers questions, asked by one thread at a time."""
 
     name: str
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Return the answer to a request. Raise Unreachable if the other side has ended or
-        does not answer in time.
-        """
+        """Return the answer to a request; raise Unreachable if the other side has ended or does not answer in time."""
 
 
 def read_answer(data: bytes, kind: type[T]) -> T:
-    """Return the decoded answer. Raise ValueError if it has another type or is too big."""
+    """Return the decoded answer; raise ValueError if it has another type or is too big."""
     try:
         found = msgspec.json.decode(data)
     except RecursionError as error:
@@ -42,7 +40,9 @@ def read_answer(data: bytes, kind: type[T]) -> T:
 
 
 class Helper:
-    """`NAME_there.py` of this folder, run as text on a host by `python FLAG -c TEXT`."""
+    """A program `NAME_there.py` of this folder that runs on a host, sent as text, and answers requests as a
+    `Session`.
+    """
 
     def __init__(self, name: str, line: Line, python: str, program: str, flag: str = "-I") -> None:
         self.name = name
@@ -50,7 +50,7 @@ class Helper:
         self._running, self._said = line.start([python, flag, "-c", text]), b""
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Return the answer to a request, skipping what libraries print there. Raise Unreachable."""
+        """Return the answer to a request, skipping what libraries print there; raise Unreachable."""
         self._running.write(msgspec.json.encode(words) + b"\n", limit_s)
         until = time.monotonic() + limit_s
         while line := self._line(until):
@@ -60,13 +60,14 @@ class Helper:
         raise Unreachable(said[-1][:200] if said else "it ended without a word")
 
     def _line(self, until: float) -> bytes:
+        """Return the next line of the program, or what came until the deadline."""
         while b"\n" not in self._said:
             more = self._running.read(_MOST_BYTES, max(0.0, until - time.monotonic()))
             if not more:
                 break
             self._said += more
             if len(self._said) > _MOST_BYTES:
-                raise Unreachable("it says more than anybody asked for")
+                raise Unreachable("it sends more than was requested")
         end = self._said.find(b"\n") + 1
         line, self._said = self._said[:end], self._said[end:]
         return line

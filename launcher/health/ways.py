@@ -1,4 +1,4 @@
-"""The ways between machines: which are measured at the same time, and what is said of those of a pool. Pure."""
+"""Choose which links between machines are measured at the same time, and judge the links of a pool. Pure."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,8 +30,10 @@ class Way:
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Return rounds of pairs of the numbers below `count`; no number is in two pairs of a round. Neighbours on a ring
-    come first, then pairs 2, 4, 8, ... apart, so that each has several partners in about log2(count) rounds.
+    """Return rounds of pairs of the numbers below `count`; no number is in two pairs of a round.
+
+    Neighbours on a ring come first, then pairs 2, 4, 8, ... apart, so that each has several partners in about
+    log2(count) rounds.
     """
     ring = [(one, (one + 1) % count) for one in range(count if count > 2 else count - 1)]
     found = turns(ring)
@@ -75,6 +77,7 @@ def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
 
 
 def _closed(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
+    """Yield problems: which hosts cannot be reached from which."""
     starts: dict[tuple[str, str], list[str]] = {}
     for way in ways:
         why = f"{way.at}: {way.error}" if way.at else way.error
@@ -123,4 +126,5 @@ def _slow_with_all(side: Mapping[str, Sequence[float]], usual: float) -> dict[st
 
 
 def _ms(seconds: float) -> str:
+    """Return a time in milliseconds as text."""
     return f"{seconds * 1000:.2g} ms"

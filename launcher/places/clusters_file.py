@@ -67,7 +67,7 @@ def clusters_file(named: Path | None = None) -> Path | None:
 
 
 def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
-    """Return every cluster that a run can go to from here. Raises BadInput with every problem of the clusters file."""
+    """Return every cluster that a run can go to from here; raise BadInput with every problem of the clusters file."""
     path = clusters_file(file)
     # A kind without a program of its own has nowhere to go but what the file, or the spec, names.
     found = {name: ClusterEntry(name, name) for name, kind in OURS.items() if name == LOCAL or kind.program}
@@ -76,8 +76,9 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
-    """Return the cluster of this name, with the hosts that its command names now. Raises BadInput, which lists those
-    that exist, and LaunchError if that command fails.
+    """Return the cluster of this name, with the hosts that its command names now.
+
+    Raise BadInput, which lists the clusters that exist, and LaunchError if that command fails.
     """
     if name == LOCAL:
         return ClusterEntry(LOCAL, LOCAL)  # whatever state the file is in
@@ -106,7 +107,7 @@ def plugin_sections() -> dict[str, Section]:
 
 
 def with_hosts(place: ClusterEntry) -> ClusterEntry:
-    """Return the cluster with the hosts that its command names now, if it has one. Raises LaunchError if that fails."""
+    """Return the cluster with the hosts that its command names now, if it has one; raise LaunchError if that fails."""
     if place.hosts is None:
         return place
     kept = (one for one in place.defaults if one[0] != _HOSTS)
@@ -114,9 +115,7 @@ def with_hosts(place: ClusterEntry) -> ClusterEntry:
 
 
 def pool_of(place: ClusterEntry) -> Ssh:
-    """Return the hosts of a pool, as a spec without options of its own has them. Raises LaunchError if a command that
-    names them fails.
-    """
+    """Return a pool's hosts with the pool's own options; raise LaunchError if a command that names them fails."""
     pool: Ssh = _own_options(with_hosts(place), SSH)
     return pool
 
@@ -140,7 +139,9 @@ def login_of(place: ClusterEntry) -> Login:
 
 
 def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
-    """Return what is free on its machines and who has the rest; empty if its kind cannot tell. Raises LaunchError."""
+    """Return what is free on the cluster's machines and who has the rest; empty if its kind cannot report that.
+    Raise LaunchError.
+    """
     return of_kind(place.kind).hosts_now(merged(place, spec))
 
 
@@ -155,8 +156,10 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
 
 
 def as_reached_now(place: ClusterEntry) -> ClusterEntry:
-    """Return the cluster as it was then, but with the way to its login node as the clusters file has it now, or with
-    the hosts that its command names now. Raises LaunchError if that command fails.
+    """Return the cluster as it was then, but with its login node's address from the clusters file as it is now, or with
+    the hosts that its command names now.
+
+    Raise LaunchError if that command fails.
     """
     if place.kind != LOGIN_KIND and not is_pool(place.kind):
         return place
@@ -174,6 +177,7 @@ def as_reached_now(place: ClusterEntry) -> ClusterEntry:
 
 
 def _own_options(place: ClusterEntry, section: Section) -> Any:
+    """Return the cluster's own options, parsed as its kind's section of a spec."""
     own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
     root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root
     return section.parse(root) if root is not None else section.model()
@@ -182,7 +186,7 @@ def _own_options(place: ClusterEntry, section: Section) -> Any:
 def with_defaults(
     defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
-    """Return the overrides, followed by a cluster's defaults for all that neither they nor the spec set."""
+    """Return the overrides, followed by a cluster's defaults for all options that neither they nor the spec set."""
     from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
     from launcher.spec.fields import JOB  # late: likewise
 
@@ -200,11 +204,13 @@ def with_defaults(
 
 
 def _says(root: Mapping, path: str) -> bool:
+    """Return whether the spec sets this option."""
     section, option, *below = path.split(".", 2)
     return root.find(section, option, *below) is not None
 
 
 def _near(name: str, known: list[str]) -> str:
+    """Return a hint: a known name that is similar, or else which names there are."""
     near = difflib.get_close_matches(name[:100], known, n=1)
     if near:
         return f"did you mean {near[0]}?"
@@ -213,6 +219,7 @@ def _near(name: str, known: list[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, ClusterEntry]:
+    """Return the clusters in this file; raise BadInput with every problem."""
     shown = printable(str(path))
     refuse_strangers(path, shown, "names programs that would run as you")
     try:
@@ -228,7 +235,7 @@ def _read(path: Path) -> dict[str, ClusterEntry]:
 
 @lru_cache(maxsize=4)  # one question after the other asks for it
 def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
-    """Return the clusters in a file's text; `shown` is the file's name. Raises BadInput with every problem."""
+    """Return the clusters in a file's text; `shown` is the file's name. Raise BadInput with every problem."""
     read = read_tree(text)
     problems = list(read.problems)
     try:
@@ -241,18 +248,23 @@ def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
 
 
 def _told(problems: Sequence[Problem], shown: str) -> list[str]:
+    """Return the problems as lines of an error."""
     return lines_of([_keyed(problem) for problem in problems], shown, lambda _: "")
 
 
 def _keyed(problem: Problem) -> Problem:
+    """Return the problem with a key, `clusters` if it has none."""
     return problem if problem.key else replace(problem, key=("clusters",))
 
 
 class _ClusterName(Leaf, frozen=True):
+    """The name of a cluster, which must not be `local`."""
+
     WORDS = "a name of a-z, 0-9, _ and -, at most 63 long"
     PATTERN = f"(?!{LOCAL}$){JOB_NAME}"
 
     def convert(self, scalar: Scalar) -> str:
+        """Return the name; raise Unfit for `local`."""
         name = str(Text(self.words(), JOB_NAME).convert(scalar))
         if name == LOCAL:
             raise Unfit("give it another name", "local is always this machine")
@@ -266,13 +278,16 @@ class _Defaults(Struct, frozen=True):
     key: str
 
     def words(self) -> str:
+        """Return the expected form, for messages."""
         return f"a mapping of options as in {self.key} of a spec"
 
     def parse(self, node: Node) -> tuple[tuple[str, str], ...]:
+        """Return the options as overrides of a spec, after checking them as in a spec."""
         self.section.parse(node)
         return tuple(_written(self.key, node)) if isinstance(node, Mapping) else ()
 
     def schema(self) -> Json:
+        """Return the JSON schema of the section."""
         return self.section.schema()
 
 
@@ -288,12 +303,14 @@ class _QueueEntry(Struct, frozen=True):
 
 
 class _ByKind(Struct, frozen=True):
-    """A mapping whose `kind` decides which options it has."""
+    """The options of a cluster's entry, which depend on its `kind`."""
 
     def words(self) -> str:
+        """Return the expected form, for messages."""
         return "a mapping with kind"
 
     def parse(self, node: Node) -> ClusterEntry:
+        """Return the entry, parsed with the options of its kind."""
         if isinstance(node, Unusable):
             raise Wrong
         ours = _ours_with_entries()
@@ -319,20 +336,23 @@ class _ByKind(Struct, frozen=True):
             raise Wrong(*(replace(one, key=("notice", *one.key)) for one in error.problems)) from None
 
     def schema(self) -> Json:
+        """Return the JSON schema: a mapping that must have a known `kind`."""
         return {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": _kinds_with_entries()}}}
 
 
 def _kinds_with_entries() -> list[str]:
+    """Return the kinds that may have an entry, plug-ins included."""
     return [*_ours_with_entries(), *plugins()]
 
 
 def _ours_with_entries() -> list[str]:
+    """Return the built-in kinds that may have an entry."""
     return [kind for kind in OURS if kind in OPTIONS_OF and kind != LOGIN_KIND]
 
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a pool: it has itself the options that a spec has under the kind's name. A command may name
-    its hosts.
+    """Return the entry of a pool, which has the options that a spec has under the kind's name; a command may
+    name its hosts.
     """
     if OPTIONS_OF[kind] is SSH and isinstance(hosts := said.find("hosts"), Entry) and isinstance(hosts.value, Mapping):
         return _pool_by_command(kind, said, hosts.value)
@@ -344,6 +364,7 @@ def _pool(kind: str, said: Mapping) -> ClusterEntry:
 
 
 def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
+    """Return the entry of a pool whose hosts a command names."""
     gather = Gather()
     command = gather.take("hosts", HOSTS_COMMAND.parse, hosts)
     rest = Mapping({key: one for key, one in said.entries.items() if key != "hosts"}, said.mark)
@@ -356,8 +377,8 @@ def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
 
 
 def _queue(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a batch queue: here, or behind its login node, to which runs then go with the other
-    options.
+    """Return the entry of a batch queue: here, or with `login` behind its login node, to which runs then go
+    with the other options.
     """
     value: _QueueEntry = _queue_section(kind).parse(said)
     if value.login is None:
@@ -370,6 +391,7 @@ def _queue(kind: str, said: Mapping) -> ClusterEntry:
 
 
 def _queue_section(kind: str) -> Section:
+    """Return the options of a batch queue's entry."""
     way = LOGIN.by_key
     return Section(
         _QueueEntry,
@@ -379,7 +401,11 @@ def _queue_section(kind: str) -> Section:
             way["folder"],
             way["cluster"],
             way["transport"],
-            Field("defaults", _Defaults(section_of(kind), kind), f"Options of {kind} in a spec that says nothing else"),
+            Field(
+                "defaults",
+                _Defaults(section_of(kind), kind),
+                f"Default options of {kind} for specs that do not set them",
+            ),
         ),
     )
 
@@ -407,6 +433,7 @@ def _as_yaml(node: Node) -> str:
 
 
 def _quoted(text: str) -> str:
+    """Return the text in quotes, as YAML reads it."""
     return json.dumps(text, ensure_ascii=False)
 
 

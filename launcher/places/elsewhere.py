@@ -11,9 +11,7 @@ from launcher.run.records import Intent
 
 
 def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[KeptRemote]:
-    """Return what each machine keeps of these runs, and which machines did not answer; with `remove`, delete there what
-    does not live.
-    """
+    """Return what each other machine keeps of these runs; a machine that does not answer is named too."""
     by_kind: dict[str, list[RunDir]] = {}
     for run in runs:
         for kind in kinds_of(run):

@@ -1,4 +1,4 @@
-"""The hosts of a pool as a command of the user names them: one a line, or a JSON list as `hosts:` has it."""
+"""The hosts of a pool as printed by a user's command: one a line, or a JSON list as `hosts:` has it."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _answers: dict["HostsCommand", tuple[float, Sequence]] = {}
 
 
 class HostsCommand(Struct, frozen=True):
-    """A command that names the hosts of a pool, and the folder that it runs in."""
+    """A command that prints the hosts of a pool, and the folder that it runs in."""
 
     command: tuple[str, ...]
     folder: str = ""
@@ -46,7 +46,8 @@ HOSTS_COMMAND = Section(
 
 
 def ask(pool: str, asked: HostsCommand, limit_s: float = LIMIT_S) -> Sequence:
-    """Return the hosts that the command names, as the clusters file would list them; an answer holds for 10 s.
+    """Run the command and return the hosts that it prints, as the clusters file would list them; an answer is reused
+    for 10 s.
 
     Raise Unreachable if the command fails, and BadInput if its output is no list of hosts.
     """
@@ -76,6 +77,7 @@ def read_hosts(output: bytes, about: str) -> Sequence:
 
 
 def _of_json(text: str) -> Sequence:
+    """Return the hosts of a JSON list."""
     json.loads(text)
     read = read_tree(text.replace("\t", " "))  # JSON is YAML, but for tabs, which no string of JSON has as they are
     if read.problems or not isinstance(read.root, Sequence):
@@ -84,12 +86,13 @@ def _of_json(text: str) -> Sequence:
 
 
 def _of_lines(text: str) -> Sequence:
+    """Return the hosts, one a line."""
     words = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return Sequence([Scalar(word, False, Mark(number, 1)) for number, word in words if word], Mark(1, 1))
 
 
 def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
-    """Return what the command prints. It has a session of its own, so that all of it ends where it takes too long."""
+    """Return what the command prints; it has a session of its own, so that all of it ends if it takes too long."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = subprocess.Popen(
@@ -113,10 +116,12 @@ def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
 
 
 def _is_too_much(*files: IO[bytes]) -> bool:
+    """Return whether one of these outputs is larger than allowed."""
     return any(os.fstat(file.fileno()).st_size > _MOST_BYTES for file in files)
 
 
 def _last_lines(err: IO[bytes]) -> list[str]:
+    """Return the last lines of an error output."""
     err.seek(0)
     said = err.read().decode(errors="replace").strip().splitlines()
     return [printable(line[:_LONGEST_LINE]) for line in said[-_LINES_SHOWN:]]

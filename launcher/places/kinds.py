@@ -1,7 +1,8 @@
-"""The kinds of clusters: where each one's class is. Our own are found without a scan of what is installed.
+"""The kinds of clusters and where each one's class is; the built-in kinds are found without a scan of what is
+installed.
 
-Another package adds a kind by an entry point of the group `launch.clusters`, named as the
-kind: see launcher/docs/own-place.md.
+Another package adds a kind by an entry point of the group `launch.clusters`, named as the kind: see
+launcher/docs/own-place.md.
 """
 
 import shutil
@@ -46,7 +47,7 @@ _OF_ATTEMPTS = {DEFERRED: ClusterKind("launcher.places.deferred.cluster:Deferred
 
 
 def kind_named(name: str) -> ClusterKind | None:
-    """Return the kind of this name, ours or a plug-in's, or None."""
+    """Return the kind of this name, built in or a plug-in's, or None."""
     return OURS.get(name) or _OF_ATTEMPTS.get(name) or plugins().get(name)
 
 
@@ -60,7 +61,7 @@ def plugins() -> dict[str, ClusterKind]:
 
 
 def of_kind(name: str) -> "Place":
-    """Return the cluster class of this kind, made. Raises BadInput if nothing installed has it."""
+    """Return a new object of this kind's class; raise BadInput if nothing installed has it."""
     kind = kind_named(name)
     if kind is None:
         raise BadInput(f"there is no kind of cluster {name[:100]!r}", "hint: is its package installed here?")
@@ -68,6 +69,7 @@ def of_kind(name: str) -> "Place":
 
 
 def made(kind: ClusterKind) -> "Place":
+    """Return a new object of the kind's class; raise BadInput if that is no Place of this version."""
     module, _, name = kind.path.partition(":")
     place = getattr(import_module(module), name)()
     if not hasattr(place, "not_supported"):

@@ -17,12 +17,13 @@ _ASK_S = 15.0  # how old the cluster's answer may be
 
 
 class OtherRuns:
-    """The other runs that a run waits for; their folders are read each time, their clusters asked now and then."""
+    """The states of runs that a run waits for; their folders are read each time, their clusters asked at intervals."""
 
     def __init__(self) -> None:
         self._words: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
     def look(self, run_dir: Path) -> OtherRun:
+        """Return the state of the run in this folder."""
         if not run_dir.is_dir():
             return OtherRun(None)
         facts = read_facts(run_dir)
@@ -37,6 +38,7 @@ class OtherRuns:
         return OtherRun(status.state, state_text(status), status.step)
 
     def _word(self, facts: RunFacts) -> ClusterAnswer | None:
+        """Return the cluster's answer about the run, asked for at intervals, or None."""
         kind = kind_named(facts.asks) if facts.asks else None
         if kind is None or not kind.asked:
             return None
@@ -49,12 +51,13 @@ class OtherRuns:
 
 
 def _mend_here(facts: RunFacts) -> None:
-    """Have a lost run of this machine go on; errors are left to whoever asks for its status."""
+    """Have a lost run of this machine continue; errors are left for the run's own status."""
     with contextlib.suppress(LaunchError, OSError):
         of_kind(facts.asks).mend([facts.attempt_dir])
 
 
 def _asked(facts: RunFacts) -> ClusterAnswer | None:
+    """Return the cluster's answer about the run; its state is unknown if the cluster does not answer."""
     try:
         place = of_kind(facts.asks)
         place.mend([facts.attempt_dir])  # its submitter may be gone, and no other command may look

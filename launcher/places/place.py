@@ -16,8 +16,8 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import ClusterAnswer
 
 if TYPE_CHECKING:
+    from launcher.health.doctor_request import DoctorRequest
     from launcher.health.findings import Finding
-    from launcher.health.wish import DoctorWish
     from launcher.plan.facts import Machine, Misfit
     from launcher.plan.model import AwaitedRun, Plan
     from launcher.remote.connect import Line
@@ -38,7 +38,7 @@ class CancelReport:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The job that a cluster would be handed, and what it says of that without taking it."""
+    """The job that a cluster would be handed, and its answer about that without accepting it."""
 
     script: str
     answer: str
@@ -46,7 +46,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """A machine of a cluster as it is now; None: that is not known."""
+    """A machine of a cluster as it is now; None means that a value is not known."""
 
     host: str
     state: str  # free, taken, or unknown where it cannot be asked or takes no runs
@@ -79,12 +79,13 @@ class PreparedStart(Protocol):
 
 
 class StartLater:
-    """The PreparedStart of kinds that get nothing ready before."""
+    """The PreparedStart of kinds that prepare nothing."""
 
     def __init__(self, place: "Place", plan: "Plan") -> None:
         self._place, self._plan = place, plan
 
     def start(self, attempt: int) -> None:
+        """Start the attempt by the place's own `start`."""
         self._place.start(self._plan, attempt)
 
     def drop(self) -> None:
@@ -92,7 +93,9 @@ class StartLater:
 
 
 class Place(ABC):
-    """A place where runs go. An object may be used for one command only, and each method alone on a fresh one."""
+    """A place where runs go; one object may be used for several methods of one command, and each method alone
+    on a new object.
+    """
 
     kind: str
     doctor = ""  # the module with the checks, a Doctor; imported only for `launch doctor`
@@ -113,22 +116,23 @@ class Place(ABC):
 
     @abstractmethod
     def preview(self, plan: "Plan") -> Preview | None:
-        """Return what `start` would hand over; None where that is no text."""
+        """Return what `start` would hand over, or None if that is no text."""
 
     @abstractmethod
     def start(self, plan: "Plan", attempt: int) -> None:
-        """Start the attempt of the run in `plan.run_dir`, whose intent is on disk, once; return at once."""
+        """Start the attempt of the run in `plan.run_dir`, whose intent is on disk, exactly once; return at once."""
 
     @abstractmethod
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the place's word on each attempt, or None if it knows no more than the run's folder and processes.
+        """Return the place's answer about each attempt, or None if it knows no more than the run's folder and
+        processes.
 
         Starts, ends and changes nothing.
         """
 
     @abstractmethod
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan | None") -> CancelReport:
-        """End the attempt for good: ask first, then kill; return when nothing of it is left.
+        """End the attempt for good: ask its processes first, then kill them; return when nothing of it is left.
 
         Any of its records may be damaged or gone; `plan` is None if it cannot be read.
         """
@@ -136,11 +140,11 @@ class Place(ABC):
     # -- before a start
 
     def prepare(self, plan: "Plan") -> PreparedStart:
-        """Get ready for an attempt of the run that will be, or is, in `plan.run_dir`; its code may come later."""
+        """Prepare for an attempt of the run that will be, or is, in `plan.run_dir`; its code may come later."""
         return StartLater(self, plan)
 
     def check_first(self, code: "CodeList") -> None:
-        """Raise BadInput for code that cannot go there. By default all can."""
+        """Raise BadInput for code that cannot go there; by default all code can."""
 
     def queue_problems(self, spec: "JobSpec", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
         """Return a problem for each `queue` option, and each run to follow, that the place does not support; by
@@ -155,23 +159,26 @@ class Place(ABC):
         return 1
 
     def runs_folder(self, spec: "JobSpec") -> str:
-        """Return the folder that has the folders of runs, by their ids, on every machine there. Only where `remote`."""
+        """Return the folder that has the folders of runs, by their ids, on every machine there; only for places
+        with `remote`.
+        """
         raise self.not_supported("a folder of runs on other machines")
 
     def warm_up(self, plan: "Plan", folder: Path) -> bool:
-        """Have imported what all runs like this share that this process submits from now on.
+        """Import what all runs like this have in common that this process submits from now on; `folder` has their
+        `code/`.
 
-        False as long as it is worth while to wait for that. `folder`: with `code/` as these runs have it.
+        Return False as long as it pays to wait for that.
         """
         return True
 
     def expect(self, run_dir: Path) -> None:
-        """Start what can be started before the next run, which will have this folder. By default nothing."""
+        """Start what can be started before the next run, which will have this folder; by default nothing."""
 
     # -- runs that are there
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Finish what a killed submitter left: hand over what was not, end a second job, write a missing end.
+        """Finish what a killed submitter left undone: hand over what was not, end a second job, write a missing end.
 
         By default nothing can be left.
         """
@@ -179,11 +186,11 @@ class Place(ABC):
     def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
         """Write the end of a lost attempt that had finished, or was asked to end, and start nothing.
 
-        A person resumes it then. By default no end is written.
+        By default no end is written, and a user resumes the run.
         """
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Let a run go that is held, whether it was or not."""
+        """Release a run, whether it is held or not."""
         raise self.not_supported("holding a run")
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
@@ -192,24 +199,25 @@ class Place(ABC):
         """
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """End the attempt without an answer of these hosts, if they are silent."""
+        """End the attempt even if the hosts in `gone` do not answer; those are given up."""
         raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
 
     def discover(self, ref: str) -> Path | None:
-        """Make a folder here for the run of this id, or of the only one that begins so, if another machine of the user
-        has submitted it there."""
+        """Create a folder here for the run of this id, or the only one that begins so, if the user submitted it
+        from another machine; return it, or None.
+        """
         return None
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start `launcher.node.inside.there` for this node, on it. Raises Unreachable, and Refused."""
+        """Start `launcher.node.inside.there` for this node, on it; raise Unreachable or Refused."""
         raise self.not_supported("a program beside the ranks of a run")
 
     def line_to(self, run: RunDir, node: int) -> "Line":
-        """Return the connection to the machine that this node is. Raises Unreachable, and Refused."""
+        """Return a connection to the machine of this node; raise Unreachable or Refused."""
         raise self.not_supported("a connection to a node that could carry others")
 
     def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
-        """Return each machine that a job with these options could get, as far as known. Raises LaunchError."""
+        """Return each machine that a job with these options could get, as far as known; raise LaunchError."""
         return []
 
     # -- files, where `remote`: by default they are all in the run's folder
@@ -218,18 +226,22 @@ class Place(ABC):
         """Copy what ranks have written so far into the run's folder here."""
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Have logs, metrics and a checkpoint (`newest`, `none`, a step) here; a line for each thing that came."""
+        """Copy logs, metrics and a checkpoint (`newest`, `none`, a step) here; return a line for each thing
+        that came.
+        """
         return []
 
     def bring_newest(self, run: RunDir) -> None:
-        """Have the newest checkpoint and the logs here: the run is to go on somewhere else."""
+        """Copy the newest checkpoint and the logs here, because the run is to continue somewhere else."""
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Have what ranks have written beside their code, the frozen files, below this folder; one for each machine."""
+        """Copy what ranks have written beside their code, the frozen files, below this folder; return a folder
+        for each machine.
+        """
         return []
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return what each other machine keeps of these. `remove`: take it away there, but for what lives."""
+        """Return what each other machine keeps of these runs; with `remove`, delete what is not live."""
         return []
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
@@ -239,14 +251,14 @@ class Place(ABC):
         raise self.not_supported("a list of checkpoints on other machines")
 
     def not_supported(self, what: str, *hints: str) -> NotSupported:
-        """Return the error of what this kind cannot do."""
+        """Return the error that this kind does not support `what`."""
         return NotSupported(f"{what}: not supported on {self.kind}", *(hints or ("hint: another cluster may: --on",)))
 
 
 class Doctor(Protocol):
-    """The function that a module with checks of a kind of cluster has."""
+    """The checks of a kind of cluster, as a module offers them."""
 
-    def check_up(self, wish: "DoctorWish", tell: "Callable[[str], None]") -> "Iterator[Finding]":
-        """Yield findings as they are made; `tell` gets a line about what takes long. Raises BadInput for
-        options of no use.
+    def check_up(self, request: "DoctorRequest", tell: "Callable[[str], None]") -> "Iterator[Finding]":
+        """Yield findings as they are made; `tell` is called with a line about what takes long. Raise BadInput
+        for options that cannot be used.
         """

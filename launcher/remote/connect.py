@@ -1,6 +1,6 @@
-"""One connection to one host: the host proves who it is, then we do, then commands.
+"""One connection to one host: the host is authenticated first, then the user, then commands run.
 
-What was started there lives on when its connection ends.
+What was started there continues when its connection ends.
 """
 
 import time
@@ -14,7 +14,7 @@ from launcher.remote.target import Target, who
 
 
 class Transport(Protocol):
-    """One open way to a host."""
+    """One open connection to a host."""
 
     peer_address: str  # where it is; empty where that is not known, behind another host say
 
@@ -22,17 +22,19 @@ class Transport(Protocol):
         """Return False once the connection is known to have ended."""
 
     def start(self, command: Sequence[str] | str) -> Channel:
-        """Start these words, or this line of the user's shell there. Raise Broken, Unreachable."""
+        """Start this command, as words or as a line for the user's shell; raise Broken or Unreachable."""
 
     def channel_to(self, hostname: str, port: int) -> Channel:
-        """Connect from the host to a port, as seen from there. Raise Unreachable; or EOF comes on the channel."""
+        """Connect from the host to a port, as seen from there; raise Unreachable, or the channel ends."""
 
     def close(self) -> None:
-        """Close the connection completely. What was started there continues."""
+        """Close the connection completely; what was started there continues."""
 
 
 def connect(target: Target, *, deadline: float | None = None) -> "Line":
-    """Log in. Raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another Unreachable."""
+    """Log in and return the connection; raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another
+    Unreachable.
+    """
     if target.transport == "openssh":
         from launcher.remote.openssh import connected  # late: only one of the two is needed
 
@@ -52,7 +54,7 @@ def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
 
 
 class Line(ClosedAtTheEnd):
-    """One connection to one host, for one user at a time."""
+    """One connection to one host, for one caller at a time."""
 
     def __init__(self, target: Target, transport: Transport) -> None:
         self.target = target
@@ -69,7 +71,7 @@ class Line(ClosedAtTheEnd):
         return self._transport.alive()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
-        """Run it to its end. Raise Lost if that is not seen: it may go on there."""
+        """Run the command to its end; raise Lost if that is not seen, as it may continue there."""
         deadline = time.monotonic() + limit_s
         with self.start(argv) as running:
             for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
@@ -81,13 +83,13 @@ class Line(ClosedAtTheEnd):
         return done
 
     def start(self, command: Sequence[str] | str) -> Running:
-        """Start these words, or this line of the user's shell there, and leave its stdin open."""
+        """Start this command, as words or as a line for the user's shell, and leave its stdin open."""
         return Running(who(self.target), self._transport.start(command))
 
     def to_port(self, port: int) -> Channel:
-        """Connect to a port of the host's own loopback. Raise Unreachable; or EOF comes on the channel."""
+        """Connect to a port of the host's own loopback; raise Unreachable, or the channel ends."""
         return self._transport.channel_to("127.0.0.1", port)
 
     def close(self) -> None:
-        """Close the connection completely. What was started there continues."""
+        """Close the connection completely; what was started there continues."""
         self._transport.close()

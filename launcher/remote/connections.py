@@ -1,4 +1,4 @@
-"""The connections of this process: one to a host, whoever asks for it, open until the process ends."""
+"""Keep one connection to each host for this process, shared by all callers and open until the process ends."""
 
 import atexit
 import threading
@@ -17,7 +17,9 @@ _lock = threading.Lock()
 
 
 def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dict[str, Way]:
-    """Return a connection for each name: one that is open, one that another thread is opening, or a new one."""
+    """Return for each target's name an open connection, or the error: one that exists, one that another thread
+    is opening, or a new one.
+    """
     mine: dict[Target, Future[Way]] = {}
     replaced: list[Future[Way]] = []
     with _lock:
@@ -37,6 +39,7 @@ def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dic
 
 
 def _is_usable(way: Future[Way] | None) -> bool:
+    """Return whether the connection is being opened or alive."""
     if way is None or not way.done():
         return way is not None
     line = way.result()
@@ -55,7 +58,7 @@ def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> 
 
 @atexit.register
 def close() -> None:
-    """Leave all hosts alone."""
+    """Close all connections."""
     with _lock:
         ways = [way for way in _ways.values() if way.done()]
         _ways.clear()
@@ -63,6 +66,7 @@ def close() -> None:
 
 
 def _leave(ways: Sequence[Future[Way]]) -> None:
+    """Close these connections."""
     for way in ways:
         line = way.result()
         if isinstance(line, Line):

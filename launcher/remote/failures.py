@@ -19,23 +19,23 @@ T = TypeVar("T")
 
 
 class Dropped(Unreachable):
-    """The host hung up before it said a word: its sshd has too many logins at the moment."""
+    """The host closed the connection before it sent anything: its sshd has too many logins at the moment."""
 
 
 class NoAccess(Unreachable):
-    """The host does not let us in."""
+    """The host refuses the login."""
 
 
 class Lost(Unreachable):
-    """The connection ended, or no answer came in time: what was asked may have happened, or may still happen."""
+    """The connection ended, or no answer came in time: the request may have been carried out, or may still be."""
 
 
 class Broken(Lost):
-    """The connection was there and ended before the answer came: what was asked may have happened."""
+    """The connection ended before the answer came: the request may have been carried out."""
 
 
 class Silent(Lost):
-    """The connection is there and the answer did not come in time: what was asked may still happen."""
+    """The answer did not come in time although the connection exists: the request may still be carried out."""
 
 
 def why(error: BaseException | None) -> str:
@@ -45,21 +45,23 @@ def why(error: BaseException | None) -> str:
 
 
 class SilentMachines(Generic[T]):
-    """Machines that did not answer a moment ago: whoever watches runs does not wait for them every time."""
+    """Remembers machines that did not answer a moment ago, so that a process that watches runs does not wait
+    for them each time.
+    """
 
     def __init__(self) -> None:
         self._found: dict[T, tuple[float, LaunchError]] = {}
 
     def note(self, machine: T, why: LaunchError) -> LaunchError:
-        """Have it left alone for a while, and return why."""
+        """Record that the machine did not answer, so that it is skipped for a while, and return the error."""
         self._found[machine] = (time.monotonic() + _QUIET_S, why)
         return why
 
     def why(self, machine: T) -> LaunchError | None:
-        """Return why it is not to be asked again so soon, or None if it may be."""
+        """Return why the machine is skipped, or None if it may be asked."""
         until, why = self._found.get(machine, (0.0, None))
         return why if time.monotonic() < until else None
 
     def forget(self, machine: T) -> None:
-        """Take note that it answers again."""
+        """Record that the machine answers again."""
         self._found.pop(machine, None)

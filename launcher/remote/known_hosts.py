@@ -1,6 +1,7 @@
-"""The files of known hosts: whether a host's key is the one that is expected, and how it gets in there.
+"""Check a host's key against the known-hosts files, and add keys to them.
 
-paramiko's own reader takes `@revoked` for a host's name and forgets all but a line's first key of a kind: not used.
+paramiko's own reader takes `@revoked` for a host's name and forgets all but a line's first key of a kind, so it is not
+used.
 """
 
 import base64
@@ -23,7 +24,7 @@ _NOT_OURS = Path("/etc")
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """The public key that a host has shown."""
+    """The public key that a host presented."""
 
     name: str  # of the host, as files of known hosts have it
     kind: str  # such as ssh-ed25519
@@ -31,6 +32,7 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
+        """Return the fingerprint as `ssh-keygen -l` shows it."""
         return fingerprint(self.blob)
 
     @property
@@ -41,7 +43,7 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """One line of a file of known hosts."""
+    """One line of a known-hosts file."""
 
     file: Path
     number: int
@@ -52,7 +54,7 @@ class KnownKey:
 
 
 class BadKey(Unreachable):
-    """The host's key is not the expected one: nothing was sent that proves who we are."""
+    """The host's key is not the expected one; nothing was sent that proves the user's identity."""
 
     def __init__(self, key: HostKey, file: Path, *lines: str) -> None:
         super().__init__(*lines)
@@ -61,7 +63,7 @@ class BadKey(Unreachable):
 
 
 class UnknownKey(BadKey):
-    """Raised when no key of this host is known."""
+    """No key of this host is known."""
 
 
 class ChangedKey(BadKey):
@@ -69,7 +71,7 @@ class ChangedKey(BadKey):
 
 
 class RevokedKey(BadKey):
-    """The key is one that must not be used."""
+    """The key is marked as revoked."""
 
 
 def fingerprint(blob: bytes) -> str:
@@ -90,7 +92,9 @@ def expected_kinds(target: Target) -> tuple[str, ...]:
 
 
 def check(target: Target, key: HostKey) -> None:
-    """Raise BadKey unless this is the host's key. Must be called before anything is sent that proves who we are."""
+    """Raise BadKey unless this is the host's key; must be called before anything is sent that proves the user's
+    identity.
+    """
     lines = known_keys(target)
     more = _without_port(target)
     for known in (*lines, *more):
@@ -100,7 +104,7 @@ def check(target: Target, key: HostKey) -> None:
                 known.file,
                 f"{who(target)}: its host key was revoked: {key.kind} {key.fingerprint}",
                 f"  {known.file}:{known.number} says so",
-                "hint: the host needs a new key; somebody else may have this one",
+                "hint: the host needs a new key; someone else may have this one",
             )
     plain = [known for known in lines if not known.marker]
     if any(known.blob == key.blob for known in (*plain, *more) if not known.marker):
@@ -160,6 +164,7 @@ def _without_name(line: str, name: str) -> str | None:
 
 
 def _users_file(target: Target) -> Path:
+    """Return the user's own known-hosts file; raise Refused if there is none."""
     file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
     if _NOT_OURS in file.parents or (file.exists() and not file.is_file()):
         raise Refused(
@@ -170,6 +175,7 @@ def _users_file(target: Target) -> Path:
 
 
 def _lines(file: Path) -> Iterator[KnownKey]:
+    """Yield the lines of a known-hosts file."""
     try:
         text = file.read_text(errors="surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
@@ -205,15 +211,17 @@ def _about(names: str, name: str) -> bool:
 
 
 def _like(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern with `*` and `?` only, in little time however many there are."""
+    """Return whether a name matches a pattern with `*` and `?` only, fast however many there are."""
     return fnmatchcase(name.lower(), pattern.replace("[", "[[]"))
 
 
 def _named(names: str, name: str) -> bool:
+    """Return whether the name is among these, in plain text or hashed."""
     return any(_is(one, name) for one in names.split(","))
 
 
 def _is(one: str, name: str) -> bool:
+    """Return whether this entry, in plain text or hashed, is the name."""
     if not one.startswith("|1|"):
         return one.lower() == name.lower()
     try:
@@ -224,6 +232,7 @@ def _is(one: str, name: str) -> bool:
 
 
 def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
+    """Return the error for a host without a known key."""
     file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
     words = (
         ["  a certificate authority is known for it: certificates of hosts are not supported"] if by_authority else []
@@ -239,13 +248,14 @@ def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
 
 
 def _changed(target: Target, key: HostKey, expected: list[KnownKey]) -> ChangedKey:
+    """Return the error for a host with another key than the known one."""
     first = next((known for known in expected if known.kind == key.kind), expected[0])
     return ChangedKey(
         key,
         first.file,
         f"{who(target)}: its host key has changed: {key.kind} {key.fingerprint}",
         f"  {first.file}:{first.number} expects {first.kind} {fingerprint(first.blob)}",
-        "hint: somebody may be in between; if the host was really set up anew, "
+        "hint: the connection may be intercepted; if the host was really reinstalled, "
         f"`launch nodes trust {target.name}` shows both keys and asks; the line would be",
         f"  {key.line}",
     )

@@ -1,7 +1,8 @@
-"""The user's own ssh program: its configuration, certificates, Kerberos, hardware keys and open connections hold.
+"""Connect by the user's own ssh program, with its configuration, certificates, Kerberos, hardware keys and open
+connections.
 
-A host of a pool gets one connection for all commands: the user's, where ssh has a master open, else one of ours, which
-is a command there that ends as soon as nobody holds its stdin. A login node gets a connection for each command.
+A host of a pool gets one connection for all commands: the user's, if ssh has a master open, else a new one, held by a
+command on the host that ends as soon as its stdin is closed. A login node gets a connection for each command.
 """
 
 import base64
@@ -75,6 +76,7 @@ class SshCommand:
         return SshProcess(onwards.argv(), self.without, lambda: False)
 
     def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
+        """Start an ssh that runs this line on the host."""
         return SshProcess(self.argv(line), self.without, shared)
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
@@ -85,7 +87,7 @@ class SshCommand:
 
 
 class SshProcess(ProgramChannel):
-    """An ssh program that runs."""
+    """A running ssh program."""
 
     def __init__(self, argv: Sequence[str], without: Collection[str], shared: Callable[[], bool]) -> None:
         """Start ssh; `shared` returns whether the shared connection still exists."""
@@ -96,6 +98,9 @@ class SshProcess(ProgramChannel):
             raise _no_ssh() from None
 
     def code(self, wait_s: float) -> int | None:
+        """Return the command's exit code, -1 if ssh lost the connection, or None if it has not ended within the
+        wait.
+        """
         code = super().code(wait_s)
         return -1 if code is not None and code == _SSH_FAILED and not self._shared() else code
 
@@ -113,17 +118,20 @@ class OpenSshTransport:
         self._folder = folder
 
     def alive(self) -> bool:
+        """Return False once the connection is known to have ended."""
         if self._master is None:
             return _has_master(self._command)
         return self._master.process.poll() is None
 
     def start(self, command: Sequence[str] | str) -> SshProcess:
+        """Start this command on the host; raise Broken if the connection has ended."""
         if self._master is not None and self._master.process.poll() is not None:
             raise Broken(f"{who(self._target)}: the connection broke")
         line = command if isinstance(command, str) else command_line(command, told=True)
         return self._command.start(line, self._outlives)
 
     def channel_to(self, hostname: str, port: int) -> SshProcess:
+        """Connect from the host to a port, as seen from there; raise Broken if the connection has ended."""
         if not self.alive():
             raise Broken(f"{who(self._target)}: the connection broke")
         return self._command.forward(hostname, port)
@@ -136,14 +144,15 @@ class OpenSshTransport:
         return self.alive()
 
     def close(self) -> None:
+        """Close the connection, unless it is the user's own."""
         if self._master is not None:
             self._master.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def connected(target: Target, deadline: float | None) -> OpenSshTransport:
-    """Return a transport over the user's open connection, or one of ours. Raise BadKey, NoAccess, Dropped or another
-    Unreachable.
+    """Return a transport over the user's open connection, or a new one; raise BadKey, NoAccess, Dropped or
+    another Unreachable.
     """
     command = _command(target)
     folder = Path(tempfile.mkdtemp(prefix="launch-ssh-", dir=_short_folder()))
@@ -164,9 +173,7 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """Return the key that the host presents, without logging in there. ssh passes it to a
-    program that accepts none.
-    """
+    """Return the key that the host presents, without logging in there: ssh passes it to a program that accepts none."""
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
     with tempfile.TemporaryDirectory(prefix="launch-ssh-") as folder:
@@ -193,10 +200,11 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
             reason, kind, blob = line.split()
             if reason == "HOSTNAME":
                 return HostKey(whole.known_as, kind, base64.b64decode(blob))
-    raise Unreachable(f"{who(target)}: its host key could not be looked at", *refused.last_words())
+    raise Unreachable(f"{who(target)}: its host key could not be looked at", *refused.last_error_lines())
 
 
 def _command(target: Target) -> SshCommand:
+    """Return the ssh command for this host."""
     said = (f"{keyword}={value}" for keyword, value in target.said)
     keys = (f'IdentityFile="{path}"' for path in target.keys)
     return SshCommand(target.name, ("StrictHostKeyChecking=yes", *said, *keys))
@@ -217,11 +225,12 @@ def _has_master(command: SshCommand) -> bool:
 
 
 def _environment(without: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment of ssh and of its programs for jump hosts; it prevents windows that ask a person."""
+    """Return the environment of ssh and of its programs for jump hosts; it prevents windows that ask the user."""
     return {name: value for name, value in os.environ.items() if name not in without} | {"SSH_ASKPASS_REQUIRE": "never"}
 
 
 def _no_ssh() -> Unreachable:
+    """Return the error that there is no ssh."""
     return Unreachable("no `ssh` on PATH", "hint: install the OpenSSH client")
 
 
@@ -236,10 +245,11 @@ def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
 
 
 def _refused(target: Target, master: Running) -> Unreachable:
-    """Return the error for all that ssh printed: if a jump host is the reason, ssh's last line only says that the
-    connection was closed.
+    """Return the error for all that ssh printed.
+
+    If a jump host is the reason, ssh's last line only says that the connection was closed.
     """
-    said = master.last_words(_SAID_LINES)
+    said = master.last_error_lines(_SAID_LINES)
     words = [line for line in said if not line.lstrip().startswith((*_HUNG_UP, *_CLOSED))] or said
     told = "\n".join(words)
     hung_up = any(line.lstrip().startswith(_HUNG_UP) for line in said)
@@ -269,7 +279,7 @@ def _proxy(target: Target) -> str:
 
 
 def hint(name: str, words: Iterable[str]) -> list[str]:
-    """Return a hint about ssh's message, or none."""
+    """Return a hint about ssh's message, or nothing."""
     said = "\n".join(words)
     return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
 

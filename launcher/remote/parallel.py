@@ -1,4 +1,4 @@
-"""Many hosts at once: a few connecting at a time, and whatever is done with each of them. A failure is a value."""
+"""Connect to many hosts at once, a few at a time, and run work on each; a failure is returned as a value."""
 
 import contextlib
 import itertools
@@ -32,13 +32,14 @@ def connect_all(
     at_once: int = AT_ONCE,
     patience_s: float = _PATIENCE_S,
 ) -> dict[str, Line | LaunchError]:
-    """Connect to all of these; return what came of it by name, in the order given.
+    """Connect to all targets; return the connections or errors by name, in the order given.
 
-    `tell` is called with what has become of each as soon as it is known, in this thread. A host that hung up before it
-    said a word is tried again for `patience_s`.
+    `tell` is called in this thread with the result of each as soon as it is known. A host that closed the connection
+    before it sent anything is tried again for `patience_s`.
     """
 
     def heard(name: str, result: Line | LaunchError) -> None:
+        """Pass on the result for one host."""
         tell(name, "connected" if isinstance(result, Line) else result.lines[0])
 
     wanted = {target.name: target for target in targets}
@@ -70,7 +71,7 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
 
 
 def _patiently(target: Target, patience_s: float) -> Line:
-    """Connect, again where the host hung up before it said a word; a refused key or login is final."""
+    """Connect, again if the host closed the connection before it sent anything; a refused key or login is final."""
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     for tries in itertools.count(1):
         try:
@@ -92,8 +93,9 @@ def _at_once(
     heard: Callable[[str, T | LaunchError], None] | None = None,
     undo: Callable[[T], None] | None = None,
 ) -> dict[str, T | LaunchError]:
-    """Return the results in the order of `work`. If this ends early, `undo` gets results that nobody will take. The
-    threads are daemons, so that a program that ends, for instance by Ctrl-C, does not wait for a silent host.
+    """Return the results in the order of `work`; if this ends early, `undo` gets the results that are not returned.
+
+    The threads are daemons, so that a program that ends, for instance by Ctrl-C, does not wait for a silent host.
     """
     futures = {name: Future[T]() for name in work}
     waiting = queue.SimpleQueue[str | None]()
@@ -101,6 +103,7 @@ def _at_once(
     given_up = threading.Event()
 
     def labour() -> None:
+        """Do waiting work until there is none."""
         while (name := waiting.get()) is not None and not given_up.is_set():
             try:
                 futures[name].set_result(work[name]())
@@ -141,5 +144,6 @@ def _next(ended: "queue.SimpleQueue[str]") -> str:
 
 
 def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:
+    """Call `undo` with the result, if there is one."""
     if undo is not None and future.exception() is None:
         undo(future.result())

@@ -1,7 +1,7 @@
-"""paramiko without `invoke`, which would be half of its import: to be imported before paramiko.
+"""Replace `invoke`, half of paramiko's import time, by a stub; import this before paramiko.
 
-It takes that along for `Match exec` in its own reader of configurations, which is not used here. Who else in this
-process uses that reader finds it as ever.
+paramiko needs it for `Match exec` in its own reader of configurations, which is not used here. Other users of that
+reader in this process get the real `invoke`.
 """
 
 import sys
@@ -11,6 +11,7 @@ from typing import Any
 
 
 def _run(*args: Any, **kwargs: Any) -> Any:
+    """Call the real `invoke.run`."""
     return import_module("invoke").run(*args, **kwargs)
 
 

@@ -1,6 +1,6 @@
-"""paramiko, and what is different about ours: silence has an end, no wall clock counts, deaths by signals are told.
+"""Adapt paramiko: silence has a time limit, the wall clock does not matter, and deaths by signals are reported.
 
-The one place that knows paramiko, 5.1 in some of what it does not promise: tests/remote sees whether that holds.
+This is the only module that depends on paramiko 5.1's undocumented behaviour, which tests/remote checks.
 """
 
 import glob
@@ -45,7 +45,7 @@ _log.propagate = False
 
 
 class KeyAnswer(Enum):
-    """The answer of a host to a key."""
+    """A host's answer to an offered key."""
 
     YES = "yes"
     NO = "no"
@@ -56,7 +56,7 @@ class KeyAnswer(Enum):
 class ParamikoConnection(paramiko.Transport):
     """One connection, over a socket or over a channel through another one.
 
-    After `asked_after_s` of silence the other side is asked for a word; after `silence_limit_s` in all it is given up.
+    After `asked_after_s` of silence a keepalive is sent; after `silence_limit_s` in all the connection is given up.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ParamikoConnection(paramiko.Transport):
         self._channel_handler_table = {**table, MSG_CHANNEL_REQUEST: _note_signal}
 
     def agree(self, kinds: Collection[str], deadline: float) -> bool:
-        """Exchange keys, of these kinds if possible; False where the host is silent. Look at `active` then."""
+        """Exchange keys, of these kinds if possible; return False if the host is silent, and check `active` then."""
         options = self.get_security_options()
         options.key_types = sorted(options.key_types, key=lambda name: _kind(name) not in kinds)
         agreed = threading.Event()
@@ -82,7 +82,7 @@ class ParamikoConnection(paramiko.Transport):
         return _came(agreed, deadline)
 
     def offer(self, user: str, key: Key, deadline: float) -> KeyAnswer:
-        """Log in by this key."""
+        """Try to log in with this key, and return the host's answer."""
         answered = threading.Event()
         try:
             self.auth_publickey(user, key, answered)
@@ -105,7 +105,7 @@ class ParamikoConnection(paramiko.Transport):
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
     def leave(self) -> None:
-        """End it. Its thread closes the socket: closed under it, the number may be another one's by then."""
+        """End the connection; its own thread closes the socket, as its number could be another one's by then."""
         self.wire.end()
         if self.is_alive():
             self.join(_LEAVE_S)
@@ -130,8 +130,8 @@ class ParamikoConnection(paramiko.Transport):
 
 
 def _came(event: threading.Event, deadline: float) -> bool:
-    """Return whether the event was set by the deadline, waiting in short turns, because a Ctrl-C just before a wait
-    is noticed only at its end.
+    """Return whether the event was set by the deadline, waiting in short turns, because a Ctrl-C just before a
+    wait is noticed only at its end.
     """
     while not event.wait(min(_TURN_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:
@@ -140,7 +140,7 @@ def _came(event: threading.Event, deadline: float) -> bool:
 
 
 class _Wire:
-    """The socket under a connection, or the channel; gives up where nothing is taken any more."""
+    """The socket or channel under a connection; it gives up if the other side accepts nothing any more."""
 
     def __init__(self, inner: Any, limit_s: float) -> None:
         self._inner, self._limit_s = inner, limit_s
@@ -149,9 +149,11 @@ class _Wire:
 
     @property
     def _closed(self) -> bool:  # paramiko looks at it before it waits for its thread
+        """Return whether the socket or channel is closed."""
         return bool(self._inner._closed)  # noqa: SLF001 - the same
 
     def send(self, data: bytes) -> int:
+        """Send some of the data and return how much; end the connection after too long a stall."""
         try:
             sent = int(self._inner.send(data))
         except TimeoutError:
@@ -164,18 +166,21 @@ class _Wire:
         return sent
 
     def recv(self, size: int) -> bytes:
+        """Return received bytes, and note the time."""
         data = bytes(self._inner.recv(size))
         self.heard_at = time.monotonic()
         return data
 
     def settimeout(self, limit_s: float | None) -> None:
+        """Set the time-out of the socket or channel."""
         self._inner.settimeout(limit_s)
 
     def close(self) -> None:
+        """Close the socket or channel."""
         self._inner.close()
 
     def end(self) -> None:
-        """Wake whoever waits on it."""
+        """Wake any thread that waits on the socket, with an end of the stream."""
         if not isinstance(self._inner, socket.socket):
             self._inner.close()
             return
@@ -196,12 +201,13 @@ class _Packets(Packetizer):
         """Do nothing: there is a deadline already."""
 
     def _check_keepalive(self) -> None:
+        """Call `on_quiet`, in place of paramiko's keepalives by the wall clock."""
         if self.on_quiet is not None and not self.need_rekey():
             self.on_quiet()
 
 
 class Agent(AgentSSH):
-    """The user's ssh-agent, asked to sign; it is never forwarded. Raises one of BROKEN, or ValueError."""
+    """The user's ssh-agent, used to sign; it is never forwarded. Raises one of BROKEN, or ValueError."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -217,11 +223,12 @@ class Agent(AgentSSH):
             raise
 
     def close(self) -> None:
+        """Close the connection to the agent."""
         self._close()  # type: ignore[attr-defined]
 
 
 def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return what OpenSSH's configuration says of a host if no ssh is installed. Raise BadInput."""
+    """Return the host's options from OpenSSH's configuration, for a machine without ssh; raise BadInput."""
     config = paramiko.SSHConfig()
     try:
         for path in files:
@@ -236,7 +243,7 @@ def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> 
 
 
 def read_key(path: Path) -> Key:
-    """Return a private key. Raise ValueError with the reason."""
+    """Return a private key; raise ValueError with the reason."""
     try:
         seen = path.stat()
         with _reading:  # an RSA key takes a quarter of a second to check: once for all hosts
@@ -251,6 +258,7 @@ def read_key(path: Path) -> Key:
 
 @lru_cache(maxsize=64)
 def _read_key(path: Path, _changed_ns: int) -> Key:
+    """Return the key in a file, cached until the file changes."""
     return paramiko.PKey.from_path(path)
 
 

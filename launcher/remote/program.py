@@ -1,4 +1,4 @@
-"""A program of this machine as a `Channel`: its stdin and stdout are pipes, and what it complains of is kept."""
+"""A program of this machine as a `Channel`: its stdin and stdout are pipes, and its stderr is kept."""
 
 import contextlib
 import os
@@ -40,9 +40,11 @@ class ProgramChannel:
 
     @property
     def ready_fd(self) -> int:
+        """Return a descriptor that is readable when `take` may return something."""
         return self._stdout.fileno()
 
     def give(self, data: bytes, wait_s: float) -> int:
+        """Return how much of the data its stdin accepted, possibly after a wait; raise EOFError if it is closed."""
         if self._stdin.closed:
             raise EOFError
         try:
@@ -54,10 +56,12 @@ class ProgramChannel:
             raise EOFError from None
 
     def end_input(self) -> None:
+        """Close its stdin."""
         with contextlib.suppress(OSError):
             self._stdin.close()
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
+        """Return new output on stdout and stderr, or None once there will be no more."""
         if self._ended:
             return None
         ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
@@ -69,6 +73,7 @@ class ProgramChannel:
         return data, self._complained()
 
     def code(self, wait_s: float) -> int | None:
+        """Return the exit code, -1 after a signal, or None if the program has not ended within the wait."""
         try:
             code = self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -109,6 +114,7 @@ def _end(process: "subprocess.Popen[Any]") -> None:
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    """Return the pipe; raise ValueError if there is none."""
     if pipe is None:
         raise ValueError("expected a pipe")
     return pipe

@@ -1,4 +1,4 @@
-"""A command on the other side: what it is given, what it says, how it ended."""
+"""A command on another machine: its input, its output, and how it ended."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class Channel(Protocol):
-    """A command that a transport has started; all its work is done in the thread that calls a method."""
+    """A command that a transport has started; all work is done in the thread that calls a method."""
 
     @property
     def ready_fd(self) -> int:
@@ -45,7 +45,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of a command."""
+    """The result of a command that has ended."""
 
     code: int | None  # 128 + n where signal n ended it; None: the connection ended before it was told
     out: bytes
@@ -53,7 +53,7 @@ class Done:
 
 
 class ClosedAtTheEnd:
-    """A base class for what is closed at the end of a `with`."""
+    """A base class for objects that are closed at the end of a `with`."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ class ClosedAtTheEnd:
 
 
 class Running(ClosedAtTheEnd):
-    """A command there. All happens in the caller's thread: while that waits, what the command says is taken."""
+    """A command on another machine; its output is read in the caller's thread whenever that waits."""
 
     def __init__(self, who: str, channel: Channel) -> None:
         """Use a channel to a program on the host `who`, which messages name."""
@@ -99,7 +99,7 @@ class Running(ClosedAtTheEnd):
         return True
 
     def write(self, data: bytes, limit_s: float = 60.0) -> None:
-        """Write data to its stdin. Raise Broken if it is closed."""
+        """Write data to its stdin; raise Broken if it is closed."""
         if not self.feed(data, limit_s):
             raise Broken(f"{self.who}: the command or the connection has ended")
 
@@ -121,7 +121,7 @@ class Running(ClosedAtTheEnd):
         return self.read(end or len(self._out) or 1, 0.0)
 
     def finish(self, limit_s: float = 60.0) -> Done:
-        """Wait for its end, with its stdin closed. Raise Silent if that does not come in time."""
+        """Close its stdin and wait for its end; raise Silent if that does not come in time."""
         deadline = time.monotonic() + limit_s
         self.close_stdin()
         self._wait_for(lambda: False, limit_s)
@@ -138,7 +138,7 @@ class Running(ClosedAtTheEnd):
         """
         return self._channel.code(limit_s)
 
-    def last_words(self, most: int = 1) -> list[str]:
+    def last_error_lines(self, most: int = 1) -> list[str]:
         """Return the last lines of its stderr, for a message about its end or failed start."""
         lines = [line.strip() for line in bytes(self._err[-_TAIL_BYTES:]).decode(errors="replace").splitlines()]
         return [f"  {line[:500]}" for line in lines if line][-most:]
@@ -166,16 +166,18 @@ class Running(ClosedAtTheEnd):
         self._err += said[1]
         del self._err[:-_MOST_ERR]
         if len(self._out) > _MOST_UNREAD:
-            raise Broken(f"{self.who}: says more than anybody has asked for")
+            raise Broken(f"{self.who}: sends more than was requested")
         return bool(said[0] or said[1])
 
     def _late(self) -> Silent:
+        """Return the error that the command did not answer in time."""
         return Silent(f"{self.who}: no answer in time: the command may still run there")
 
 
 def command_line(argv: Sequence[str], *, told: bool = False) -> str:
-    """Return a line for any shell of the user there: it sees one quoted word of harmless letters and leaves the rest
-    to sh. With `told` a death by a signal becomes an exit code, for a transport that reports no signals.
+    """Return a line for any shell of the user there, which passes one quoted word of harmless letters to sh.
+
+    With `told` a death by a signal becomes an exit code, for a transport that reports no signals.
     """
     if any("\0" in word for word in argv):
         raise ValueError("a word of a command line with a NUL")

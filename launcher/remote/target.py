@@ -57,7 +57,7 @@ class Target:
 
 
 def target_of(host: SshHost, *, agent: bool = False) -> Target:
-    """Return how to reach a host of the clusters file or of a spec from here. Raise BadInput."""
+    """Return how to reach a host of the clusters file or of a spec from here; raise BadInput."""
     said = {"user": host.user, "port": None if host.port is None else str(host.port)}
     own = () if host.key is None else (Path(host.key).expanduser(),)
     for key in own:
@@ -165,6 +165,7 @@ def parse_options(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def _configuration_files() -> list[Path]:
+    """Return the files of OpenSSH's configuration that exist."""
     named = os.environ.get("LAUNCH_SSH_CONFIG")
     if not named:
         return [path for path in (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")) if path.exists()]
@@ -183,10 +184,12 @@ def known_name(hostname: str, port: int) -> str:
 
 
 def silent(target: Target) -> Unreachable:
+    """Return the error that the host does not answer."""
     return Unreachable(f"{who(target)} does not answer", TRY)
 
 
 def dropped(target: Target, *words: str) -> Dropped:
+    """Return the error that the host closed the connection at once."""
     hint = "hint: its sshd may have too many logins at the moment; a larger `MaxStartups` there lets more in"
     return Dropped(f"{who(target)} hung up at once", *words, hint)
 
@@ -213,6 +216,7 @@ def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str]
 
 
 def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, agent: bool) -> tuple[Target, ...]:
+    """Return the jump hosts on the way."""
     if said.lower() == "none":
         return ()
     jumps: list[Target] = []
@@ -228,6 +232,7 @@ def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, age
 
 
 def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[Path]:
+    """Return the paths of files with variables filled in."""
     return [Path(_path(word, tokens, name)) for word in words if word.lower() != "none"]
 
 
@@ -235,6 +240,7 @@ def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
     """Return the path with ~, %x and ${NAME} filled in."""
 
     def variable(found: re.Match[str]) -> str:
+        """Return the variable's value."""
         if found[1] not in os.environ:
             raise BadInput(f"{name}: the SSH configuration uses ${{{found[1]}}}, which is not set")
         return os.environ[found[1]]
@@ -244,6 +250,7 @@ def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
+    """Return the path of the ssh-agent's socket, "" for none."""
     if said.lower() in {"", "none"} or said == "SSH_AUTH_SOCK":
         return ""
     if said.startswith("$") and not said.startswith("${"):
@@ -252,7 +259,10 @@ def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
+    """Return the text with %x filled in; raise BadInput for an unknown one."""
+
     def token(found: re.Match[str]) -> str:
+        """Return what the token stands for."""
         letter = found[1]
         if letter == "%":
             return "%"
@@ -264,13 +274,14 @@ def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
 
 
 def _port(text: str, name: str) -> int:
+    """Return the port number; raise BadInput."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
         raise BadInput(f"{name}: Port of the SSH configuration: expected 1 to 65535, got {text!r}")
     return int(text)
 
 
 def _seconds(text: str, name: str) -> float:
-    """Return the seconds; for none or 0 the default."""
+    """Return the seconds, or the default for none or 0."""
     if text.lower() == "none":
         return CONNECT_TIMEOUT_S
     if not text.isascii() or not text.isdigit():

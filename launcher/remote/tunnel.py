@@ -1,4 +1,4 @@
-"""A port of this machine that leads, through the connection to a host, to a port that only that host reaches."""
+"""Forward a port of this machine, through the connection to a host, to a port that only that host reaches."""
 
 import contextlib
 import logging
@@ -17,9 +17,10 @@ _MOST = 64  # connections at once
 
 
 class Tunnel:
-    """Carry each connection to `listening`, which it closes at its end, over a channel of its own from `dial`.
+    """Relays each connection to the socket `listening`, which it closes at its end, over a channel of its own from
+    `dial`.
 
-    Where there are too many, the one that has been silent longest is closed.
+    If there are too many, the one that has been silent longest is closed.
     """
 
     def __init__(self, listening: socket.socket, dial: Callable[[], Channel], *, most: int = _MOST) -> None:
@@ -28,7 +29,7 @@ class Tunnel:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Carry until an exception, such as KeyboardInterrupt, ends it."""
+        """Accept and relay connections until an exception, such as KeyboardInterrupt, ends it."""
         try:
             while True:
                 peer, _ = self._listening.accept()
@@ -51,6 +52,7 @@ class Tunnel:
             peer.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, peer: socket.socket) -> None:
+        """Relay one connection until either side ends."""
         with peer:
             try:
                 channel = self._dial()
@@ -67,6 +69,7 @@ class Tunnel:
                     self._heard_at.pop(peer, None)
 
     def _pass_on(self, peer: socket.socket, channel: Channel) -> None:
+        """Relay in both directions."""
         peer.settimeout(_TAKE_S)
         poll = select.poll()
         poll.register(peer, select.POLLIN)
@@ -89,6 +92,7 @@ class Tunnel:
                     self._heard_at[peer] = time.monotonic()
 
     def _give(self, channel: Channel, data: bytes) -> None:
+        """Write all of the data to the channel."""
         until = time.monotonic() + _TAKE_S
         while data and time.monotonic() < until:
             data = data[channel.give(data, 1.0) :]

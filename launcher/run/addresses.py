@@ -8,9 +8,9 @@ _ADDRESSES = "LAUNCH_ADDR_"
 
 
 def peers(role: str, port: str = "") -> list[str]:
-    """Return the address, HOST:PORT, of each rank of this role, in their order; they are the same after a restart.
+    """Return the address, HOST:PORT, of each rank of this role, in order of rank; they are the same after a restart.
 
-    `port` is the name of one of its `ports`.
+    `port` is the name of one of the role's `ports`.
     """
     found = os.environ.get(_ADDRESSES + (f"{role}_{port}" if port else role).upper())
     if found is None:

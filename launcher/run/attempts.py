@@ -1,4 +1,4 @@
-"""Attempts of a run: numbering them, their intents, and the plan that each follows."""
+"""Attempts of a run: their numbers, their intents, and the plan that each follows."""
 
 import contextlib
 import errno
@@ -33,13 +33,14 @@ def attempts(run: RunDir) -> list[AttemptDir]:
 
 
 def last_attempt(run: RunDir) -> AttemptDir:
-    """Return the last attempt. Raises Damaged where the run's folder has none that can be read."""
+    """Return the last attempt; raise Damaged if the run's folder has none that can be read."""
     if not (numbers := _numbers(run)):
         raise Damaged(f"{run.attempts}: has no attempt")
     return run.attempt(numbers[-1])
 
 
 def _numbers(run: RunDir) -> list[int]:
+    """Return the numbers of all attempt folders, sorted; none if there are no attempts."""
     try:
         names = os.listdir(run.attempts)
     except OSError as error:
@@ -55,7 +56,7 @@ def newest(run: RunDir) -> AttemptDir | None:
 
 
 def last_seen(attempt: AttemptDir, silent: str) -> ClusterAnswer:
-    """Return what the attempt's place said of it when it last answered, with why nothing newer is known."""
+    """Return what the attempt's place reported when it last answered, with why nothing newer is known."""
     before = readable(attempt.seen, ClusterAnswer) or ClusterAnswer("unknown", "", 0.0)
     return msgspec.structs.replace(before, silent=silent)
 
@@ -77,10 +78,11 @@ def new_attempt(
     handle: Handle | None = None,
 ) -> tuple[AttemptDir, Intent]:
     """Create the next attempt with its intent on disk: its folder is renamed into place, which serves as the lock.
+
     The attempt's token is random, or derived from a `secret` that other hosts share. Two callers that race get two
     numbers. With `after`, the attempt that the caller has seen end, one of them gets the next number; the other, and
-    any later caller, is Refused. Without `fsync` nobody knows of the run yet.
-    With a `handle` nobody else may ever take it for one that was left to be started.
+    any later caller, is Refused. Without `fsync` the caller makes the run durable before others learn of it. With a
+    `handle` no process ever takes the attempt for one that was left to be started.
     """
     make_dir(run.attempts)
     if fsync:
@@ -114,7 +116,7 @@ def new_attempt(
 
 
 def read_intent(attempt: AttemptDir) -> Intent:
-    """Return why and by whom the attempt was opened. Raise Damaged if its record is missing or unreadable."""
+    """Return why and by which process the attempt was opened; raise Damaged if its record is missing or unreadable."""
     intent = read_record(attempt.intent, Intent)
     if intent is None:
         raise Damaged(f"{attempt.intent}: is missing")
@@ -122,8 +124,10 @@ def read_intent(attempt: AttemptDir) -> Intent:
 
 
 def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
-    """Return how long the attempts before this one lasted, by the run's last state, since a person started or resumed
-    it. The state may be older than the resume, because an attempt that dies early writes none.
+    """Return for how many seconds the attempts before this one lasted, by the run's last state, since a user started or
+    resumed it.
+
+    The state may be older than the resume, because an attempt that dies early writes none.
     """
     if last is None:
         return 0.0
@@ -132,6 +136,7 @@ def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
 
 
 def _resumes(attempt: AttemptDir) -> bool:
+    """Return whether a user opened the attempt by a resume."""
     try:
         intent = read_record(attempt.intent, Intent)
     except Damaged:
@@ -147,7 +152,7 @@ def read_plan(run: RunDir, number: int) -> "Plan":
 
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
-    """Return the plan that this attempt follows, as much of it as this kind of record holds. Raise Damaged."""
+    """Return the part of the plan that this attempt follows which this type of record holds; raise Damaged."""
     plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:
         raise Damaged(f"{run.plan}: is missing")
@@ -161,7 +166,7 @@ def _plans(run: RunDir, number: int) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """The facts that can still be read of a run that is to end, whatever has become of its records."""
+    """What can still be read of a run that is to end, even if records are damaged or missing."""
 
     attempt: AttemptDir  # the newest, or the one that there must have been
     plan: "Plan | None"
@@ -169,8 +174,9 @@ class Remains:
 
 
 def remains(run: RunDir) -> Remains:
-    """Return what can still be read of a run. Never raises: a run without any record is taken to be local, where
-    processes are found without records.
+    """Return what can still be read of a run; never raises.
+
+    A run without any record is taken to be local, where processes are found without records.
     """
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
@@ -187,8 +193,8 @@ def remains(run: RunDir) -> Remains:
 
 
 def _newest_ever(run: RunDir) -> int:
-    """Return the highest attempt number that the folders, the fence and the last state show. A following attempt must
-    have a higher number.
+    """Return the highest attempt number that the folders, the fence and the last state show; a following
+    attempt must have a higher number.
     """
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):
@@ -197,17 +203,20 @@ def _newest_ever(run: RunDir) -> int:
 
 
 def _refuse_later(run: RunDir, there: Sequence[AttemptDir], after: int) -> None:
+    """Raise Refused if an attempt after this one exists."""
     later = next((one.number for one in there if one.number > after and one.intent.exists()), None)
     if later is not None:
         raise _resumed_meanwhile(run, later)
 
 
 def _resumed_meanwhile(run: RunDir, number: int) -> Refused:
+    """Return the error that the run was resumed meanwhile."""
     name = run.path.name
     return Refused(f"{name} was resumed meanwhile, as attempt {number}", f"hint: launch status {name}")
 
 
 def _claim(draft: AttemptDir, attempt: AttemptDir, *, fsync: bool) -> bool:
+    """Rename the draft to the attempt's folder; return False if that exists already."""
     try:
         os.rename(draft.path, attempt.path)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Record nodes that a run excludes for a while because it lost them, with the evidence.
 
-A person may include them again.
-A damaged list counts as empty: it is only a preference, and no run should end because of it.
+A user may include them again. A damaged list counts as empty: it is only a preference, and no run should end because of
+it.
 """
 
 import time
@@ -19,7 +19,7 @@ def avoided(run: RunDir, now: float | None = None) -> list[Exclusion]:
 
 
 def is_over(run: RunDir, now: float) -> bool:
-    """Return whether an exclusion has expired that a job may still have been told to observe."""
+    """Return whether an exclusion has expired that a waiting job may still observe."""
     return any(exclusion.until <= now for exclusion in readable(run.avoided, list[Exclusion]) or [])
 
 

@@ -1,4 +1,4 @@
-"""Drafts that name their maker, so that what a killed one left is told from what a living one is making."""
+"""Name drafts after the process that makes them, so that those of dead processes can be recognised and removed."""
 
 import os
 import shutil
@@ -27,12 +27,13 @@ def remove_orphans(folder: Path) -> None:
 
 
 def in_work(folder: Path) -> bool:
-    """Return whether another process is, or may be, making something there."""
+    """Return whether another process is, or may be, making a draft there."""
     makers = [maker for draft in _drafts(folder) if (maker := _maker(draft.name)) is not None]
     return any(maker != this_process() and alive(maker) is not False for maker in makers)
 
 
 def _drafts(folder: Path) -> list[Path]:
+    """Return the drafts in the folder."""
     with os.scandir(folder) as entries:
         return [Path(entry.path) for entry in entries if entry.name.startswith(_PREFIX)]
 
@@ -50,6 +51,7 @@ def remove(draft: Path) -> None:
 
 
 def _maker(name: str) -> ProcessId | None:
+    """Return the process that made a draft of this name, or None if it is no such name."""
     parts = name.removeprefix(_PREFIX).split(",")
     if len(parts) != 5 or not (parts[2].isdigit() and parts[3].isdigit()):
         return None

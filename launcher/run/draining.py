@@ -1,4 +1,4 @@
-"""Nodes of an attempt that somebody wants without ranks: written down here, heard by its coordinator."""
+"""Requests to move ranks off nodes of an attempt: written here, read by the attempt's coordinator."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from launcher.run.records import DrainRequest, MoveRequest
 
 
 def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
-    """Record nodes to drain for the rest of the attempt, each with a reason unless a person asked."""
+    """Record nodes to drain for the rest of the attempt, each with a reason unless a user asked."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         why = {node: words for node, words in nodes.items() if words}
@@ -19,8 +19,8 @@ def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
         write_record(attempt.drain, msgspec.structs.replace(before, nodes=asked, why=before.why | why))
 
 
-def ask_to_move(attempt: AttemptDir, wish: MoveRequest) -> None:
-    """Record one more move, after those asked for before."""
+def ask_to_move(attempt: AttemptDir, request: MoveRequest) -> None:
+    """Record one more request to move ranks, after earlier ones."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
-        write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, wish)))
+        write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, request)))

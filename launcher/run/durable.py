@@ -1,4 +1,4 @@
-"""Writing so that a reader, and a machine that lost its power, sees the old or the new, never half."""
+"""Write files so that a reader, and a machine that lost its power, sees the old content or the new, never half."""
 
 import contextlib
 import errno
@@ -29,29 +29,29 @@ _NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a soc
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """A record of which one changed bit, that still leaves a record, would be believed: it comes with a checksum."""
+    """A record with a checksum, for records of which one changed bit could go unnoticed and do harm."""
 
     record: msgspec.Raw
     crc32: int
 
 
 class Damaged(LaunchError):
-    """A record that is there but cannot be one."""
+    """A record exists but cannot be decoded."""
 
     exit_code = Exit.DAMAGED
 
 
 @dataclass(frozen=True, slots=True)
 class Lines(Generic[T]):
-    """A file of lines as far as it could be read."""
+    """The records of a file of lines, and the number of damaged lines."""
 
     records: list[T]
     damaged: int  # lines that are no record; a torn last one is not among them
 
 
 def make_dir(path: Path) -> None:
-    """Create a folder, with its parents, for the user alone whatever the umask. It is not durable until `sync_dir` on
-    its parent.
+    """Create a folder, with its parents, private to the user whatever the umask; it is durable only after
+    `sync_dir` on its parent.
     """
     if path.is_dir():
         return
@@ -75,8 +75,9 @@ def sync_dir(path: Path) -> None:
 
 
 def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Path]) -> None:
-    """Make new files and the names in these folders durable: one by one, or where that would be hundreds of flushes,
-    the file system of `root`, where all of them are, at once."""
+    """Make new files and the names in these folders durable: one by one, or if that would be hundreds of
+    flushes, by one flush of the file system of `root`, on which all of them must be.
+    """
     if len(files) + len(folders) > _MANY and _sync_file_system(root):
         return
     for file in files:
@@ -101,12 +102,13 @@ def sync_trees(root: Path, trees: Collection[Path]) -> None:
 def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
     """Replace the file by these bytes: draft, fsync, rename, fsync of the folder.
 
-    Without fsync it is for who will make the whole folder durable before anybody knows of it.
+    Without `fsync` the caller makes the whole folder durable before others learn of it.
     """
     patiently(lambda: _replace(path, data, fsync=fsync))
 
 
 def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
+    """Write a draft and rename it to the path."""
     draft = _write_draft(path, data, fsync=fsync)
     try:
         os.rename(draft, path)
@@ -118,7 +120,7 @@ def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
 
 
 def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
-    """Replace the file by this record. Raise OSError if the disk does, and then the old one is still there."""
+    """Replace the file by this record; if that raises OSError, the old one is still there."""
     write_bytes(path, _line(record), fsync=fsync)
 
 
@@ -138,6 +140,7 @@ def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
 
 
 def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
+    """Create the files; `made` gets those that did not exist."""
     drafts = list[Path]()
     try:
         for path, record in records.items():
@@ -154,7 +157,7 @@ def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """Return the record, or None if there is none. Raise Damaged."""
+    """Return the record, or None if there is none; raise Damaged."""
     data = read_bytes(path)
     if data is None:
         return None
@@ -178,7 +181,7 @@ def write_sealed(path: Path, record: Any) -> None:
 
 
 def read_sealed(path: Path, kind: type[T]) -> T | None:
-    """Return the record exactly as it was written, or None if there is none. Raise Damaged."""
+    """Return the record exactly as it was written, or None if there is none; raise Damaged."""
     sealed = read_record(path, Sealed)
     if sealed is None:
         return None
@@ -191,10 +194,11 @@ def read_sealed(path: Path, kind: type[T]) -> T | None:
 
 
 def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
-    """Add one line in a single write, after mending a line that a killed writer left torn."""
+    """Append one line in a single write, after removing a line that a killed writer left incomplete."""
     line, tries = _line(record), 0
 
     def append() -> None:
+        """Append the line; after the first try it may be there already."""
         nonlocal tries
         tries += 1
         _append(path, line, fsync=fsync, again=tries > 1)
@@ -224,11 +228,12 @@ def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
 
 
 def _ends_with(fd: int, size: int, line: bytes) -> bool:
+    """Return whether the file ends with this line."""
     return size >= len(line) and os.pread(fd, len(line), size - len(line)) == line
 
 
 def _write_anew(path: Path, at: int, line: bytes) -> None:
-    """Write the bytes that are there once more: after a failed fsync the kernel may take them for written."""
+    """Write the bytes again that are there already: after a failed fsync the kernel may take them for written."""
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # with O_APPEND pwrite would add them once more
     try:
         os.pwrite(fd, line, at)
@@ -237,6 +242,7 @@ def _write_anew(path: Path, at: int, line: bytes) -> None:
 
 
 def _open_to_append(path: Path) -> int:
+    """Open the file, created if it is missing; raise Damaged if it is no regular file."""
     try:
         fd = os.open(path, _APPEND, 0o600)
     except OSError as error:
@@ -250,7 +256,7 @@ def _open_to_append(path: Path) -> int:
 
 
 def record_in(line: bytes, kind: type[T]) -> T | None:
-    """Return the record in a line, or None if it is torn or of another version."""
+    """Return the record in a line, or None if the line is incomplete or of another version."""
     try:
         return decoder_of(kind).decode(line)
     except NOT_JSON:
@@ -283,12 +289,13 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
 
 
 def _line(record: Any) -> bytes:
+    """Return the record as a line."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """Return the content of a file, or None if there is none. Raise Damaged if it is not a regular file: no link is
-    followed.
+    """Return the content of a file, or None if there is none; raise Damaged if it is not a regular file. No
+    link is followed.
     """
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
@@ -323,6 +330,7 @@ def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:
 
 
 def _sync_file(path: str | Path) -> None:
+    """Make the file's content durable."""
     fd = os.open(path, _READ)
     try:
         with naming(path):
@@ -332,6 +340,7 @@ def _sync_file(path: str | Path) -> None:
 
 
 def _sync_file_system(path: Path) -> bool:
+    """Flush the whole file system and return True, or False if that is not possible."""
     import ctypes  # late: only many files need it, and Python has no os.syncfs
 
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -352,7 +361,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Put this file's name into errors of the body, where calls on a descriptor name no file or only a draft."""
+    """Put this file's name into errors of the body, as calls on a descriptor name no file or only a draft."""
     try:
         yield
     except OSError as error:

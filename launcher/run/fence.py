@@ -1,4 +1,4 @@
-"""FENCE: the newest attempt. What an older one wants to write is refused."""
+"""The file FENCE holds the number of the newest attempt; writes of an older one are refused."""
 
 from launcher.errors import Fenced
 from launcher.run.durable import Damaged, read_bytes, write_bytes
@@ -19,8 +19,8 @@ def fence(run: RunDir) -> int:
 
 
 def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
-    """Prevent older attempts from writing. The fence is never lowered: an attempt that is itself too old raises
-    Fenced.
+    """Prevent older attempts from writing; the fence is never lowered, and an attempt that is itself too old
+    raises Fenced.
     """
     with locked(run.fence_lock, wait=True, optional=True):
         check_fence(run, attempt)

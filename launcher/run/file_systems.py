@@ -1,4 +1,4 @@
-"""Finds the file system that a path is on, and whether other machines may see it. Reading the mounts is pure."""
+"""Find the file system that a path is on, and whether other machines may see it."""
 
 import os
 import re
@@ -34,6 +34,7 @@ class FileSystem:
 
     @property
     def reach(self) -> Reach:
+        """Return which machines may see the file system, by its kind."""
         names = {self.kind, self.kind.removeprefix("fuse.").partition("-")[0]}
         if not names.isdisjoint(_OF_NETWORKS):
             return Reach.NETWORK

@@ -1,4 +1,4 @@
-"""Several runs of one file, of which some need others: the folder of that file, its record, and how it is found."""
+"""Several runs of one file, some of which need others: the folder of that file, its record, and how to find it."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from launcher.run.ownership import refuse_exposed
 
 @dataclass(frozen=True, slots=True)
 class GraphDir:
-    """<runs>/.graphs/<id>/, beside the runs that are its steps."""
+    """The folder <runs>/.graphs/<id>/, beside the runs that are its steps."""
 
     path: Path
 
@@ -29,6 +29,7 @@ class GraphDir:
 
     @property
     def id(self) -> RunId:
+        """Return the graph's id."""
         return parse_run_id(self.path.name)
 
     @property
@@ -42,6 +43,8 @@ class GraphDir:
 
 
 class GraphStep(msgspec.Struct, frozen=True):
+    """One step of a graph: its name, its run and the steps that it needs."""
+
     name: str
     needs: tuple[str, ...]
     run: RunId
@@ -61,6 +64,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
 
 
 def graph_record(graph: GraphDir) -> GraphRecord:
+    """Return the graph's record; raise NoSuchRun if there is none."""
     record = read_record(graph.record, GraphRecord)
     if record is None:
         raise NoSuchRun(f"{graph.path}: no steps are there")
@@ -82,6 +86,7 @@ def register_graph(graph: GraphDir) -> None:
 
 
 def forget_graph(graph: GraphDir) -> None:
+    """Remove the graph's id from the user's list."""
     (_links() / graph.id).unlink(missing_ok=True)
 
 
@@ -104,6 +109,7 @@ def find_graph(ref: str) -> GraphDir | None:
 
 
 def is_step_of(run: str, graph: GraphDir) -> bool:
+    """Return whether the run's id is that of a step of the graph."""
     return run.startswith(f"{graph.id}-")
 
 
@@ -119,7 +125,7 @@ def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphReco
 
 
 def graph_of_step(run: str, path: Path) -> str | None:
-    """Return the id of the file with steps that a run is one of, told by their names and places; None if it is none."""
+    """Return the id of the graph that a run is a step of, by their names and places, or None."""
     for end in (at for at, letter in enumerate(run) if letter == "-" and is_run_id(run[:at])):
         with contextlib.suppress(OSError):
             if GraphDir(Path(os.readlink(_links() / run[:end]))).runs == path.parent:
@@ -140,7 +146,7 @@ def missing_of(graph: GraphDir) -> list[GraphStep]:
 
 
 def remove_finished_graphs() -> None:
-    """Remove the graphs of which every run was removed."""
+    """Remove the graphs whose runs were all removed."""
     for graph in known_graphs():
         if graph.complete.exists():
             remove_empty_graph(graph)
@@ -155,4 +161,5 @@ def remove_empty_graph(graph: GraphDir) -> None:
 
 
 def _links() -> Path:
+    """Return the folder with the list of graphs."""
     return registry.state_folder() / "graphs"

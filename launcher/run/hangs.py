@@ -1,4 +1,4 @@
-"""Records of a hang: what every rank was doing when it was looked at, and what was concluded from it."""
+"""Records of a hang: what every rank was doing, and what was concluded from it."""
 
 from enum import StrEnum, auto
 from typing import Annotated
@@ -61,7 +61,7 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class GroupLook(msgspec.Struct, frozen=True):
-    """Collectives of one rank in one process group."""
+    """The newest collectives of one rank in one process group."""
 
     name: _Line
     description: _Line = ""
@@ -97,7 +97,7 @@ TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_G
 
 
 class RankTimes(msgspec.Struct, frozen=True):
-    """The answer of a rank's own thread to `times`."""
+    """The answer of a rank's own thread about when it entered its newest collectives."""
 
     number: _Number  # of the question
     groups: TimesOfGroups = ()
@@ -105,7 +105,7 @@ class RankTimes(msgspec.Struct, frozen=True):
 
 
 class LastRank(msgspec.Struct, frozen=True):
-    """The rank that the others of its process group wait for most, of the newest collectives."""
+    """The rank for which the others of its process group waited most in the newest collectives."""
 
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
@@ -146,7 +146,7 @@ class RankLook(msgspec.Struct, frozen=True):
 
 
 class HangVerdict(msgspec.Struct, frozen=True):
-    """The rank that keeps the others waiting, where it is, and the evidence."""
+    """The ranks that keep the others waiting, the place in the code, and the evidence."""
 
     kind: HangKind
     text: str  # one line
@@ -159,7 +159,7 @@ class HangVerdict(msgspec.Struct, frozen=True):
 
 
 class HangReport(msgspec.Struct, frozen=True):
-    """`attempts/…/hang-NNN/report.json`."""
+    """The record `attempts/…/hang-NNN/report.json`."""
 
     at: float
     attempt: int

@@ -1,4 +1,6 @@
-"""Naming a process for good: host, boot, pid and start time together; a pid alone may be a stranger's by now."""
+"""Identify a process by host, boot, pid and start time together, as a pid alone may belong to another process
+by now.
+"""
 
 import os
 from functools import cache
@@ -18,10 +20,12 @@ def boot_id() -> str:
 
 
 def host() -> str:
+    """Return this machine's name."""
     return os.uname().nodename
 
 
 def this_process() -> ProcessId:
+    """Return the identity of this process; raise LaunchError without /proc."""
     found = process_id(os.getpid())
     if found is None:
         raise LaunchError("/proc: expected an entry for this process, got none", "hint: /proc must be mounted")
@@ -45,15 +49,16 @@ def alive(process: ProcessId) -> bool | None:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """Return what /proc/PID/stat says after the command's name, which may hold spaces, parentheses and newlines.
+    """Return the fields of /proc/PID/stat after the command's name, which may hold spaces, parentheses and newlines.
 
-    Raise OSError if the process is gone, or cannot be looked at.
+    Raise OSError if the process is gone, or cannot be read.
     """
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read().rpartition(b")")[2].split()
 
 
 def _stat(pid: int) -> list[bytes] | None:
+    """Return those fields, or None if the process is gone."""
     if pid <= 0:
         return None
     try:

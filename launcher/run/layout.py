@@ -1,4 +1,4 @@
-"""Every file name in the run directory, in one place. Nothing here touches the disk."""
+"""Every file name in the run directory, in one place, without any access to the disk."""
 
 import re
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ class Located(Protocol):
     """An object that has a folder."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """Return the folder."""
 
 
 class NamedFile:
-    """A file or a folder, by its name in the folder that the object is of."""
+    """A descriptor for a file or folder with a fixed name in the folder of its object."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,7 +35,7 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
-    """attempts/0001/: one allocation of the run."""
+    """The folder attempts/0001/: one allocation of the run."""
 
     path: Path
     number: int
@@ -42,20 +43,20 @@ class AttemptDir:
     intent = NamedFile("token.json")
     plan = NamedFile("plan.json")  # only where it is not the one before's: after `resume --set` or `--on`
     handle = NamedFile("handle.json")
-    started = NamedFile("started")  # made with O_EXCL by whoever carries the attempt out: there is only one
+    started = NamedFile("started")  # made with O_EXCL by the one process that runs the attempt
     endpoint = NamedFile("coordinator.json")
     exits = NamedFile("exits.jsonl")
     end = NamedFile("exit.json")
-    role_end = NamedFile("role-exit.json")  # how the run's own role ended, where the run continues without it it
+    role_end = NamedFile("role-exit.json")  # how the run's own role ended, where the run continues without it
     stop = NamedFile("stop.json")
     due = NamedFile("due")  # in a pool, of a run of several programs: there once the ranks of its own role may start
     drain = NamedFile("drain.json")
-    drain_lock = NamedFile(".drain-lock")  # held by whoever adds to it
+    drain_lock = NamedFile(".drain-lock")  # held while it is changed
     released = NamedFile("released")  # there once a person has let a held attempt go
     seen = NamedFile("seen.json")  # the cluster's last answer
     site = NamedFile("site.json")  # which of the clusters of its kind the attempt was handed to
-    job_lock = NamedFile(".job-lock")  # held as long as somebody may be handing the attempt over
-    others_log = NamedFile("others.log")  # what the program that starts agents on other machines says
+    job_lock = NamedFile(".job-lock")  # held while a process may be handing the attempt over
+    others_log = NamedFile("others.log")  # output of the program that starts agents on other machines
     supervisor_log = NamedFile("keeper.log")
     messenger_log = NamedFile("messenger.log")
     coordinator_log = NamedFile("coordinator.log")  # of a coordinator that is no part of an agent
@@ -70,6 +71,7 @@ class AttemptDir:
     hosts = NamedFile("hosts.json")  # where the attempt's hosts are, and what its run directory is there
 
     def node(self, index: int) -> Path:
+        """Return the folder of a node's files."""
         return self.path / f"node-{index:02d}"
 
     def node_started(self, index: int) -> Path:
@@ -77,21 +79,25 @@ class AttemptDir:
         return self.node(index) / "started"
 
     def agent(self, index: int) -> Path:
+        """Return the record of the node's agent."""
         return self.node(index) / "agent.json"
 
     def node_exits(self, index: int) -> Path:
-        """Return the file of the ranks that finished there, as its agent saw them end, in case the coordinator dies
-        before recording it.
+        """Return the file with the ends of the node's ranks that finished, as its agent saw them, in case the
+        coordinator dies before recording them.
         """
         return self.node(index) / "exits.jsonl"
 
     def agent_log(self, index: int) -> Path:
+        """Return the log of the node's agent."""
         return self.node(index) / "agent.log"
 
     def node_supervisor_log(self, index: int) -> Path:
+        """Return the log of the node's own supervisor."""
         return self.node(index) / "keeper.log"
 
     def zygote_log(self, index: int) -> Path:
+        """Return the log of the node's zygote."""
         return self.node(index) / "zygote.log"
 
     def health_log(self, index: int, device: str) -> Path:
@@ -138,7 +144,7 @@ def debug_socket(progress: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class BatchDir:
-    """<runs root>/.batch-<submit_token>/: several runs that were handed to a cluster as one job."""
+    """The folder <runs root>/.batch-<submit_token>/: several runs that were handed to a cluster as one job."""
 
     path: Path
 
@@ -149,7 +155,7 @@ class BatchDir:
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """One run's folder."""
+    """The folder of one run."""
 
     path: Path
 
@@ -164,7 +170,7 @@ class RunDir:
     attempts = NamedFile("attempts")
     avoided = NamedFile("avoided.json")  # nodes that were lost and are not used again for a while
     asked_back = NamedFile(".asked-back")  # touched when hosts that were lost are asked to take part again
-    gone = NamedFile("gone.json")  # hosts whose word nobody waits for any more
+    gone = NamedFile("gone.json")  # hosts whose answers are no longer waited for
     events = NamedFile("events.jsonl")
     state = NamedFile("state.json")
     logs = NamedFile("logs")
@@ -177,32 +183,37 @@ class RunDir:
 
     @property
     def id(self) -> RunId:
+        """Return the run's id, the folder's name."""
         return parse_run_id(self.path.name)
 
     def attempt(self, number: int) -> AttemptDir:
+        """Return the folder of the attempt with this number."""
         return AttemptDir(self.attempts / f"{number:04d}", number)
 
     def generation_logs(self, attempt: int, generation: int) -> Path:
+        """Return the folder of the logs of a generation's ranks."""
         return self.logs / f"a{attempt:04d}.g{generation:04d}"
 
     def rank_log(self, attempt: int, generation: int, rank: int) -> Path:
+        """Return the log of a rank in this generation."""
         return self.generation_logs(attempt, generation) / f"rank-{rank:05d}.log"
 
     def reported(self, attempt: int, node: int) -> Path:
-        """Return the file of what the ranks of a node report, step by step."""
+        """Return the file with what the ranks of a node report, step by step."""
         return self.metrics / f"reported.n{node:03d}.a{attempt:04d}.jsonl"
 
     def system(self, attempt: int, node: int) -> Path:
-        """Return the file of what a node's machine and ranks used, sample by sample, as metrics."""
+        """Return the file with what a node's machine and ranks used, sample by sample, as metrics."""
         return self.metrics / f"system.n{node:03d}.a{attempt:04d}.jsonl"
 
     def environment(self, attempt: int, node: int) -> Path:
-        """Return the file that describes the environment of a node's ranks; it lies beside their reports because it
-        is fetched in the same way.
+        """Return the file that describes the environment of a node's ranks; it is beside their reports because
+        it is fetched in the same way.
         """
         return self.metrics / f"environment.n{node:03d}.a{attempt:04d}.jsonl"
 
     def setup_log(self, attempt: int, node: int) -> Path:
+        """Return the log of the user's setup on a node."""
         return self.logs / f"a{attempt:04d}.setup" / f"node-{node:02d}.log"
 
 
@@ -219,7 +230,7 @@ def parse_log_file(name: str) -> int | None:
 
 
 def times_of(log: Path) -> Path:
-    """Return the file beside a rank's log that says when which byte was written, for the merged view (lines `unix_ms
+    """Return the file beside a rank's log with the times at which it grew, for the merged view (lines `unix_ms
     offset`).
     """
     return log.with_suffix(".times")

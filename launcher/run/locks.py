@@ -1,4 +1,4 @@
-"""One at a time: a file that is locked by whoever does what must be done once, and free again when that one is gone."""
+"""Lock files: one process at a time does what must be done once, and the lock is free when that process has exited."""
 
 import errno
 import fcntl
@@ -15,9 +15,11 @@ _OPEN = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, optional: bool = False) -> Iterator[int | None]:
-    """Hold the lock; None where somebody else does. A child that inherits it holds it as long as it lives.
+    """Hold the lock in the body, or yield None if another process holds it; a child that inherits the descriptor holds
+    it as long as it lives.
 
-    `optional`: on a file system without locks it is done without: two that race within microseconds may pass.
+    With `optional` a file system without locks is accepted: two processes that race within microseconds may then both
+    pass.
     """
     fd = patiently(lambda: os.open(path, _OPEN, 0o600))
     try:

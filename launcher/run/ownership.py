@@ -1,6 +1,4 @@
-"""Whose a folder is, and who could put something else in its place: nothing is kept, and nothing taken for ours, where
-another user could.
-"""
+"""Check who owns a folder and who could replace it: nothing is stored or trusted where another user could change it."""
 
 import os
 import stat
@@ -24,7 +22,7 @@ def own_part(common: Path) -> Path:
 
 
 def is_ours_alone(folder: Path) -> bool:
-    """Return whether this is a folder, not a link, that nobody else owns or can write to."""
+    """Return whether this is a folder, not a link, that no other user owns or can write to."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and _is_ours_alone(status)
 
@@ -32,11 +30,11 @@ def is_ours_alone(folder: Path) -> bool:
 def refuse_exposed(
     path: Path, about: str, *hints: str, below: Path = Path("/"), owners: Collection[int] | None = ()
 ) -> None:
-    """Raise BadInput if another user could take the folder at this path away or write into it.
+    """Raise BadInput if another user could remove or replace the folder at this path, or write into it.
 
-    That is so where one of the folders above it and below `below`, of all those too that links on the way lead through,
-    is not ours, root's or one of these owners'; or can be written to by others and is not sticky. Without owners anyone
-    may own them and let a group write to them, as a folder has it that a container was given from outside.
+    That is possible if a folder above it and below `below`, links on the way included, is owned by another than this
+    user, root or one of these owners, or can be written to by others and is not sticky. If `owners` is None, any user
+    may own these folders and let a group write to them, as in a container whose folder was given from outside.
     """
     trusted = None if owners is None else {0, os.geteuid(), os.stat("/").st_uid, *owners}  # of /: as a container has it
     if problem := _problem_of(Path(os.path.abspath(path)), Path(os.path.abspath(below)), trusted):
@@ -44,7 +42,9 @@ def refuse_exposed(
 
 
 def refuse_strangers(path: Path, shown: str, says: str) -> None:
-    """Raise BadInput if somebody else can write a file of the user's that `says` what decides much."""
+    """Raise BadInput if the file is another user's or others can write it; `says` ends the message with why
+    that matters.
+    """
     try:
         status = path.stat()
     except OSError as error:
@@ -57,10 +57,12 @@ def refuse_strangers(path: Path, shown: str, says: str) -> None:
 
 
 def _is_ours_alone(status: os.stat_result) -> bool:
+    """Return whether this user owns it and no other can write to it."""
     return status.st_uid == os.geteuid() and not _open_to_others(status)
 
 
 def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str:
+    """Return which folder on the way another user could change, and how, or ""."""
     at, left, links = Path(os.path.realpath(below)), list(path.relative_to(below).parts), 0
     open_to_others = False
     while left:
@@ -85,16 +87,18 @@ def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str
 
 
 def _open_to_others(status: os.stat_result) -> bool:
+    """Return whether others may write to it and it is not sticky."""
     if not status.st_mode & stat.S_IWGRP or _is_private(status.st_gid):
         return bool(status.st_mode & stat.S_IWOTH)
     return True
 
 
 def _is_private(group: int) -> bool:
-    r"""Return whether no other user is in this group. Many systems give each user a group of the same name and let it
-    write to what the user makes. With a directory service one of both names may have the domain: LAB\alice,
-    alice@lab. launcher.places.ssh.probe_there repeats this, because it runs where nothing of the launcher is
-    installed.
+    """Return whether no other user is in this group.
+
+    Many systems give each user a group of the same name and let it write to what the user makes. With a directory
+    service one of both names may have the domain: LAB\alice, alice@lab. launcher.places.ssh.probe_there repeats this,
+    because it runs where nothing of the launcher is installed.
     """
     import grp  # late: only a folder that a group can write to needs it
     import pwd  # late: only such a group needs it
@@ -110,10 +114,12 @@ def _is_private(group: int) -> bool:
 
 
 def _without_domain(name: str) -> str:
+    """Return a user's name without its domain."""
     return name.rpartition("\\")[2].partition("@")[0]
 
 
 def _user() -> str:
+    """Return the user's name, or the user id if it has none."""
     import pwd  # late: only what is shared needs it
 
     try:

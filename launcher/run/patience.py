@@ -24,8 +24,8 @@ _patient = threading.local()
 
 @contextlib.contextmanager
 def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Let this thread wait for disks in the body. The start of each wait is written to stderr, its end to `note` or
-    stderr.
+    """Let this thread wait for disks in the body; the start of each wait is written to stderr, its end passed
+    to `note` or written to stderr.
     """
     _patient.note = note or say
     try:
@@ -35,8 +35,9 @@ def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[Non
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """Return the result of `act`, repeating it while a disk is the reason for its failure, if this thread waits for
-    disks. So `act` must be safe to repeat after it was done in part or whole.
+    """Return the result of `act`, repeated while a disk is the reason for its failure, if this thread waits for disks.
+
+    So `act` must be safe to repeat after it was done in part or whole.
     """
     note = getattr(_patient, "note", None)
     since, problem = time.monotonic(), ""

@@ -1,7 +1,7 @@
-"""Finding and ending processes that are provably ours: by descent, by tag, never by a bare pid.
+"""Find and end processes that provably belong to a run: by descent, by tag, never by a bare pid.
 
-A signal goes through a pidfd, taken first and checked second, so that a pid that was given to a stranger in between
-is never hit.
+A signal goes through a pidfd, taken first and checked second, so that it never reaches another process that got the pid
+in between.
 """
 
 import contextlib
@@ -57,6 +57,7 @@ def die_with(parent: int) -> None:
 
 
 def _prctl(option: int, value: int, name: str) -> None:
+    """Call prctl; raise OSError if it fails."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({name})")
 
@@ -96,6 +97,7 @@ def core_dumps_as_before() -> Iterator[None]:
 
 
 def _set(kind: int, soft: int) -> None:
+    """Set a soft limit, and remember the user's."""
     now, hard = resource.getrlimit(kind)
     _before.setdefault(kind, now)
     if kind == resource.RLIMIT_CORE and hard != resource.RLIM_INFINITY:
@@ -116,7 +118,7 @@ def open_process(pid: int) -> int | None:
 
 
 def signal_process(process: ProcessId, number: int) -> bool:
-    """Send a signal to exactly this process; False where it is gone."""
+    """Send a signal to exactly this process; return False if it is gone."""
     handle = open_process(process.pid)
     if handle is None:
         return False
@@ -147,7 +149,7 @@ def tagged(run_dir: str, uid: int) -> list[int]:
 
 
 def tagged_of_run(run_dir: Path, uid: int) -> list[int]:
-    """Return such processes of the run and of its roles beside the main one, each with a run directory of its own."""
+    """Return all processes of this user that are tagged with the run's directory or that of one of its other roles."""
     roles = RunDir(run_dir).roles
     folders = [run_dir, *(roles.iterdir() if roles.is_dir() else ())]
     found = tagged_any([str(folder) for folder in folders], uid)
@@ -155,7 +157,7 @@ def tagged_of_run(run_dir: Path, uid: int) -> list[int]:
 
 
 def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
-    """Return such processes for each of several run directories, in one pass over /proc."""
+    """Return, for each of several run directories, the processes tagged with it, in one pass over /proc."""
     wanted = {f"{TAG}={one}".encode(): one for one in run_dirs}
     found: dict[str, list[int]] = {one: [] for one in run_dirs}
     for pid in pids():
@@ -192,8 +194,9 @@ def _has_none(pid: int) -> bool:
 
 
 def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[list[ProcessId], list[ProcessId]]:
-    """Send SIGKILL to whatever `find` finds until it finds nothing; return what ended and what did not. This is
-    repeated because a process may fork between the search and the kill.
+    """Send SIGKILL to whatever `find` returns until that is nothing; return what ended and what did not.
+
+    This is repeated because a process may fork between the search and the kill.
     """
     ended: dict[ProcessId, None] = {}
     deadline = time.monotonic() + timeout_s
@@ -208,6 +211,7 @@ def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[lis
 
 
 def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
+    """Kill these processes and wait for their ends; return False at the deadline."""
     handles: dict[int, ProcessId] = {}
     try:
         for target in targets:
@@ -225,6 +229,7 @@ def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
 
 
 def _send(handle: int, number: int) -> None:
+    """Send a signal to the process, unless it is gone."""
     try:
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
@@ -250,7 +255,7 @@ def _wait_for(handles: list[int], deadline: float) -> bool:
 
 
 def give_up(pid: int, *, first: bool) -> None:
-    """Have the kernel's OOM killer choose this process first, or, if not `first`, no sooner than the caller."""
+    """Make the kernel's OOM killer choose this process first, or, if not `first`, no sooner than the caller."""
     with contextlib.suppress(OSError):  # it is gone, or who runs us has forbidden it
         with open("/proc/self/oom_score_adj") as file:
             usual = file.read()
@@ -280,6 +285,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def _state(pid: int) -> bytes:
+    """Return the state letter of the process, or b"" if it is gone."""
     words = _stat(pid)
     return words[0] if words else b""
 
@@ -299,6 +305,7 @@ def io_counts(pid: int) -> dict[bytes, int]:
 
 
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
+    """Yield the processes below `root`, entering only those for which `enter` returns True."""
     children = _children_by_parent()
     stack = [root]
     while stack:
@@ -309,6 +316,7 @@ def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
 
 
 def _children_by_parent() -> dict[int, list[int]]:
+    """Return the children of every process."""
     children: dict[int, list[int]] = {}
     for pid in pids():
         fields = _stat(pid)
@@ -325,8 +333,8 @@ def pids() -> Iterator[int]:
 
 
 def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: Callable[[], bool]) -> bool:
-    """Return whether a child that leads a session ends by itself, in time and before it has written too much; if not,
-    kill its process group.
+    """Return whether a child that leads a session ends by itself, in time and before it has written too much;
+    if not, kill its process group.
     """
     end = os.pidfd_open(child.pid)  # readable when it ends: no step of a polling loop is lost on a quick one
     deadline = time.monotonic() + limit_s
@@ -344,6 +352,7 @@ def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: 
 
 
 def _readable(handle: int, timeout_s: float) -> bool:
+    """Return whether the process has ended within this time."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))

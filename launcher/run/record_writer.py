@@ -1,4 +1,6 @@
-"""The coordinator's pen: one thread that makes its records durable, in order, so that no disk stalls the wire."""
+"""Write the coordinator's records durably and in order, in a thread of its own, so that no disk stalls its
+connections.
+"""
 
 import queue
 import threading
@@ -17,7 +19,7 @@ from launcher.states import Cause
 
 @dataclass(frozen=True, slots=True)
 class KeptHang:
-    """The reports on one hang of this attempt."""
+    """The report of one hang of this attempt, to be written."""
 
     number: int
     report: HangReport
@@ -25,7 +27,7 @@ class KeptHang:
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd:
-    """How the run's own role ended in this attempt, which goes on with the other roles."""
+    """The end of the run's main role in this attempt, which continues with the other roles."""
 
     end: AttemptEnd
 
@@ -34,15 +36,16 @@ _Entry = Event | RankExit | RunState | AttemptEnd | KeptHang | RoleEnd
 
 
 class RecordWriter:
-    """`write` returns at once. While the disk takes nothing the entries wait; `state_waits`: a state is among them.
+    """Writes records in a thread: `write` returns at once, and while the disk refuses entries they wait; `state_waits`
+    is True if a state is among them.
 
     After the first other failure, such as a newer attempt, nothing more is written and `failed` is called, once, from
     the writer's thread.
     """
 
     def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None], lease_s: float) -> None:
-        """Start the thread that writes records; one that takes longer than `lease_s` to reach the disk is reported
-        once.
+        """Start the thread that writes records; one that takes longer than `lease_s` to reach the disk is
+        reported once.
         """
         self._lease_s, self._told, self._waited = lease_s, False, False
         self._run = run
@@ -55,6 +58,7 @@ class RecordWriter:
         self._thread.start()
 
     def write(self, entry: _Entry) -> None:
+        """Queue an entry to be written."""
         if isinstance(entry, RunState):
             self.state_waits = True
         self._entries.put(entry)
@@ -65,6 +69,7 @@ class RecordWriter:
         self._thread.join()
 
     def _work(self) -> None:
+        """Write the queued entries until closed."""
         with waiting_for_disks(self._note):
             while (entry := self._entries.get()) is not None:
                 try:
@@ -84,10 +89,12 @@ class RecordWriter:
             self._note(f"{took}: what others read of the run is late; a longer recovery.lease or another disk helps")
 
     def _note(self, text: str) -> None:
+        """Append an event of the coordinator about its disk."""
         self._waited = True
         append_line(self._run.events, Event(time.time(), self._attempt.number, "disk", text, cause=Cause.DISK))
 
     def _put(self, entry: _Entry) -> None:
+        """Write one entry to its file."""
         match entry:
             case Event():
                 append_line(self._run.events, entry)

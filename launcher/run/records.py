@@ -10,7 +10,7 @@ from launcher.states import LOCAL, Cause, ErrorKind, State
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """Names one process for good: a pid alone may belong to a stranger by now."""
+    """The identity of a process, as a pid alone may belong to another process by now."""
 
     host: str
     boot_id: str
@@ -26,7 +26,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
-    """labels.json: what people say of a run; nothing of ours depends on it."""
+    """labels.json: a run's name, tags and note by its user; the launcher itself ignores them."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -34,7 +34,9 @@ class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """attempts/0001/token.json: on disk before the cluster is asked for anything."""
+    """attempts/0001/token.json: why and by whom the attempt was opened; on disk before the cluster is asked for
+    anything.
+    """
 
     attempt: int
     token: str  # 64 hex digits; the secret that agents prove to each other
@@ -61,17 +63,20 @@ class Handle(msgspec.Struct, frozen=True):
     path: str = ""  # and its folder there
 
     def run_there(self) -> RunId | None:
+        """Return the run's id on the login node, or None."""
         return parse_run_id(self.run) if self.run else None
 
 
 class Site(msgspec.Struct, frozen=True):
-    """attempts/0001/site.json: on disk before a job is: ids of one Slurm cluster say nothing to another."""
+    """attempts/0001/site.json: the cluster that the job is handed to, on disk before that, as job ids are only
+    valid on one.
+    """
 
     cluster: str  # as its controller calls it
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """attempts/0001/seen.json: what the cluster said of the attempt's job when it was last asked and answered."""
+    """attempts/0001/seen.json: the cluster's last answer about the attempt's job."""
 
     phase: str  # queued, running, ending, ended, unknown; gone: the cluster knows of no such job
     word: str  # the cluster's own, such as PENDING
@@ -81,12 +86,12 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     starts_at: float | None = None  # the cluster's own estimate
     ended_as: State | None = None  # ended: what that means where the job left no word of its own
     cause: Cause | None = None
-    said_by: str = ""  # what people call whoever said so
+    said_by: str = ""  # name of the machine or program that answered
     silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """One entry of avoided.json: a node that was lost, and is not used again before that moment."""
+    """One entry of avoided.json: a node that was lost, and is not used again before `until`."""
 
     host: str
     evidence: str
@@ -96,7 +101,7 @@ class Exclusion(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """One entry of gone.json: a person's word that a host of these attempts, and of those before, is gone for good."""
+    """One entry of gone.json: a host that a user has given up for this attempt and those before."""
 
     host: str
     attempt: int
@@ -111,7 +116,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
-    """attempts/0001/node-00/agent.json."""
+    """attempts/0001/node-00/agent.json: the address and process of a node's agent."""
 
     node: int
     address: str
@@ -142,14 +147,14 @@ class RankProcess(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """One exception of a traceback; those that others came from are in it too."""
+    """One exception of a traceback; its causes have entries of their own."""
 
     line: str  # "torch.distributed.DistBackendError: NCCL error in ..."
     module: str = ""  # of the innermost frame that is not the standard library's; "": not known
 
 
 class RankExit(msgspec.Struct, frozen=True):
-    """One line of attempts/0001/exits.jsonl: how a rank process ended, and what the node knows of why."""
+    """One line of attempts/0001/exits.jsonl: how a rank process ended, and what its node knows of the reason."""
 
     generation: int
     rank: int
@@ -178,14 +183,14 @@ class RankExit(msgspec.Struct, frozen=True):
 
 
 class NotFinite(msgspec.Struct, frozen=True):
-    """A reported number that is none any more."""
+    """A reported number that is NaN or infinite."""
 
     value: Literal["NaN", "Infinity", "-Infinity"]
     since: int | None = None  # the step at which it became so
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The first failing rank: what a user wants to see first."""
+    """The summary of a failure: the rank that failed first, the cause, and the end of its log."""
 
     cause: Cause
     summary: str  # one line
@@ -201,6 +206,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class NodeState(msgspec.Struct, frozen=True):
+    """One node in state.json."""
+
     node: int
     address: str
     state: str  # waiting, up, spare, drained, unknown, lost, unfit; of a run that has ended: left
@@ -210,6 +217,8 @@ class NodeState(msgspec.Struct, frozen=True):
 
 
 class RankState(msgspec.Struct, frozen=True):
+    """One rank in state.json."""
+
     rank: int
     node: int
     pid: int | None
@@ -222,7 +231,7 @@ _Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class GpuLoad(msgspec.Struct, frozen=True):
-    """Use of one GPU of a node, by any process."""
+    """The use of one GPU of a node, by any process."""
 
     index: _Amount  # as the driver counts them
     memory: _Amount  # bytes in use
@@ -261,7 +270,7 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """state.json: the coordinator's last word, or the supervisor's where the coordinator could not have one."""
+    """state.json: the run's newest state, written by the coordinator, or by the supervisor if there is none."""
 
     run: str
     name: str
@@ -309,7 +318,7 @@ TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is what was told, `eviden
 
 
 class AttemptEnd(msgspec.Struct, frozen=True):
-    """attempts/0001/exit.json: how the attempt ended. Where it is missing, the attempt has not ended or was lost."""
+    """attempts/0001/exit.json: how the attempt ended; if it is missing, the attempt has not ended or was lost."""
 
     state: State  # succeeded, failed, cancelled; queued: the cluster is to start another attempt
     cause: Cause | None
@@ -321,7 +330,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
 
 
 class StopRequest(msgspec.Struct, frozen=True):
-    """attempts/0001/stop.json: somebody wants the attempt to end; on disk before any signal is sent."""
+    """attempts/0001/stop.json: a request to end the attempt; on disk before any signal is sent."""
 
     kind: str  # cancel; preempt and limit: another attempt is to follow
     at: float
@@ -329,14 +338,14 @@ class StopRequest(msgspec.Struct, frozen=True):
 
 
 class MoveRequest(msgspec.Struct, frozen=True):
-    """The ranks of a node are to be on another one."""
+    """A request to move the ranks of a node to another one, or to any."""
 
     node: int
     to: int | None = None  # None: on any spare
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
-    """attempts/0001/drain.json: which nodes people want without ranks."""
+    """attempts/0001/drain.json: the nodes that are to have no ranks, and requested moves."""
 
     nodes: tuple[int, ...] = ()  # for good
     why: dict[int, str] = {}  # of those of whom somebody else says so: the scheduler's words
@@ -344,7 +353,7 @@ class DrainRequest(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of events.jsonl."""
+    """One line of events.jsonl: what happened, when, and its cause and evidence."""
 
     at: float
     attempt: int

@@ -25,7 +25,8 @@ class _Submitted(msgspec.Struct, frozen=True):
 
 def runs_root(project: Path, *, create: bool = False) -> Path:
     """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in it, which git is told to ignore.
-    In a folder that users share, each has one of their own. Raise BadInput if others could put their code in it.
+
+    In a folder that users share, each user has one of their own. Raise BadInput if others could put their code in it.
     """
     named = os.environ.get("LAUNCH_RUNS")
     common = Path(named).absolute() if named else project / ".launch" / "runs"
@@ -52,7 +53,7 @@ def runs_root(project: Path, *, create: bool = False) -> Path:
 
 
 def hide_from_git(folder: Path) -> None:
-    """Have git ignore everything in this folder."""
+    """Make git ignore everything in this folder."""
     if not (ignore := folder / ".gitignore").exists():
         write_bytes(ignore, b"*\n")
 
@@ -69,11 +70,12 @@ def variable_of(path: str) -> str | None:
 
 
 def _meet(one: Path, other: Path) -> bool:
+    """Return whether one of the paths is the other or above it."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
-    """Register this id with its folder. Raise FileExistsError if the id is taken."""
+    """Register this id with its folder; raise FileExistsError if the id is taken."""
     folder = _folder()
     make_dir(folder)
     refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
@@ -83,7 +85,7 @@ def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
 
 
 def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
-    """Register all of these runs, or none. Raise FileExistsError if an id is taken."""
+    """Register all of these runs, or none; raise FileExistsError if an id is taken."""
     done = list[RunId]()
     try:
         for run_id, path in runs:
@@ -107,10 +109,12 @@ def is_adopted(path: Path) -> bool:
 
 
 def forget(run_id: RunId) -> None:
+    """Remove the run from the list."""
     (_folder() / run_id).unlink(missing_ok=True)
 
 
 def is_registered(run_id: RunId) -> bool:
+    """Return whether the list has this id."""
     return (_folder() / run_id).is_symlink()
 
 
@@ -187,13 +191,14 @@ def find(ref: str) -> tuple[RunId, Path]:
 
 
 def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
-    """Return the one run that a person has given this name, or None."""
+    """Return the only run that a user has given this name, or None."""
     labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
     found = [one for one, said in labels if said is not None and said.name == ref]
     return found[0] if len(found) == 1 else None
 
 
 def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
+    """Return the run that was submitted last; raise NoSuchRun if there is none."""
     ages = {run_id: _submitted_at(path) for run_id, path in known.items() if path.is_dir()}
     if not ages:
         raise NoSuchRun("there is no run yet", "hint: launch submit FILE")
@@ -214,6 +219,7 @@ def _submitted_at(path: Path) -> float:
 
 
 def _near(ref: str, known: list[RunId]) -> str:
+    """Return a hint: similar ids, or else how to list all runs."""
     import difflib  # late: only a mistake needs it, and every command imports this module
 
     near = difflib.get_close_matches(ref[:100], known, n=3)
@@ -227,4 +233,5 @@ def state_folder() -> Path:
 
 
 def _folder() -> Path:
+    """Return the folder with the list of runs."""
     return state_folder() / "runs"

@@ -1,6 +1,6 @@
-"""Taking away what is over: a run's folder and its name, code that no run was frozen from, names that lead nowhere.
+"""Remove what is over: a run's folder and its id, code that no run was frozen from, ids whose folder is gone.
 
-A folder first gets the name of a draft: who is killed on the way leaves nothing that looks like a run.
+A folder is first renamed to a draft, so that a process that is killed on the way leaves nothing that looks like a run.
 """
 
 import contextlib
@@ -29,6 +29,8 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class _Frozen(msgspec.Struct, frozen=True):
+    """The digest of frozen code, from plan.json."""
+
     digest: str
 
 
@@ -39,6 +41,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def usage_of(run: RunDir, checkpoints: Path) -> Usage:
+    """Return the disk space that a run takes."""
     return Usage(size_of(run.path), size_of(checkpoints), size_of(run.logs), size_of(run.code))
 
 
@@ -89,7 +92,7 @@ def forget_gone() -> list[RunId]:
 
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
-    """Return the trees in the stores of these folders of runs from which no run there was frozen."""
+    """Return the trees of code that are stored for these folders of runs but that no run in them was frozen from."""
     return [tree for root in roots for tree in unneeded(root / STORE, root)]
 
 

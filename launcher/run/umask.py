@@ -1,4 +1,4 @@
-"""The umask of the person who submits: their ranks have it, while the launcher's own files are for them alone."""
+"""The umask of the submitting user: ranks get it, while the launcher's own files are private to the user."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ _before: int | None = None  # this process's own, before it made its files priva
 
 
 def make_files_private() -> None:
-    """Have this process and its children create files that only their user can read, and remember the umask before."""
+    """Make this process and its children create files that only their user can read, and remember the umask before."""
     global _before  # noqa: PLW0603 - a umask is of the whole process
     found = os.umask(_PRIVATE)
     _before = found if _before is None else _before

@@ -91,7 +91,7 @@ class Replacement:
         """Resume the run, or note why not yet. Raise LaunchError if it cannot be."""
         from launcher.places.kinds import of_kind  # late: of pools alone
         from launcher.places.ssh.run_hosts import places_of  # late: likewise
-        from launcher.places.ssh.submit.report import ask_reports, knowing  # late: likewise
+        from launcher.places.ssh.submit.report import ask_reports, with_the_run  # late: likewise
 
         pool = listed_now(plan)
         if pool is None:
@@ -102,7 +102,7 @@ class Replacement:
         self._why = f"waits until the command of {plan.cluster} names hosts in place of lost ones"
         if not listed - there:
             return
-        reports = knowing(ask_reports(self._run, [place for place in places if place.host.name in listed]))
+        reports = with_the_run(ask_reports(self._run, [place for place in places if place.host.name in listed]))
         over = {one.host for one in reports if one.head.state is not None and one.head.state.ended}
         if not may_replace(state, there, listed, over):
             self._why = "waits for lost hosts, which may go on where they are as long as the command names them"

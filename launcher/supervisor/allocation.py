@@ -43,9 +43,11 @@ class StopSignal:
         self._wakeup, self._attempt, self._before = wakeup, attempt, before
 
     def next_check(self) -> float | None:
+        """Return None, as a signal wakes the supervisor."""
         return None
 
     def to_end(self) -> bool:
+        """Return True once SIGTERM has come, after copying the reason to this attempt."""
         if self._wakeup.stop_asked:
             pass_on_stop(self._before, self._attempt)
         return self._wakeup.stop_asked

@@ -19,7 +19,7 @@ class Strategy:
     """
 
     stands_by = True  # it is started before it is needed, and begins on a message of its starter
-    leaves_with = int(Exit.OK)  # where the run continues without it it
+    leaves_with = int(Exit.OK)  # where the run continues without it
     detached = False  # its starter has detached it already
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:

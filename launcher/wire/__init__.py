@@ -1,1 +1,1 @@
-"""Exchange messages between agents and the coordinator: message types, frames, and network interfaces."""
+"""Messages between agents and the coordinator: message types, frames, and network interfaces."""

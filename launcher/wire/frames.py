@@ -48,21 +48,27 @@ Nonce = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
 class WireError(LaunchError):
-    """The peer broke the protocol, cannot be reached, or is not one of ours."""
+    """The peer broke the protocol, cannot be reached, or did not prove the key."""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The server's first line."""
+
     v: int
     nonce: Nonce
 
 
 class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The client's proof, with its nonce."""
+
     v: int
     nonce: Nonce
     mac: str
 
 
 class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The server's proof."""
+
     mac: str
 
 
@@ -80,7 +86,7 @@ def proof_of(key: bytes, side: str, client: str, server: str, nonces: str) -> st
 
 
 def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
-    """Return the message in a line. Raise WireError."""
+    """Return the message in a line; raise WireError."""
     try:
         return decoder.decode(line)
     except (ValueError, RecursionError) as error:  # ValueError: of msgspec, and of text that is no UTF-8
@@ -94,7 +100,7 @@ def complain(text: str) -> None:
 
 
 class Wire(Generic[In, Out]):
-    """One proved connection: `receive` gives messages in order and None at the end, `send` never blocks."""
+    """One authenticated connection: `receive` returns messages in order and None at the end, `send` never blocks."""
 
     def __init__(
         self,
@@ -108,7 +114,7 @@ class Wire(Generic[In, Out]):
         self.peer = f"{self.address}:{port}"
 
     async def receive(self) -> In | None:
-        """Return the next message, or None if the peer has closed. Raise WireError for an invalid line."""
+        """Return the next message, or None if the peer has closed; raise WireError for an invalid line."""
         try:
             line = await self._reader.readuntil(b"\n")
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
@@ -125,8 +131,8 @@ class Wire(Generic[In, Out]):
         if self.writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.writer.transport.abort()
 
-    async def say(self, message: Out) -> None:
-        """Send one message, and wait as long as the peer is slow. Raise WireError if it is gone."""
+    async def deliver(self, message: Out) -> None:
+        """Send one message, and wait as long as the peer is slow; raise WireError if it is gone."""
         try:
             self.writer.write(msgspec.json.encode(message) + b"\n")
             await self.writer.drain()
@@ -134,17 +140,20 @@ class Wire(Generic[In, Out]):
             raise WireError(f"it is gone: {error}") from error
 
     def complain(self, error: Exception) -> None:
+        """Log that the peer broke the protocol."""
         complain(f"dropped {self.peer}: {error}")
 
     def close(self) -> None:
+        """Close the connection after what was sent."""
         self.writer.close()
 
     def abort(self) -> None:
+        """Close the connection at once."""
         self.writer.transport.abort()
 
 
 class WireServer(Generic[In, Out]):
-    """`serve` is called for each peer that has proved the key. Whatever one does, it harms its own connection only."""
+    """Calls `serve` for each peer that has proved the key; a bad peer harms only its own connection."""
 
     def __init__(
         self,
@@ -166,7 +175,7 @@ class WireServer(Generic[In, Out]):
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int = 0) -> int:
-        """Listen on this address alone, on any port or on that which a process before this one had; return the port."""
+        """Listen only on this address, on any port or on the one that an earlier process had; return the port."""
         self._listening = listening = await _socket_for(address)
         try:
             if port:
@@ -182,6 +191,7 @@ class WireServer(Generic[In, Out]):
         return int(listening.getsockname()[1])
 
     async def close(self) -> None:
+        """Stop listening and end all connections."""
         tasks = {*([self._accepting] if self._accepting else ()), *self._unproved.values(), *self._serving}
         for task in tasks:
             task.cancel()
@@ -191,6 +201,7 @@ class WireServer(Generic[In, Out]):
             self._listening.close()
 
     async def _accept(self, listening: socket.socket) -> None:
+        """Accept connections for ever; of too many unproven ones the oldest is dropped."""
         while True:
             try:
                 peer, _ = listening.accept()  # not by the loop: where it is cancelled, it loses who was let in already
@@ -210,6 +221,7 @@ class WireServer(Generic[In, Out]):
             await asyncio.sleep(0)  # whoever has come may prove itself before the next is let in
 
     async def _attend(self, peer: socket.socket) -> None:
+        """Authenticate one peer and serve it."""
         async with asyncio.timeout(self._handshake_s):
             await _challenge(peer, self._key)
         if len(self._serving) >= self._most_peers:
@@ -225,6 +237,7 @@ class WireServer(Generic[In, Out]):
             wire.close()
 
     def _forget(self, peer: socket.socket, task: "asyncio.Task[None]") -> None:
+        """Forget a connection that has ended, and report an unexpected error of it."""
         self._serving.discard(task)
         if self._unproved.pop(peer, None) is not None:
             peer.close()
@@ -236,7 +249,7 @@ class WireServer(Generic[In, Out]):
 
 
 def handshake_limit_s(peers: int) -> float:
-    """Return how long a handshake may take where so many may come at the same moment."""
+    """Return how many seconds a handshake may take if this many peers may come at the same moment."""
     return HANDSHAKE_S + _HANDSHAKE_OF_A_PEER_S * peers
 
 
@@ -249,9 +262,9 @@ async def dial(
     line_bytes: int = MAX_LINE_BYTES,
     peers: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from the own address, and prove the key to one that proves it too. Raise WireError.
+    """Connect from the own address, and authenticate both sides; raise WireError.
 
-    `peers`: how many may connect there at the same moment.
+    `peers` is how many may connect there at the same moment.
     """
     try:
         async with asyncio.timeout(handshake_limit_s(peers)):
@@ -271,6 +284,7 @@ async def dial(
 
 
 async def _socket_for(address: str) -> socket.socket:
+    """Return a new socket bound to this address."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:  # a name: asked for in a thread, for which a number must not have to wait
@@ -282,6 +296,7 @@ async def _socket_for(address: str) -> socket.socket:
 
 
 async def _readable(listening: socket.socket) -> None:
+    """Wait until the listening socket has a connection."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(listening, ready.set)
@@ -292,6 +307,7 @@ async def _readable(listening: socket.socket) -> None:
 
 
 async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int) -> Wire[In, Any]:
+    """Return the wire on an authenticated socket."""
     try:
         address, port = peer.getpeername()[:2]  # the transport has none to tell of a peer that has reset it by then
         return Wire(await asyncio.open_connection(sock=peer, limit=line_bytes), decoder, (address, port))
@@ -312,6 +328,7 @@ async def _challenge(peer: socket.socket, key: bytes) -> None:
 
 
 async def _prove(peer: socket.socket, key: bytes) -> None:
+    """Prove the key to the server, and check its proof."""
     hello = await _receive_line(peer, _Hello)
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
     nonce, ends = secrets.token_hex(16), (_end(peer.getsockname()), _end(peer.getpeername()))
@@ -322,21 +339,24 @@ async def _prove(peer: socket.socket, key: bytes) -> None:
 
 
 def _check(good: bool, why: str) -> None:
+    """Raise WireError with this text unless `good`."""
     if not good:
         raise WireError(why)
 
 
 def _end(name: tuple[Any, ...]) -> str:
+    """Return an end of the connection as text."""
     address, port = name[:2]
     return f"{address.partition('%')[0]} {port}"  # what follows is this machine's name of an interface
 
 
 async def _tell(peer: socket.socket, words: msgspec.Struct) -> None:
+    """Send one message of the handshake."""
     await asyncio.get_running_loop().sock_sendall(peer, msgspec.json.encode(words) + b"\n")
 
 
 async def _receive_line(peer: socket.socket, kind: type[T]) -> T:
-    """Return one message, reading not a byte beyond its line. Raise WireError."""
+    """Return one message, reading not a byte beyond its line; raise WireError."""
     line = b""
     while not line.endswith(b"\n"):
         piece = await asyncio.get_running_loop().sock_recv(peer, HANDSHAKE_LINE_BYTES - len(line))

@@ -1,4 +1,4 @@
-"""Network interfaces and their addresses, asked of the kernel."""
+"""Network interfaces and their addresses, as the kernel lists them."""
 
 import fcntl
 import ipaddress
@@ -24,7 +24,7 @@ def address_of(interface: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has this address, or None. All of 127.0.0.0/8 belongs to the loopback."""
+    """Return the interface that has this address, or None; all of 127.0.0.0/8 belongs to the loopback."""
     wanted = ipaddress.ip_address(address)
     if wanted.version == 4 and wanted.is_loopback:
         return "lo"
@@ -48,6 +48,7 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def _inet6() -> list[tuple[str, str]]:
+    """Return each interface with one of its IPv6 addresses."""
     try:
         with open(_IF_INET6) as file:
             rows = [line.split() for line in file]

@@ -34,7 +34,7 @@ class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
-    """agent → coordinator, first after the proof, and again after a reconnect."""
+    """agent → coordinator: the first message, also after a reconnect."""
 
     node: int
     address: Name
@@ -60,7 +60,7 @@ class Leads(msgspec.Struct, frozen=True, tag="leads", tag_field="t"):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
-    """agent → coordinator: this node's ranks run."""
+    """agent → coordinator: this node's ranks have been started."""
 
     node: int
     generation: int
@@ -69,7 +69,7 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
 
 
 class SlowRank(msgspec.Struct, frozen=True, array_like=True):
-    """One that all others wait for, by what ranks tell each other."""
+    """A rank that all others wait for, as ranks measure it together."""
 
     rank: Count
     own_s: float  # what its own work takes of each step
@@ -109,7 +109,7 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
-    """agent → coordinator: alive, once a second, sooner where a rank has news."""
+    """agent → coordinator: the agent is alive; sent once a second, sooner when a rank has reported something."""
 
     node: int
     seq: Count
@@ -143,10 +143,12 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
-    """agent → coordinator: this node cannot run ranks. `setup`: the user's setup failed, or
-    (without a log) their interpreter cannot run them; `disk`: there is no room now,
-    or it does not take what is written; `unfit`: a device did not do what it should; `port`: another program has
-    the port of one of its ranks; else our own fault."""
+    """agent → coordinator: this node cannot run ranks.
+
+    `setup`: the user's setup failed, or (without a log) their interpreter cannot run them; `disk`: it is full or
+    refuses writes; `unfit`: a device failed its check; `port`: another program has the port of one of its ranks; else
+    the launcher's own fault.
+    """
 
     node: int
     setup: bool
@@ -157,12 +159,13 @@ class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
     port: bool = False
 
     def __post_init__(self) -> None:
+        """Cut the text to what the wire allows."""
         if not _LOG.fullmatch(self.log or ""):
             raise ValueError("the log of a node is inside the run's folder of logs")
 
 
 class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
-    """agent → coordinator: what this node's ranks are to load could not be brought here; none was started."""
+    """agent → coordinator: the checkpoint that this node's ranks load could not be fetched; none was started."""
 
     node: int
     generation: int
@@ -170,7 +173,9 @@ class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
 
 
 class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="t"):
-    """agent → coordinator: there were checkpoints, and none is whole on the nodes that are here. No rank is started."""
+    """agent → coordinator: there were checkpoints, and none is whole on the nodes that are present. No rank is
+    started.
+    """
 
     node: int
     generation: int
@@ -178,8 +183,9 @@ class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
-    """agent → coordinator: another node has a copy of this node's files of that checkpoint; or this node has one in
-    its memory of what the node before it in the ring has there."""
+    """agent → coordinator: another node has a copy of this node's files of that checkpoint, or this node has
+    one of the snapshot of the node before it in the ring.
+    """
 
     node: int
     generation: int
@@ -187,9 +193,9 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """agent → coordinator: its ranks have ended, and nothing of theirs waits for a copy elsewhere.
+    """agent → coordinator: its ranks have ended, and none of their files waits for a copy elsewhere.
 
-    `problem`: why there is none of the newest.
+    `problem` is why the newest has no copy, or "".
     """
 
     node: int
@@ -198,7 +204,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
-    """agent → coordinator: a line for the run's events."""
+    """agent → coordinator: an event for `events.jsonl`."""
 
     node: int
     kind: Literal[
@@ -227,9 +233,9 @@ class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered", tag_field="t"):
-    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look that asks only that.
+    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look that asks only for that.
 
-    `asked_at` and `answered_at` are by the node's clock, as those times are: they tell how far it is ahead.
+    `asked_at` and `answered_at` are by the node's clock, as the reported times are, and show its offset.
     """
 
     node: int
@@ -241,14 +247,14 @@ class Entered(msgspec.Struct, frozen=True, tag="entered", tag_field="t"):
 
 
 class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"):
-    """agent → coordinator: this node's kernel tells of a device that fails, while its ranks still run."""
+    """agent → coordinator: this node's kernel log reports a failing device, while its ranks still run."""
 
     node: int
     text: Text
 
 
 class HostLeaves(msgspec.Struct, frozen=True, tag="host_leaves", tag_field="t"):
-    """agent → coordinator: by `notice` of the spec this node's host is about to go, as `text` says; "": no longer."""
+    """agent → coordinator: this node's host is about to leave, as `text` says; "" if it stays after all."""
 
     node: int
     text: Text
@@ -275,7 +281,7 @@ class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
 
 
 class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
-    """coordinator → agent: look at what the ranks of this generation are doing, then answer with a Looked for each."""
+    """coordinator → agent: inspect the ranks of this generation, then answer with a Looked for each."""
 
     generation: int
     number: Count
@@ -306,7 +312,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
 class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_field="t"):
     """coordinator → agent: a new generation in which this node has ranks again, some of them in the same processes.
 
-    The others are forked. Where nodes before this one are gone for good, its ranks have other numbers from now on.
+    The others are forked. If nodes before this one are gone for good, its ranks have other numbers from now on.
     Answered by Started, as a Start is.
     """
 
@@ -316,7 +322,9 @@ class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
-    """coordinator → agent: rank 0 is there, fork yours. One that looks for it too early tries again much later."""
+    """coordinator → agent: rank 0 has been forked, fork yours; a rank that looks for it too early retries only
+    much later.
+    """
 
     generation: int
 
@@ -324,8 +332,8 @@ class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
 class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
     """coordinator → agent: end every process of this generation, then answer Stopped.
 
-    grace_s 0: SIGKILL at once. Else SIGTERM to each rank process alone, then SIGKILL to all that is left.
-    `hung`: ranks whose stacks are to be dumped into their logs first.
+    grace_s 0: SIGKILL at once. Else SIGTERM to each rank process alone, then SIGKILL to all that is left. `hung`: ranks
+    whose stacks are to be dumped into their logs first.
     """
 
     generation: int
@@ -334,7 +342,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
-    """coordinator → agent: renews the agent's lease as of when it sent that heartbeat."""
+    """coordinator → agent: the heartbeat is answered; the agent's lease begins when it was sent."""
 
     seq: int
 

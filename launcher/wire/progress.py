@@ -37,7 +37,7 @@ _MAX_STEP = 1 << 53
 
 
 class ExceptionReport(msgspec.Struct, frozen=True):
-    """An exception that nobody caught, as the rank's starter tells of it, or as the log ends."""
+    """An uncaught exception, as the rank's starter reports it, or as the log ends."""
 
     line: str = ""
     where: str = ""
@@ -45,7 +45,7 @@ class ExceptionReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One line of a rank, as far as it has a meaning."""
+    """One line of a rank, with those of its fields that have a meaning."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -53,7 +53,7 @@ class Report(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
     asked_to_stop: bool = False
     called_exit: bool = False  # it calls sys.exit, or argparse does: its starter says so
-    start_failed: str = ""  # why it could not become the rank: its starter says so
+    start_failed: str = ""  # why it could not become the rank, as its starter reports
     done: bool | None = None  # false: there is more to do after all
     exception: ExceptionReport | None = None
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Reports of one rank so far."""
+    """What one rank has reported so far."""
 
     def __init__(self, keep: Callable[[int, Mapping[str, float]], None] | None = None) -> None:
         """Start without reports; `keep` is called with each report that has metrics, and its step."""
@@ -98,7 +98,7 @@ class Progress:
         self.dropped_lines = 0
 
     def take(self, line: bytes) -> bool:
-        """Record one line, and return False if it is not understood."""
+        """Record one line, and return False if it is malformed."""
         try:
             words = _words(line)
             report = converted(words, Report)
@@ -116,7 +116,7 @@ class Progress:
         return True
 
     def go_on(self) -> None:
-        """Reset for a process of a new generation, which has reported nothing yet."""
+        """Reset for a process that belongs to a new generation, and has reported nothing in it yet."""
         self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
         self.reported = False
 
@@ -126,6 +126,7 @@ class Progress:
         return 0 if self.step is None or self._began is None else self.step - self._began
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
+        """Record the fields of a report."""
         self.step = report.step if report.step is not None else self.step
         self._began = self.step if self._began is None else self._began
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
@@ -165,6 +166,7 @@ class Progress:
                 yield name, number
 
     def _measure(self, name: str, number: float) -> None:
+        """Record the newest value of a metric."""
         began = self.not_finite.pop(name, None)
         if isfinite(number):
             self.metrics[name] = number
@@ -174,6 +176,7 @@ class Progress:
 
 
 def _words(line: bytes) -> dict[str, object]:
+    """Return the JSON object in a line; raise an error if there is none."""
     try:
         return msgspec.json.decode(line, type=dict[str, object])
     except msgspec.DecodeError:
@@ -201,6 +204,7 @@ def _name_of(number: float) -> Literal["NaN", "Infinity", "-Infinity"]:
 
 
 def _is_step(value: int | None) -> bool:
+    """Return whether the value can be a step."""
     return value is None or 0 <= value <= _MAX_STEP
 
 
@@ -220,7 +224,7 @@ class ProgressPipe:
         asyncio.get_running_loop().add_reader(self._fd, self.drain)
 
     def drain(self) -> None:
-        """Read and record what is there now."""
+        """Read and record all lines that are there now."""
         heard = False
         while True:
             try:
@@ -237,7 +241,7 @@ class ProgressPipe:
             self._on_report()
 
     def close(self) -> None:
-        """Drain a last time and take the FIFO away; once, for a rank whose end is heard after all was closed."""
+        """Drain a last time and delete the FIFO; may be called again."""
         if self._closed:
             return
         self._closed = True

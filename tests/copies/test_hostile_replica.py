@@ -251,7 +251,7 @@ async def asked(pool, request, bound_s=0.02):
     server = pool.server(0)
     wire = await dial(server.address, server.port, "127.0.0.9", KEY, msgspec.json.Decoder(), LINE_BYTES)
     try:
-        await wire.say(request)
+        await wire.deliver(request)
         async with asyncio.timeout(bound_s):
             return await wire._reader.readline()
     except (TimeoutError, WireError, ConnectionError):

@@ -215,7 +215,7 @@ def test_a_put_that_is_cut_off_leaves_nothing(tmp_path):
             save = saved(pool.folders, 10, size=5_000_000)
             size = (pool.folders[0] / "step-00000010" / data_name(0)).stat().st_size
             async with reach(pool, 1) as link:
-                await link.say(Put(save, data_name(0), size))
+                await link.send(Put(save, data_name(0), size))
                 await link.expect(Go)
                 link._wire.writer.write(content(0, 10, 5_000_000)[:3_000_000])
                 await link._wire.writer.drain()
@@ -240,10 +240,10 @@ def test_a_put_that_stalls_is_dropped(tmp_path, monkeypatch):
 
             monkeypatch.setattr(files, "receive", watched)
             async with reach(pool, 1) as link:
-                await link.say(Put(save, data_name(0), size))
+                await link.send(Put(save, data_name(0), size))
                 await link.expect(Go)
                 async with asyncio.timeout(BOUND_S):
-                    assert await link.hear() is None
+                    assert await link.receive_message() is None
             assert seen, "it had begun"
             assert held(pool.folders[1], 10) == names(1)
             assert not drafts(pool.folders[1])
@@ -257,7 +257,7 @@ def test_a_put_of_other_bytes_is_refused(tmp_path):
             save = saved(pool.folders, 10)
             async with reach(pool, 1) as link:
                 size = len(content(0, 10))
-                await link.say(Put(save, data_name(0), size))
+                await link.send(Put(save, data_name(0), size))
                 await link.expect(Go)
                 link._wire.writer.write(b"x" * size)
                 with pytest.raises(Unwilling, match="not what was written"):
@@ -274,7 +274,7 @@ def test_a_put_of_another_size_is_refused_before_a_byte(tmp_path, size):
         async with Pool(tmp_path, 2) as pool:
             save = saved(pool.folders, 10)
             async with reach(pool, 1) as link:
-                await link.say(Put(save, data_name(0), size))
+                await link.send(Put(save, data_name(0), size))
                 with pytest.raises(Unwilling):
                     await link.expect(Go)
 
@@ -330,7 +330,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
             path.unlink()
             path.symlink_to("/etc/passwd")
             async with reach(pool, 0) as link:
-                await link.say(Get(save, data_name(0)))
+                await link.send(Get(save, data_name(0)))
                 with pytest.raises(Unwilling):
                     await link.expect(Offer)
 

@@ -93,7 +93,7 @@ def test_nobody_gives_or_takes_without_bounds(word):
     async def scene():
         one, other = await opened(KEY, KEY)
         async with linked(at(other), "127.0.0.1", KEY, one._pool) as link:
-            await link.say(word)
+            await link.send(word)
             with pytest.raises(WireError):
                 await link.expect()
         assert not (await one.measure(1, at(other))).problem

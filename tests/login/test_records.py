@@ -148,14 +148,14 @@ def test_what_other_places_hold_against_nodes_is_not_for_a_login_node_to_say(her
     ],
 )
 def test_the_word_of_a_login_node(here, state, phase):
-    word = records.word_of(here.attempt(1), news(state=state, message="because", cause=Cause.KILLED))
+    word = records.answer_of(here.attempt(1), news(state=state, message="because", cause=Cause.KILLED))
     assert (word.phase, word.text) == (phase, "because")
     assert word.ended_as == (state if phase == "ended" else None)
 
 
 def test_silence_says_when_it_was_last_seen(here):
     assert last_seen(here.attempt(1), "away").at == 0.0
-    seen = records.word_of(here.attempt(1), news())
+    seen = records.answer_of(here.attempt(1), news())
     told = last_seen(here.attempt(1), "away")
     assert (told.silent, told.word, told.at) == ("away", "RUNNING", seen.at)
     assert read_record(here.attempt(1).seen, ClusterAnswer).silent == "", "that is never on disk"
@@ -168,6 +168,6 @@ def test_no_end_is_kept_before_all_events_are_here(here):
     keep(here, news(began(1, ended(State.SUCCEEDED)), **told, more=True))
     assert here.events.read_bytes() == b"{}\n"
     assert not here.attempt(1).end.exists() and not here.state.exists()
-    assert records.word_of(here.attempt(1), news(**told, more=True)).phase == "running"
+    assert records.answer_of(here.attempt(1), news(**told, more=True)).phase == "running"
     keep(here, news(began(1, ended(State.SUCCEEDED)), **told))
     assert here.attempt(1).end.exists() and read_record(here.state, RunState).state is State.SUCCEEDED

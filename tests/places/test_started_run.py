@@ -203,7 +203,7 @@ class Says:
     def read(self, most, _limit_s):
         return self._said.read(most)
 
-    def last_words(self):
+    def last_error_lines(self):
         return []
 
     def close(self):
@@ -230,7 +230,7 @@ class BehindLogin:
         news = RpcClient(Says(line)).ask({}, dict[str, RunNews], timeout_s=5.0).get(self.there.path.name)
         if news is not None:
             records.keep(self.here, self.attempt, news)
-            records.word_of(self.attempt, news)
+            records.answer_of(self.attempt, news)
         return news
 
     def restore(self):

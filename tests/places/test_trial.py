@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Level
-from launcher.health.wish import DoctorWish
 from launcher.places.batch.trial import on_node
 from launcher.places.batch.trial.carry_out import try_nodes
-from launcher.places.batch.trial.checks import Expected, QueueWords, TrialJob, refused_finding, trial_findings
+from launcher.places.batch.trial.checks import Expected, QueueNames, TrialJob, refused_finding, trial_findings
 from launcher.places.batch.trial.trial_jobs import NoTrial
 
 QUEUE: Any = SimpleNamespace(called="Here", kind="here", sees="hjob", ends="hdel")
-WORDS = QueueWords(
+WORDS = QueueNames(
     queue=QUEUE,
     server="server",
     silent_hint="ask somebody",
@@ -46,7 +46,7 @@ class Here:
     is_full: bool = False
     job: subprocess.Popen | None = None
     cancelled: int = 0
-    words: QueueWords = WORDS
+    words: QueueNames = WORDS
 
     def submit(self, script):
         if self.refuses:
@@ -89,7 +89,7 @@ def wish(tmp_path):
     python = tmp_path / "bin" / "python"
     python.write_text('#!/bin/sh\necho \'["2.10.0", "", 0]\'\n')
     python.chmod(0o755)
-    return DoctorWish(tmp_path / "runs" / "deep", str(python), trial=True, within_s=0.5)
+    return DoctorRequest(tmp_path / "runs" / "deep", str(python), trial=True, within_s=0.5)
 
 
 def tried(queue, wish, told=None):

@@ -191,6 +191,6 @@ def test_last_words(out, err):
     running = Running("gpu", Said(out, err))
     with contextlib.suppress(Broken, Silent, LaunchError):
         running.readline(0.0)
-    said = running.last_words(8)
+    said = running.last_error_lines(8)
     assert len(said) <= 8
     assert all(len(line) <= 502 and "\n" not in line for line in said)

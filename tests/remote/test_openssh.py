@@ -24,7 +24,7 @@ def refused(monkeypatch, tmp_path, said, config=""):
     monkeypatch.setenv("LAUNCH_SSH_CONFIG", str(tmp_path / "config"))
 
     class Master:
-        def last_words(self, most):
+        def last_error_lines(self, most):
             return [f"  {line}" for line in said][-most:]
 
     return openssh._refused(target_of(SshHost("inner", transport="openssh")), Master())

@@ -448,7 +448,7 @@ def test_whoever_repeats_what_it_hears_is_not_believed():
         with caller:
             while said := caller.recv(512):
                 caller.sendall(said)
-        assert json.loads(one.process.stdout.readline())["error"] == "somebody else answers there"
+        assert json.loads(one.process.stdout.readline())["error"] == "another program answers there"
 
 
 @pytest.mark.daily

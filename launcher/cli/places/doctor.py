@@ -16,9 +16,9 @@ from launcher.cli.arguments import Arguments, seconds
 from launcher.cli.places.collectives import MANY, declare_collectives, refuse_without_collectives, run_collectives
 from launcher.cli.terminal import columns, is_terminal, paint, safe, size, tell
 from launcher.errors import BadInput
+from launcher.health.doctor_request import OF_THIS_MACHINE, DoctorRequest
 from launcher.health.findings import Finding, Level, exit_code, ok
 from launcher.health.last import keep
-from launcher.health.wish import OF_THIS_MACHINE, DoctorWish
 from launcher.places.clusters_file import ClusterEntry, entry, named_clusters
 from launcher.places.kinds import kind_named, of_kind
 from launcher.plan.interpreter import interpreter
@@ -131,11 +131,11 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
         yield ok("notice", f"each host tells when it is about to go ({', '.join(asked)})")
 
 
-def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorWish:
+def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorRequest:
     """Return what to check for, by the options."""
     project = project_of(Path.cwd() / "job.yaml")
     said = {name: value for name, value in vars(options).items() if value}
-    return DoctorWish(
+    return DoctorRequest(
         runs_root(project),
         interpreter(JobSpec("doctor", RunOptions()), project, os.environ),
         place.name,

@@ -1,1 +1,1 @@
-"""This node's memory, in which ranks leave what outlives them: whose it is, and who gives it back."""
+"""The folders in a node's memory where ranks leave what outlives them: their owners, and their removal."""

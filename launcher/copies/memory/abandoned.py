@@ -1,8 +1,8 @@
-"""Folders in this node's memory that nobody will give back any more: their run is over, and their agent was killed.
+"""Remove folders in this node's memory whose run is over and whose agent was killed.
 
-An agent gives its folder back as it ends, else its supervisor does. Where both were killed for good, whoever starts on
-the node next does, of any run of the user. It is left alone where its agent may live, or may have a successor by
-itself.
+An agent removes its folder as it ends, else its supervisor does. If both were killed for good, the next agent that
+starts on the node does, of any run of the user. A folder is left alone if its agent may live, or may have a successor
+by itself.
 """
 
 from pathlib import Path
@@ -24,6 +24,7 @@ def sweep(memory: Path = MEMORY) -> list[Path]:
 
 
 def _is_abandoned(owner: Owner) -> bool:
+    """Return whether the agent is dead and no later one of its run can follow by itself."""
     run = RunDir(Path(owner.run_dir))
     if alive(owner.agent) is not False:
         return False

@@ -40,7 +40,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One node's folder, in one attempt."""
+    """One node's memory folder, in one attempt."""
 
     path: Path
     node: int
@@ -49,7 +49,8 @@ class Tier:
 
 def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: Path = MEMORY) -> Path:
     """Return the node's memory folder for this attempt, private to the user; folders of older attempts are removed.
-    `inherit` says that this attempt continues where the one before was cut short. Raise OSError if no memory is
+
+    `inherit` means that this attempt continues where the one before was cut short. Raise OSError if no memory is
     available.
     """
     mine = None
@@ -103,15 +104,18 @@ def _tiers(run_dir: Path, memory: Path) -> Iterator[Tier]:
 
 
 def _prefix(run_dir: Path) -> str:
+    """Return the beginning of the names of the run's folders."""
     digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
     return f"launch-{run_dir.name}-{digest}-"
 
 
 def _nonce() -> str:
+    """Return random letters for a name."""
     return os.urandom(8).hex()
 
 
 def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
+    """Return the name of a folder."""
     return f"{_prefix(run_dir)}n{node:02d}-a{attempt:04d}" + (f"-{nonce}" if nonce else "")
 
 

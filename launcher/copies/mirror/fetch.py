@@ -1,4 +1,6 @@
-"""Results of a run on other machines come here: what a person fetches, and what the run is to go on from elsewhere."""
+"""Fetch results of a run from other machines: what a user asks for, and the checkpoint from which it continues
+elsewhere.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -34,8 +36,9 @@ def fetch(
     bring_logs: Callable[[], Mapping[str, LaunchError]],
     holders: Callable[[], Holders],
 ) -> list[str]:
-    """Fetch logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; return a line for each. If a
-    checkpoint cannot be fetched, the one before it is, and then the error is raised.
+    """Fetch logs, metrics and a checkpoint (`newest` with the best, `none`, or a step); return a line for each.
+
+    If a checkpoint cannot be fetched, the one before it is, and then the error is raised.
     """
     before = logs.size(run)
     troubles = bring_logs()
@@ -60,13 +63,14 @@ def fetch(
 
 
 def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
+    """Fetch the newest and the best checkpoint, and return what to report."""
     lines = _fetch_newest(look, None, "step", passed_over) or ["no checkpoint yet"]
     return lines + _fetch_newest(look, None, "best", passed_over)
 
 
 def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """Fetch the checkpoint of that step, or the best one of it, which may be all that is left, and return what to
-    report.
+    """Fetch the checkpoint of that step, or the best one of it, which may be all that is left, and return what
+    to report.
     """
     lines = _fetch_newest(look, step, "step", passed_over) or _fetch_newest(look, step, "best", passed_over)
     if not lines:
@@ -77,8 +81,9 @@ def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over
 def _fetch_newest(
     look: Callable[[], Holders], step: int | None, kind: Kind, passed_over: list[LaunchError]
 ) -> list[str]:
-    """Fetch the newest checkpoint, or that of this step, and return what to report; nothing if there is none. The
-    look-up is repeated if an active run has replaced all that was found.
+    """Fetch the newest checkpoint, or that of this step, and return what to report; nothing if there is none.
+
+    The look-up is repeated if an active run has replaced all that was found.
     """
     holders = look()
     found = holders.newest_first(step, kind)
@@ -94,6 +99,7 @@ def _fetch_newest(
 
 
 def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
+    """Return the line that reports a fetched checkpoint, or nothing if there was none."""
     if brought is None:
         return []
     held, count = brought
@@ -103,6 +109,7 @@ def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[st
 
 
 def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
+    """Return the error with what was fetched instead."""
     *words, hint = trouble.lines
     error = LaunchError(*words, *(f"here now: {line}" for line in lines), hint)
     error.exit_code = trouble.exit_code
@@ -110,15 +117,18 @@ def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
 
 
 def bring_newest(run: RunDir, holders: Holders) -> None:
-    """Fetch the checkpoint from which the run will resume elsewhere, and the best one if possible. Raise Unreachable
-    if no host knows of any, NotTransferred if no known one can be fetched.
+    """Fetch the checkpoint from which the run will resume elsewhere, and the best one if possible.
+
+    Raise Unreachable if no host knows of any, NotTransferred if no known one can be fetched.
     """
     newest = bring_what_it_goes_on_from(run, holders, holders.bring_home)
     _set_incomplete_aside(holders, newest.step if newest is not None else -1)
 
 
 def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
-    """Fetch and return the newest checkpoint that can be had, and fetch the best one if possible."""
+    """Fetch and return the newest checkpoint that can be had, or None if there is none; fetch the best one if
+    possible.
+    """
     brought = first_that_comes(holders.newest_first(), bring, _pass_over)
     newest = brought[0] if brought is not None else None
     settle_for(run, newest, holders)
@@ -131,8 +141,10 @@ def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[H
 
 
 def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
-    """Report that a run resumes from an older step than it had. Raise Unreachable if it would begin anew, a host that
-    does not answer may have its checkpoint, and no person has allowed that.
+    """Report that a run resumes from an older step than it had.
+
+    Raise Unreachable if it would begin anew, a host that does not answer may have its checkpoint, and no user has
+    allowed that.
     """
     state = read_record(run.state, RunState)
     had = state.checkpoint if state is not None else None
@@ -147,17 +159,18 @@ def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
             f"launch resume {run.path.name} --anew begins without it",
         )
     if holders.silent or holders.gone or anew:  # else they are of a kind that only the program knows
-        goes_on = "it begins anew" if wanted is None else f"it goes on from step {wanted.step}"
+        goes_on = "it begins anew" if wanted is None else f"it continues from step {wanted.step}"
         news.say(f"the checkpoint of step {had} is not whole on the hosts that answer: {goes_on}")
 
 
 def _may_begin_anew(run: RunDir) -> bool:
-    """Return whether a person has allowed the newest attempt to begin anew."""
+    """Return whether a user has allowed the newest attempt to begin without a checkpoint."""
     last = last_attempt(run).number
     return any(event.kind == ANEW and event.attempt == last for event in read_lines(run.events, Event))
 
 
 def _pass_over(trouble: NotTransferred) -> None:
+    """Report that a checkpoint cannot be fetched and the one before it is used."""
     news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 
 

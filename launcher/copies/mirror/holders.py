@@ -1,4 +1,4 @@
-"""Lists which machines have which files of a run's checkpoints, and moves them home or to machines that lack some."""
+"""List which machines have which files of a run's checkpoints, and move these here or to machines that lack some."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class CheckpointHolder(Protocol):
-    """A machine that has checkpoints of the run. All raise Unreachable where it falls silent."""
+    """A machine that has checkpoints of the run; all methods raise Unreachable if it does not answer."""
 
     def held(self) -> Sequence[Held]:
         """Return the files that this holder has of each checkpoint."""
@@ -32,11 +32,11 @@ class CheckpointHolder(Protocol):
         """Return the result of `take` on the bytes of this file as they arrive; an empty name means the manifest."""
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Store this file. Raise LaunchError, with Exit.DAMAGED if it does not match the manifest."""
+        """Store this file; raise LaunchError, with Exit.DAMAGED if it does not match the manifest."""
 
 
 class NotTransferred(LaunchError):
-    """A file of a checkpoint that nobody who can be asked gives as it was written."""
+    """No machine that answers has a file of a checkpoint as it was written."""
 
     def __init__(self, wanted: Held, what: str, troubles: Mapping[str, LaunchError]) -> None:
         silent = any(isinstance(one, Unreachable) for one in troubles.values())
@@ -49,14 +49,14 @@ class NotTransferred(LaunchError):
             self.exit_code = Exit.UNREACHABLE
             hint = "hint: again, once all hosts that the run was on can be reached"
         super().__init__(
-            f"{Save.of(wanted)}: nobody who can be reached has {what} as it was written", *reasons(troubles), hint
+            f"{Save.of(wanted)}: no machine that answers has {what} as it was written", *reasons(troubles), hint
         )
 
 
 class Holders:
     """The machines that have files of a run's checkpoints, and the folder for them here.
 
-    One that falls silent is not asked again, but blamed.
+    A machine that does not answer is not asked again, and is named in errors.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class Holders:
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 
     def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
-        """Fetch all files of this checkpoint, or only these, and return how many had to be fetched. Raise
-        NotTransferred; what has arrived by then stays.
+        """Fetch all files of this checkpoint, or only these, and return how many had to be fetched.
+
+        Raise NotTransferred; what has arrived by then stays.
         """
         mine = next((one for one in partial.inventory(self.home) if _same(one, wanted) and one.committed), None)
         missing = _names(wanted) if mine is None else mine.missing
@@ -100,7 +101,7 @@ class Holders:
         return len(fetched)
 
     def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
-        """Send these files of a local checkpoint to a machine. Raise NotTransferred if one is damaged here."""
+        """Send these files of a local checkpoint to a machine; raise NotTransferred if one is damaged here."""
         manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}
         for name in names:
@@ -114,7 +115,10 @@ class Holders:
                 raise
 
     def _bring_file(self, wanted: Held, manifest: bytes, name: str) -> None:
+        """Fetch one file from the first machine that gives it undamaged."""
+
         def take(host: str, pieces: Iterator[bytes]) -> None:
+            """Write the file as it arrives."""
             news.say(f"{host}: {Save.of(wanted)}, {name}")
             partial.receive(self.home, manifest, name, pieces, wanted.kind)
 
@@ -125,6 +129,7 @@ class Holders:
         """Return the manifest of a checkpoint that is committed on a reachable machine."""
 
         def take(_host: str, pieces: Iterator[bytes]) -> bytes:
+            """Return the manifest, if it is the wanted one."""
             manifest = b"".join(pieces)
             if digest_of(manifest) != wanted.digest or decode(manifest).step != wanted.step:
                 raise CheckpointDamaged("it is another one by now")
@@ -164,8 +169,10 @@ def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind:
 def first_that_comes(
     found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotTransferred], None]
 ) -> tuple[Held, T] | None:
-    """Return the first of these checkpoints that can be fetched with the result of `bring`, or None if there is none
-    at all. Raise the first NotTransferred if none can be fetched.
+    """Return the first of these checkpoints that can be fetched, with the result of `bring`, or None if there is none
+    at all.
+
+    Raise the first NotTransferred if none can be fetched.
     """
     troubles: list[NotTransferred] = []
     for held in found:
@@ -189,26 +196,29 @@ def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
 
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
-    """Write a fetched file once its content matches the manifest. Another checkpoint of that step makes room."""
+    """Write a fetched file once its content matches the manifest; another checkpoint with its name is set aside."""
     make_dir(folder)
     ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
     partial.receive(folder, manifest, name, pieces, kind)
 
 
 def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a local file."""
     with partial.open_file(home, wanted.step, name, wanted.kind) as file:
         while piece := file.read(_PIECE):
             yield piece
 
 
 def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
-    """Return the names of its files on one disk."""
+    """Return the names of the checkpoint's files on one disk."""
     return {name for one in held if _same(one, wanted) for name in one.present}
 
 
 def _names(held: Held) -> tuple[str, ...]:
+    """Return the names of all files of a checkpoint."""
     return (*held.present, *held.missing)
 
 
 def _same(one: Held, other: Held) -> bool:
+    """Return whether both are the same checkpoint."""
     return Save.of(one) == Save.of(other)

@@ -21,7 +21,7 @@ _asked: set[Path] = set()  # who follows what a run writes here does not wait fo
 
 
 def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
-    """Copy what is new of the logs, until the run has ended or goes on somewhere else, and all is here."""
+    """Copy what is new of the logs, until the run has ended or continues somewhere else, and all is here."""
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]
     if not there or there[-1].fetched.exists():
@@ -39,8 +39,9 @@ def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
 
 
 def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
-    """Return how much of each file is here. Files that ranks on this machine write are left out, because a remote
-    file may have the same name.
+    """Return how much of each file is here, by name.
+
+    Files that ranks on this machine write are left out, because a remote file may have the same name.
     """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]
@@ -48,6 +49,7 @@ def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
     marks = tuple(f".a{attempt.number:04d}." for attempt in there)
 
     def is_ours(name: str) -> bool:
+        """Return whether ranks on this machine write the file."""
         if name.startswith(f"{run.roles.name}/"):
             return every[-1] not in there
         if name.startswith("metrics/"):

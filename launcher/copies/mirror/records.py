@@ -1,7 +1,7 @@
-"""Records of a run that is on other machines, kept in its folder here.
+"""Keep the records of a run that is on other machines in its folder here.
 
-What another machine says is data of declared types. Where the run is, what it is called and what an exit code means
-stay our own.
+What another machine sends is data of declared types. Where the run is, its name and the meaning of an exit code stay
+this machine's own.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ _ENDS = frozenset(Exit) - {Exit.INTERRUPTED, Exit.PIPE_CLOSED} - {code for code 
 
 
 class _OurPlan(msgspec.Struct, frozen=True):
-    """The part of our own plan that says what the run is called."""
+    """The part of this machine's plan that has the run's name."""
 
     run_id: str
     name: str
@@ -31,14 +31,14 @@ class _OurPlan(msgspec.Struct, frozen=True):
 
 
 def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
-    """Keep how an attempt has ended, if it has."""
+    """Write how an attempt has ended, if it has."""
     if end is not None:
         end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
     renew(attempt.end, end, AttemptEnd)
 
 
 def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
-    """Keep the coordinator's newest state, under the names that the run and its place have here."""
+    """Write the coordinator's newest state, with the names that the run and its place have here."""
     ours = plan_as(run, attempt.number, _OurPlan)
     named = {"run": ours.run_id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
     code = _exit_code(last.state, last.cause, last.exit_code) if last.state.ended else None
@@ -46,7 +46,7 @@ def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
 
 
 def renew(path: Path, record: T | None, kind: type[T]) -> None:
-    """Write a record, unless there is none or the very same is there."""
+    """Write a record, unless it is None or the file has the same already."""
     try:
         known = read_record(path, kind)
     except Damaged:
@@ -56,7 +56,7 @@ def renew(path: Path, record: T | None, kind: type[T]) -> None:
 
 
 def _exit_code(state: State, cause: Cause | None, reported: int | None) -> int:
-    """Return the code that `launch wait` ends with: 0 for success alone, and none that has another meaning."""
+    """Return the exit code for `launch wait`: 0 only for success, and none that has another meaning."""
     if state is State.SUCCEEDED:
         return Exit.OK
     return reported if reported in _ENDS else Exit.LOST if cause is None else exit_of(cause)

@@ -31,7 +31,7 @@ LIMITS = Limits()
 
 
 class Tail(NamedTuple):
-    """Bytes of a file, and where in it they belong."""
+    """Bytes of a file, and where in the file they belong."""
 
     name: Annotated[str, msgspec.Meta(max_length=4096)]  # from the run's folder
     at: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -48,7 +48,7 @@ Ask = Callable[[dict[str, int]], tuple[Iterable[Tail], bool]]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """The place of one file's bytes, which follow the list of parts."""
+    """The name, offset and size of a file's bytes, which follow the list of parts."""
 
     name: str
     at: Size
@@ -56,15 +56,16 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
+    """Return the list of parts for these bytes."""
     return tuple(Part(one.name, one.at, len(one.content)) for one in found)
 
 
 def grown(
     root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return the new ends of all files below these folders, as much as one answer may hold; and whether there is more.
+    """Return the new ends of all files below these folders, as much as one answer may hold, and whether there is more.
 
-    `known`: how much the other side has, by name.
+    `known` is how much the other side has, by name.
     """
     return grown_of(root, _files(root, folders), known, limits)
 
@@ -72,7 +73,7 @@ def grown(
 def grown_of(
     root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return the same of these files."""
+    """Return the new ends of these files, as `grown` does."""
     found: list[Tail] = []
     left = limits.answer_bytes
     for path in files:
@@ -125,9 +126,9 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
 def bring(
     root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str, limits: Limits = LIMITS
 ) -> None:
-    """Put all that `who` has below these folders, and that is not known, under this one, answer by answer.
+    """Copy all that `who` has below these folders, and that is not `known`, to below `root`, answer by answer.
 
-    Raise LaunchError for what was not asked for, and for more than is brought at once.
+    Raise LaunchError for what was not asked for, and for more than is fetched at once.
     """
     mine, left = dict(known), limits.at_once_bytes
     for _ in range(_MOST_ANSWERS):
@@ -158,6 +159,7 @@ def sizes(root: Path, folders: Sequence[str]) -> dict[str, int]:
 
 
 def _files(root: Path, folders: Sequence[str]) -> list[Path]:
+    """Return the regular files below these folders; raise LaunchError for a folder outside the run."""
     found: list[Path] = []
     for folder in folders:
         if {"", ".", ".."} & set(folder.split("/")):

@@ -156,4 +156,4 @@ class Visit(ClosedAtTheEnd):
 
     def _gone(self, what: str) -> LaunchError:
         """Return the error that the connection broke, with the last lines that the host printed."""
-        return Broken(f"{self._running.who}: {what}", *self._running.last_words(4))
+        return Broken(f"{self._running.who}: {what}", *self._running.last_error_lines(4))

@@ -221,8 +221,10 @@ class FromReserve:
 
     @property
     def dumps_stacks(self) -> bool:
+        """Return True if ranks answer DUMP_SIGNAL with their stacks."""
         return self._starter.dumps_stacks
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
+        """Start one rank, from the reserve if a process there is ready, and return its pid."""
         pid = self._reserve.hand_over(environment, log, tell)
         return await self._starter.start(environment, log, progress, tell) if pid is None else pid

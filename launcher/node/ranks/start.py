@@ -54,6 +54,7 @@ class OrdinaryStarter:
 
     @property
     def dumps_stacks(self) -> bool:
+        """Return True if ranks answer DUMP_SIGNAL with their stacks, as all but plain commands do."""
         return self._entry.kind != "command"
 
     def order(self, environment: Mapping[str, str], log: Path, progress: str) -> Order:
@@ -77,6 +78,7 @@ class OrdinaryStarter:
         }
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
+        """Start one rank in a new interpreter and return its pid; `tell` is called with its death."""
         read, write = os.pipe()
         try:
             argv = [self._entry.python, str(ZYGOTE), "run", str(read), str(os.getpid())]
@@ -101,6 +103,7 @@ class ZygoteStarter:
         self._ordinary = ordinary
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
+        """Fork one rank from the zygote, or start a new interpreter if it refuses, and return its pid."""
         try:
             return await self._link.fork(self._ordinary.order(environment, log, progress), tell)
         except ForkRefused as refusal:

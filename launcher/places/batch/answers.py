@@ -11,7 +11,7 @@ JOB_ID = re.compile(r"[0-9]{1,10}")
 
 
 def read_submitted(text: str) -> str | None:
-    """Return the id of the submitted job, found among a site's banners; None if there is none or more than one."""
+    """Return the id of the submitted job, found among a site's banners, or None if there is none or more than one."""
     found = {line[1] for line in re.finditer(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", text, re.MULTILINE)}
     return found.pop() if len(found) == 1 else None
 
@@ -19,7 +19,7 @@ def read_submitted(text: str) -> str | None:
 def read_settings(text: str, sign: str | None = None) -> dict[str, str]:
     """Return name and value from each line, separated by white space or `sign`; a backslash continues a line.
 
-    Of a name that occurs twice, the first value counts.
+    If a name occurs twice, the first value counts.
     """
     rows = (line.split(sign, 1) for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip())
     found: dict[str, str] = {}
@@ -29,8 +29,8 @@ def read_settings(text: str, sign: str | None = None) -> dict[str, str]:
 
 
 def read_xml(called: str, text: str) -> ET.Element:
-    """Return the XML behind a site's banners. Raises Unreachable if it is damaged, as jobs missing from it
-    would seem gone.
+    """Return the XML behind a site's banners; raise Unreachable if it is damaged, as jobs missing from it would
+    seem gone.
     """
     try:
         return ET.fromstring(text[max(0, text.find("<?xml")) :])  # noqa: S314 # nosec B314 - the user's own server
@@ -40,8 +40,8 @@ def read_xml(called: str, text: str) -> ET.Element:
 
 
 def read_json(called: str, text: str) -> dict[str, Any]:
-    """Return the JSON object behind a site's banners. Raises Unreachable if it is damaged, as jobs missing from it
-    would seem gone.
+    """Return the JSON object behind a site's banners; raise Unreachable if it is damaged, as jobs missing from it would
+    seem gone.
 
     Control characters, which JSON does not allow in text, are accepted, because batch systems write them.
     """
@@ -55,11 +55,13 @@ def read_json(called: str, text: str) -> dict[str, Any]:
     raise Unreachable(f"an answer of {called} is damaged: expected JSON, got {got}")
 
 
-def word_in(node: ET.Element, name: str) -> str:
+def child_text(node: ET.Element, name: str) -> str:
+    """Return the text of the child element with this name, or "" if there is none."""
     return (node.findtext(name) or "").strip()
 
 
-def words_in(node: ET.Element, name: str) -> list[str]:
+def child_texts(node: ET.Element, name: str) -> list[str]:
+    """Return the texts of all elements below with this name, without empty ones."""
     return [one.text for one in node.iter(name) if one.text]
 
 

@@ -42,7 +42,7 @@ _REACHED_S = 5.0  # before its limit a job may be ended for that
 
 
 class SubmitToken(msgspec.Struct, frozen=True):
-    """The submit token that identifies a job before it has an id; it is written on the job, where everybody can
+    """The submit token that identifies a job before it has an id; it is written on the job, where all users can
     read it.
     """
 
@@ -61,7 +61,7 @@ def submit_tokens_in(text: str) -> frozenset[str]:
 
 
 def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
-    """Return the only command of a batch script: the batch process, or the watchdog that starts it.
+    """Return the only command of a batch script: it starts the batch process, with `guarded` below a watchdog.
 
     `where` is the run's folder, or the folder that lists an array's runs.
     """
@@ -84,12 +84,14 @@ def nodes_asked(plan: "Plan", each: int = 1) -> str:
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
-    """Return how long before its limit a run is warned: `wanted_s`, but never in the first half of a short job."""
+    """Return how many seconds before its limit a run is warned: `wanted_s`, but never in the first half of a
+    short job.
+    """
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
 
 class Phase(StrEnum):
-    """The state of a job, as far as our processes are concerned."""
+    """The phase of a job as the launcher acts on it."""
 
     QUEUED = "queued"  # no process of its next start exists yet
     RUNNING = "running"  # it has its nodes, even where it is stopped on them
@@ -99,7 +101,7 @@ class Phase(StrEnum):
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """One job, or one element of an array, as the scheduler shows it or its accounts do."""
+    """One job, or one element of an array, as the scheduler or its accounting shows it."""
 
     id: str  # as the scheduler's programs take it
     phase: Phase
@@ -140,7 +142,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 
 class ExecHost(msgspec.Struct, frozen=True):
-    """An execution host and what it has; None means that the batch system does not say."""
+    """An execution host and what it has; None means that the batch system does not report it."""
 
     name: str
     cpus: int
@@ -154,7 +156,7 @@ class ExecHost(msgspec.Struct, frozen=True):
 
 
 class Fate(Enum):
-    """The future of a job whose batch process was asked to leave."""
+    """What happens to a job whose batch process was asked to leave."""
 
     QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
     PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
@@ -194,15 +196,18 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def script(self, plan: "Plan", submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script, which runs `batch_command(kind, where)` alone: see `script_of`.
+        """Return the whole batch script, which runs only `batch_command(kind, where)`: see `script_of`.
 
-        Nodes to avoid may yet be insisted on by the spec. `where`: the run's folder, or an array's; what the job writes
-        before it has a log goes there.
+        The spec may insist on nodes in `avoid`. `where` is the run's folder, or an array's; what the job writes before
+        it has a log goes there.
         """
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Hand the script over once and return the job's id. The client holds the lock (a descriptor) as long as it
-        lives. Raises NotStarted where the job is refused. By default the job finds the environment in a file."""
+        """Submit the script once and return the job's id; raise NotStarted if the job is refused.
+
+        The client process holds the lock (a descriptor) as long as it lives. By default the job finds the environment
+        in a file.
+        """
         given = environment.beside(script, environ)
         words, stdin = ([], script.read_text()) if self.reads_stdin else ([str(script)], None)
         argv = [*self.submits, *words]
@@ -215,15 +220,15 @@ class BatchSystem(ABC):
         return job
 
     def submitted(self, text: str) -> str | None:
-        """Return the id of the job that was taken, from what the submitting command writes."""
+        """Return the id of the accepted job from the submitting command's output, or None if it has none."""
         return read_submitted(text)
 
     def refusal(self, answer: Answer) -> str:
-        """Return why a job is not taken."""
+        """Return why the job was refused."""
         return answer.refusal
 
     def may_submit(self) -> bool:
-        """Return whether jobs are taken from this host, on which a job may run. A site may as well refuse the job."""
+        """Return whether this host, on which a job may run, may submit jobs; the site may still refuse one."""
         return True
 
     def try_out(self, script: str) -> str:  # noqa: ARG002 - of those that can
@@ -231,12 +236,12 @@ class BatchSystem(ABC):
         return f"{self.called} cannot look at a script without taking it"
 
     def name_of(self, job: str, element: int) -> str:
-        """Return what an element of an array is called, from 0."""
+        """Return the id of an array's element, counted from 0."""
         return f"{job}[{element}]"
 
     def site(self) -> str:
-        """Return the name of the cluster that answers here, or "" if it has none; several may share one home
-        directory.
+        """Return the name of the cluster that answers here, or "" if it has none; several clusters may share
+        one home directory.
         """
         return ""
 
@@ -244,12 +249,16 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return these jobs, those of the run that is called so, or all of this user: one question. Raises Unreachable
-        rather than leave one out."""
+        """Return the jobs with these ids, or those of the run named `called`, or all of this user, with one query.
+
+        Raise Unreachable rather than leave one out.
+        """
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - of those that can
-        """Return what is on record of jobs that are shown no more; empty where nothing is recorded. An id that was used
-        before `since` (Unix time) is another job's."""
+        """Return what the accounting has of jobs that are no longer shown; empty if nothing is recorded.
+
+        An id that was used before `since` (Unix time) is another job's.
+        """
         return []
 
     def warn(self, job: str) -> None:  # noqa: B027 - doing nothing is the default
@@ -259,15 +268,15 @@ class BatchSystem(ABC):
         """
 
     def cancel(self, job: str) -> None:
-        """End the job for good, whatever it is at."""
+        """End the job for good, whatever its state."""
         self.ask([*self.ends.split(), job])
 
     def by_hand(self, job: str) -> tuple[str, str]:
-        """Return what a person types to see the job, and to end it."""
+        """Return the commands with which a user can see the job and end it."""
         return f"{self.sees} {job}", f"{self.ends} {job}"
 
     def release(self, job: str) -> str:
-        """Let a job go that its user holds; return why it is refused, or ""."""
+        """Release a job that its user holds; return why that is refused, or ""."""
         return self.ask([*self.releases.split(), job]).refusal if self.releases else "it holds no jobs"
 
     # -- how a job is started again: where it cannot, the run goes on in a new job
@@ -283,8 +292,9 @@ class BatchSystem(ABC):
         return "" if self.leaves_with is not None else f"{self.called} puts no job back"
 
     def puts_back_within_s(self, plan: "Plan", job: str) -> float | None:  # noqa: ARG002 - of those that can
-        """Return how long the scheduler may take to put this job, which has lost a node, back at the head of its queue
-        by itself; None if it does not."""
+        """Return within how many seconds the scheduler may requeue this job by itself after it lost a node, at
+        the head of its queue; None if it does not.
+        """
         return None
 
     def start_again(  # noqa: B027 - doing nothing is the default
@@ -293,12 +303,13 @@ class BatchSystem(ABC):
         """Have a waiting job start on other nodes than `avoid`, as far as possible; by default it keeps what was
         submitted.
 
-        With a delay the job is just being put back, and starts after it; the call returns at once.
+        With a delay the job is just being requeued, and starts after the delay; the call returns at once.
         """
 
     def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
-        """Have this job, which is about to be put back, wait there for the ends of others. False: that cannot be had,
-        and it waits on its nodes."""
+        """Have this job, which is about to be requeued, wait in the queue for the ends of other jobs; return
+        False if that is impossible, so that it waits on its nodes.
+        """
         return False
 
     def warn_before_s(self, plan: "Plan") -> float:
@@ -310,7 +321,7 @@ class BatchSystem(ABC):
 
     @property
     def warnings(self) -> tuple[int, ...]:
-        """Return the signals, besides SIGTERM, that warn that the nodes will be taken: from our own clock or the
+        """Return the signals, besides SIGTERM, that warn that the nodes will be taken: from the job's own timer or the
         scheduler.
 
         They may arrive on every host of the job; only the batch process acts on them.
@@ -322,12 +333,14 @@ class BatchSystem(ABC):
         return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:
-        """Return what the batch system calls this machine."""
+        """Return the batch system's name for this machine."""
         return os.environ.get(environment.HOST) or os.uname().nodename
 
     def hosts(self) -> dict[str, str]:
-        """Return the job's hosts in their order, the batch process's own first, and the address of each: what the batch
-        system itself uses, or `resolved` of its name."""
+        """Return the address of each host of the job by name, the batch process's own host first.
+
+        The address is the batch system's own, or what the name resolves to.
+        """
         file = Path(os.environ.get(self.hosts_variable) or "/nonexistent")  # or one that another job has left behind
         names = [line.split()[0] for line in file.read_text().splitlines()] if file.is_file() else [self.this_host()]
         return {name: resolved(name, "hint: the hosts of a job have to know each other by name") for name in names}
@@ -348,26 +361,30 @@ class BatchSystem(ABC):
         return [agent_process(plan, attempt, 0), *self.started]
 
     def role_processes(self, whole: "Plan", plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":  # noqa: ARG002 - of those that can
-        """Return the processes to start for a role beside the main one of the job's run: first the one that ends with
-        node 0's agent.
+        """Return the processes to start for a role beside the main one of the job's run: first the one that
+        ends with node 0's agent.
         """
         raise LaunchError(f"{self.called} starts no agents for a program beside the main one")
 
     # -- hosts
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - of those that can
-        """Return the hosts that jobs of this queue may get, or all: one question. `gpu`: what GPUs are called there."""
+        """Return the hosts that jobs of this queue may get, or all, with one query; `gpu` is the name of GPUs
+        on them.
+        """
         return []
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
-        """Return what is known of these nodes, without those of which nothing is."""
+        """Return what is known of these nodes by name, without those of which nothing is known."""
         known = {one.name: one for one in self.exec_hosts(None, self.gpu_resource, limit_s=limit_s)}
         found = {host: known[host] for host in hosts if host in known}
         return {host: NodeAnswer(not one.up, one.text, drains=one.drains) for host, one in found.items()}
 
 
 def directives(sign: str, options: Mapping[str, str | None]) -> list[str]:
-    """Return the lines of a script that give its options, without their dash; None leaves one out."""
+    """Return the lines of a script that give its options, which are named without their dash; an option that is
+    None is left out.
+    """
     return [f"{sign} -{name} {value}".rstrip() for name, value in options.items() if value is not None]
 
 
@@ -382,12 +399,14 @@ def job_name(run_id: str) -> str:
 
 
 def meanings(table: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
-    """Return a table for `in_plain_words`: what messages have in them, and what that means; the first sign counts."""
+    """Return a table for `in_plain_words` of patterns in messages and their meanings; the first pattern that
+    matches counts.
+    """
     return [(re.compile(sign), words) for sign, words in table.items()]
 
 
 def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], called: str) -> str:
-    """Return what a batch system's message means, or the message itself as a quotation."""
+    """Return the meaning of a batch system's message, or the message itself as a quotation."""
     message = message.strip()[:_LONGEST]  # the patterns would take minutes for a longer one
     found = ((sign.search(message), words) for sign, words in table)
     return next((fit.expand(words) for fit, words in found if fit), f"{called} says: {message}" if message else "")
@@ -396,15 +415,15 @@ def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], c
 def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float | None, warn_s: float) -> str:
     """Return a batch script with these directives, whose job reads its environment from a file.
 
-    A clock of its own warns the job when its limit is near.
+    A timer in the job warns it when its limit is near.
     """
-    words = shlex.join(environment.with_it(None if limit_s is None else limit_s - warn_s))
+    words = shlex.join(environment.environment_prefix(None if limit_s is None else limit_s - warn_s))
     supervisor = batch_command(kind, where).removeprefix("exec ")
     return "\n".join(["#!/bin/sh", *directives, f"exec {words} {supervisor}", ""])
 
 
 def resolved(name: str, hint: str) -> str:
-    """Return the address of a host's name or address. Raises LaunchError with `hint` if there is none."""
+    """Return the address of a host's name or address; raise LaunchError with `hint` if there is none."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -413,7 +432,7 @@ def resolved(name: str, hint: str) -> str:
 
 
 def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
-    """Return what becomes of a job from its shown state alone.
+    """Return what happens to a job, from its shown state alone.
 
     `ours` are the hosts that this start has; other answers may name them with or without their domain.
     """

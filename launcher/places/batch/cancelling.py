@@ -1,6 +1,6 @@
 """Cancel a run in a queue: first ask its own processes, by its folder and a signal, then end its job.
 
-The scheduler is asked to end only a job with the run's submit token, as an id alone may belong to a stranger's job by
+The scheduler is asked to end only a job with the run's submit token, as an id alone may belong to another user's job by
 now.
 """
 
@@ -39,8 +39,8 @@ class Cancelling:
         self._run, self._attempt, self._plan = run, attempt, plan
 
     def carry_out(self) -> CancelReport:
-        """Return once nothing of the run is left. Raises Unreachable if nobody can be asked; the request to
-        stop then stays.
+        """Cancel the run and return once nothing of it is left; raise Unreachable if the scheduler does not
+        answer, in which case the request to stop stays.
         """
         if self._has_ended():
             return CancelReport((), already=True)
@@ -48,14 +48,16 @@ class Cancelling:
         try:
             return self._with_the_scheduler()
         except Unreachable as error:
-            hint = "hint: if the run is on its nodes it reads the wish to end in its folder within seconds"
+            hint = "hint: if the run is on its nodes it reads the request to end in its folder within seconds"
             raise Unreachable(*error.lines, hint) from error
 
     def _with_the_scheduler(self) -> CancelReport:
+        """Cancel the run by ending its jobs, while no other process submits it."""
         with self._no_submit_under_way():
             return self._end_all()
 
     def _end_all(self) -> CancelReport:
+        """End the run's jobs, older ones first, and wait until they are gone."""
         job, submit_token = self._job()
         others = self._others(job)
         for one in others:  # of older attempts: left over, or requeued late
@@ -67,6 +69,7 @@ class Cancelling:
         return CancelReport(ended, already=report.already and not others, cut_off=report.cut_off)
 
     def _end_newest(self, job: QueuedJob | None, submit_token: str) -> CancelReport:
+        """End the job of the newest attempt, if there is one, first by asking its processes to save."""
         if (job is None or submit_token not in job.submit_tokens) and (
             why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)
         ):
@@ -101,14 +104,14 @@ class Cancelling:
         return tuple(f"{host} does not answer {self._queue.called}: {end}" for host, node in known.items() if node.down)
 
     def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
-        """Return the run's jobs besides that of its newest attempt."""
+        """Return the run's jobs other than that of its newest attempt."""
         found = [one for one in self._queue.jobs() if not _has_left(one) and submit_token_on(one, self._run)]
         return [one for one in found if job is None or one.id != job.id]
 
     @contextlib.contextmanager
     def _no_submit_under_way(self) -> Iterator[None]:
-        """Keep others from submitting the attempt meanwhile, if its job is unknown; wait for one that is doing
-        so now.
+        """Keep other processes from submitting the attempt meanwhile, if its job is unknown; wait for one that
+        is submitting now.
         """
         intent = readable(self._attempt.intent, Intent)
         lock = BatchDir(Path(intent.batch)).lock if intent is not None and intent.batch else self._attempt.job_lock
@@ -127,7 +130,7 @@ class Cancelling:
 
     def _job(self) -> tuple[QueuedJob | None, str]:
         """Return the attempt's job and its token; the token finds a job whose submitter was killed before it
-        noted the id.
+        recorded the id.
         """
         jobs = self._queue.jobs()
         handle = readable(self._attempt.handle, Handle)
@@ -155,7 +158,7 @@ class Cancelling:
         named = sorted((job for job in jobs if job.submit_tokens and job.element is None), key=_has_left)
         live = [job for job in named if not _has_left(job)]
         if len(live) > 1:
-            text = f"{len(live)} jobs are called {self._run.path.name}, and no record says which is this run's"
+            text = f"{len(live)} jobs are called {self._run.path.name}, and no record shows which is this run's"
             hands = [self._queue.by_hand(job.id) for job in live]
             raise Unreachable(text, *(f"hint: if `{see}` shows that it is this run's: {end}" for see, end in hands))
         return next(((job, submit_token) for job in named for submit_token in job.submit_tokens), (None, ""))
@@ -172,17 +175,20 @@ class Cancelling:
         if doubtful:
             ids = ", ".join(job.id for job in doubtful[:_SHOWN]) + (", ..." if len(doubtful) > _SHOWN else "")
             see, end = self._queue.by_hand(doubtful[0].id)
-            text = f"no record says which job is {self._run.path.name}'s, and it may be one of these of an array: {ids}"
+            text = (
+                f"no record shows which job is {self._run.path.name}'s, and it may be one of these of an array: {ids}"
+            )
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _leave_alone(self, job: QueuedJob) -> None:
-        """Raise, unless the run has ended by what its own people have read in its folder."""
+        """Raise Unreachable, as the job lacks the run's submit token, unless the run has ended meanwhile."""
         if not self._has_ended():
             see, end = self._queue.by_hand(job.id)
-            text = f"job {job.id} does not have this run's submit token on it: it may be somebody else's by now"
+            text = f"job {job.id} does not have this run's submit token on it: it may be another user's by now"
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:
+        """Wait at most this long until the attempt, or one that follows it, has ended."""
         deadline = time.monotonic() + timeout_s
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_STEP_S)
@@ -192,6 +198,7 @@ class Cancelling:
                 ask_to_stop(self._attempt, "cancel")
 
     def _wait_until_gone(self, job: str) -> None:
+        """Wait until the job has ended; raise Unreachable if that takes too long."""
         deadline = time.monotonic() + _GONE_S
         while not self._is_gone(job):
             if time.monotonic() >= deadline:
@@ -200,6 +207,7 @@ class Cancelling:
             time.sleep(_LOOK_S)
 
     def _is_gone(self, job: str) -> bool:
+        """Return whether the job has ended."""
         return all(one.phase is Phase.ENDED for one in self._queue.jobs([job]))
 
     def _has_ended(self) -> bool:
@@ -209,15 +217,17 @@ class Cancelling:
 
 
 def _has_left(job: QueuedJob) -> bool:
+    """Return whether the job has ended."""
     return job.phase is Phase.ENDED
 
 
 def _arrays_known(run: RunDir) -> set[str]:
-    """Return the tokens of all arrays whose runs are on record, wherever this user has runs."""
+    """Return the tokens of all arrays whose runs are on record, in any of this user's folders of runs."""
     roots = {run.path.parent, *(path.parent for _, path in registered())}
     folders = [folder for root in roots for folder in root.glob(f"{BATCH_PREFIX}*")]
     return {one.name.removeprefix(BATCH_PREFIX) for one in folders if readable(BatchDir(one).runs, list[str])}
 
 
 def _named(job: QueuedJob) -> str:
+    """Return a name for the job with its state and hosts."""
     return f"job {job.id} ({job.word.lower()}{f' on {job.hosts}' if job.hosts else ''})"

@@ -1,4 +1,4 @@
-"""Running a scheduler's programs, within a time limit of our own."""
+"""Run a scheduler's programs within a time limit."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Programs(msgspec.Struct, frozen=True):
-    """The programs of a scheduler that ask one of its servers."""
+    """The client programs of a scheduler, and how to recognise that its server did not answer."""
 
     called: str  # the scheduler, for people
     server: str
@@ -47,15 +47,15 @@ class Programs(msgspec.Struct, frozen=True):
         pass_fds: Sequence[int] = (),
         in_job: bool = False,
     ) -> Answer:
-        """Return what a program answers. Raises Unreachable if it is missing, too slow, killed, or got no answer
+        """Run a program and return its answer; raise Unreachable if it is missing, too slow, killed, or got no answer
         itself.
 
-        That is no refusal: a frozen controller carries out the request once it wakes. `in_job` is set if the job that
-        we are in may be ending at that moment.
+        That is no refusal: a frozen controller carries out the request once it continues. `in_job` is set if the job
+        that this process runs in may be ending at that moment.
         """
         given = self.environment(os.environ if environ is None else environ)
         answer = self._run(argv, given, limit_s, stdin, pass_fds, in_job=in_job)
-        lines = said_by(argv[0], answer.err)
+        lines = error_lines(argv[0], answer.err)
         if answer.code and (unheard := [line for line in lines if any(sign in line.lower() for sign in self.silence)]):
             raise self._silent(argv[0], unheard[0])
         return answer
@@ -70,6 +70,7 @@ class Programs(msgspec.Struct, frozen=True):
         *,
         in_job: bool,
     ) -> Answer:
+        """Run the program within the time limit and return its answer; raise Unreachable."""
         with (
             _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,
             _memory() as out,
@@ -79,7 +80,7 @@ class Programs(msgspec.Struct, frozen=True):
                 # Files, not pipes: a pipe ends only when the last process has let go that a client left behind.
                 # The mask is the job's too: what the scheduler writes into the run's folder is for its user alone.
                 client = subprocess.Popen(
-                    deaf(argv) if in_job else argv,
+                    ignoring_sigterm(argv) if in_job else argv,
                     stdin=given,
                     stdout=out,
                     stderr=err,
@@ -104,24 +105,27 @@ class Programs(msgspec.Struct, frozen=True):
         return answer
 
     def _is_too_much(self, *files: int) -> bool:
+        """Return whether one of these outputs is larger than allowed."""
         return any(os.fstat(file).st_size > self.most_bytes for file in files)
 
     def _silent(self, program: str, said: str) -> Unreachable:
+        """Return the error that the server does not answer."""
         return Unreachable(f"the {self.called} {self.server} does not answer ({os.path.basename(program)}: {said})")
 
 
-def deaf(argv: Sequence[str]) -> list[str]:
+def ignoring_sigterm(argv: Sequence[str]) -> list[str]:
     """Return the command made to ignore SIGTERM, which a scheduler sends to every process of a job that it ends."""
     return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
 
 
-def said_by(program: str, text: str) -> list[str]:
-    """Return the lines of an error without the program's name in front."""
+def error_lines(program: str, text: str) -> list[str]:
+    """Return the lines of an error message without the program's name in front."""
     said = re.sub(rf"^(?:{re.escape(os.path.basename(program))}: )?(?:error: |fatal: )?", "", text, flags=re.MULTILINE)
     return [line.strip()[:200] for line in said.splitlines() if line.strip()]
 
 
 def _no_client(program: str, called: str, error: OSError) -> Unreachable:
+    """Return the error that the program is missing or cannot be started."""
     hint = f"hint: this needs {called}'s programs: run it on a login node of the cluster, or load their module"
     if isinstance(error, FileNotFoundError):
         return Unreachable(f"no `{program}` on PATH", hint)
@@ -141,4 +145,5 @@ def _memory(content: bytes = b"") -> Iterator[int]:
 
 
 def _text(file: int) -> str:
+    """Return the content of the file as text."""
     return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")

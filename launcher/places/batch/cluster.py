@@ -1,4 +1,4 @@
-"""Share what clusters with a queue have in common, whichever scheduler they use."""
+"""The base class of clusters with a queue, whatever their scheduler."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BatchCluster(Place):
-    """A cluster with a batch system. A subclass adds what a node has, where the system lists no hosts."""
+    """A cluster with a batch system; a subclass adds what a node has, if the system lists no hosts."""
 
     supports_reach = True
     takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
@@ -43,8 +43,10 @@ class BatchCluster(Place):
         return self.queue.most_in_array
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return the most that a host has of GPUs, and the least of cores that those hosts have. Where only what is
-        free now is known, a spec may ask for more."""
+        """Return the most GPUs that any host has, and the fewest cores among those hosts.
+
+        If only the free GPUs are known, a spec may ask for more.
+        """
         own, called, wanted = getattr(spec, self.kind, None), self.queue.called, spec.resources.gpus_per_node
         hosts = [host for host in self._hosts_for(spec) if host.up]
         if not hosts:
@@ -65,11 +67,13 @@ class BatchCluster(Place):
         return [_host_now(host, jobs) for host in self._hosts_for(spec)]
 
     def _hosts_for(self, spec: JobSpec) -> list[ExecHost]:
+        """Return the hosts of the queue that the spec names, or all."""
         own = getattr(spec, self.kind, None)
         gpu = getattr(own, "gpu_resource", self.queue.gpu_resource)
         return self.queue.exec_hosts(getattr(own, "queue", None), gpu)
 
     def start(self, plan: Plan, attempt: int) -> None:
+        """Submit the attempt's job, unless it was submitted."""
         run = RunDir(Path(plan.run_dir))
         hand_over(self.queue, Handover.of(run, run.attempt(attempt)))
 
@@ -89,19 +93,20 @@ class BatchCluster(Place):
         return [*taken, *only_behind(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Hand over what a killed submitter left lying, end what was handed over twice."""
+        """Submit what a killed submitter did not, and end what was submitted twice."""
         self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the scheduler's word on each attempt with one query, reusing that of a `mend` just before."""
+        """Return the scheduler's answer about each attempt with one query, reusing that of a `mend` just before."""
         (asked, words), self._heard = self._heard, ([], [])
         return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
+        """Let a waiting job of the run use these nodes again, or all if none is named."""
         include_nodes(self.queue, run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Return a way onto this machine's node. Raises Refused on any other machine, as a scheduler starts
+        """Return a connection to this machine's node; raise Refused on any other machine, as a scheduler starts
         nothing beside a job from outside.
         """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
@@ -113,15 +118,18 @@ class BatchCluster(Place):
         return host_here(run, attempt, node, os.environ)
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Release the run's held job; raise Refused if the scheduler refuses."""
         job = job_of(run, attempt)
         if refusal := self.queue.release(job):
             raise Refused(f"{self.queue.called} does not release job {job}: {refusal}")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        """Cancel the run, first by its own processes, then by ending its job, and return the report."""
         return Cancelling(self.queue, run, attempt, plan).carry_out()
 
 
 def _host_now(host: ExecHost, jobs: Sequence[QueuedJob]) -> HostNow:
+    """Return a host as `launch hosts` shows it, with the user's jobs on it."""
     there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and host.name in job.hosts.split(","))
     state = "unknown" if not host.up or host.drains else "taken" if host.used else "free"
     free = host.free_gpus if host.up else None
@@ -129,7 +137,7 @@ def _host_now(host: ExecHost, jobs: Sequence[QueuedJob]) -> HostNow:
 
 
 def job_of(run: RunDir, attempt: AttemptDir) -> str:
-    """Return the id of an attempt's job. Raises Refused if it has none yet."""
+    """Return the id of an attempt's job; raise Refused if it has none yet."""
     handle = read_record(attempt.handle, Handle)
     if handle is None or handle.job_id is None:
         raise Refused(f"{run.id} has no job yet", f"hint: launch status {run.id} hands it over")
@@ -137,5 +145,5 @@ def job_of(run: RunDir, attempt: AttemptDir) -> str:
 
 
 def queue_of(kind: str) -> BatchSystem:
-    """Return the scheduler of this kind of cluster, which a job's process gets as an argument."""
+    """Return the batch system of this kind of cluster, whose name a job's process gets as an argument."""
     return cast("BatchCluster", of_kind(kind)).queue

@@ -1,4 +1,6 @@
-"""Runs that a job is to follow, as jobs of one scheduler: it knows jobs and their ends, and nothing of steps."""
+"""Translate runs that a job is to follow into jobs of one scheduler, which knows the ends of jobs but not their
+steps.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ _KNOWN = ("succeeded", "ended")
 
 
 def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]]:
-    """Return each run still to be waited for, with its job. Raises Refused if one has no job yet."""
+    """Return each run still to be waited for, with its job; raise Refused if one has no job yet."""
     found = []
     for one in awaited:
         if not has_happened(one):
@@ -35,6 +37,7 @@ def dependency_problems(scheduler: BatchSystem, awaited: Sequence[AwaitedRun]) -
 
 
 def _problem(scheduler: BatchSystem, one: AwaitedRun) -> str:
+    """Return why the scheduler cannot wait for this run, or ""."""
     if one.until not in _KNOWN:
         return f"{scheduler.called} knows how jobs end, and nothing of steps"
     attempt = newest(RunDir(Path(one.run_dir)))
@@ -47,5 +50,6 @@ def _problem(scheduler: BatchSystem, one: AwaitedRun) -> str:
 
 
 def _handle_of(one: AwaitedRun) -> Handle | None:
+    """Return the handle of the run's newest attempt, or None."""
     attempt = newest(RunDir(Path(one.run_dir)))
     return readable(attempt.handle, Handle) if attempt is not None else None

@@ -1,13 +1,13 @@
-"""Share what checks of batch systems have in common: whether they answer, their hosts, and a trial job on some."""
+"""The base class of checks of batch systems: whether they answer, their hosts, and a trial job on some."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding, ok, problem
-from launcher.health.wish import DoctorWish
 from launcher.places.batch.batch import BatchSystem, ExecHost
-from launcher.places.batch.trial.carry_out import looked_over, minutes
-from launcher.places.batch.trial.checks import QueueWords
+from launcher.places.batch.trial.carry_out import all_findings, minutes
+from launcher.places.batch.trial.checks import QueueNames
 from launcher.places.batch.trial.trial_jobs import TrialJobs
 
 _SHOWN = 16  # hosts, of which a big site has thousands
@@ -28,34 +28,35 @@ class BatchDoctor(ABC):
     """The checks of one batch system; its module offers them as `check_up`."""
 
     system: type[BatchSystem]
-    words: QueueWords
+    words: QueueNames
     starter: str  # the command that starts a program on a host of the job, which follows
     by_stdin = True  # it hands its stdin on
 
     @abstractmethod
     def site(self) -> str:
-        """Return what answers here, for people. Raises Unreachable."""
+        """Return a name and version for what answers here; raise Unreachable."""
 
     @abstractmethod
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the command that takes the trial's script on its stdin, for so many nodes."""
+        """Return the command that reads the trial's script from its stdin, for this many nodes."""
 
     def findings(self) -> Iterable[Finding]:
         """Yield further findings about the site; by default none."""
         return ()
 
     def most_nodes(self, chosen: Mapping[str, str]) -> int | None:  # noqa: ARG002 - of those that know one
-        """Return how many nodes a trial with these options may have; None: as many as there are."""
+        """Return how many nodes a trial with these options may have, or None if there is no limit."""
         return None
 
-    def check_up(self, wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-        """Yield findings about the site; `tell` gets a line about what takes long."""
-        wish.refuse_all_but("try", "nodes", "within")
-        return looked_over(self._site(wish), self.words, wish, tell)
+    def check_up(self, request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
+        """Yield findings about the site; `tell` is called with a line about what takes long."""
+        request.refuse_all_but("try", "nodes", "within")
+        return all_findings(self._site(request), self.words, request, tell)
 
-    def _site(self, wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
+    def _site(self, request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
+        """Yield findings about the server and its hosts, and return the jobs for a trial, or None."""
         yield ok(self.words.server, f"{self.site()} answers")
-        system, chosen = self.system(), wish.chosen
+        system, chosen = self.system(), request.chosen
         known = system.exec_hosts(chosen.get("queue"), chosen.get("gpu_resource", system.gpu_resource))
         hosts = [host for host in known if host.up]
         if hosts:
@@ -65,10 +66,10 @@ class BatchDoctor(ABC):
         else:
             yield problem("hosts", "none answers", f"`{self.words.shows_nodes}` shows what there is")
         yield from self.findings()
-        return self.trial(chosen, min(wish.nodes or 2, len(hosts))) if hosts else None
+        return self.trial(chosen, min(request.nodes or 2, len(hosts))) if hosts else None
 
     def trial(self, chosen: Mapping[str, str], nodes: int) -> TrialJobs:
-        """Return the job that nodes may be tried with."""
+        """Return what submits trial jobs for this many nodes."""
         system = self.system()
         nodes = min(nodes, self.most_nodes(chosen) or nodes)
         program = _BY_STDIN if self.by_stdin else _BY_WORDS
@@ -78,11 +79,12 @@ class BatchDoctor(ABC):
 
 
 def named(chosen: Mapping[str, str], **options: str) -> list[str]:
-    """Return the options of a submit command for what is chosen; `options` has what each is called in the command."""
+    """Return the chosen options for a submit command; `options` maps each to its name in the command."""
     return [word for what, option in options.items() if what in chosen for word in (option, chosen[what])]
 
 
 def _gpus(host: ExecHost) -> str:
+    """Return the number of GPUs of a host as text, `-` if it is unknown."""
     if host.gpus is not None:
         return str(host.gpus)
     return "-" if host.free_gpus is None else f"{host.free_gpus} free"

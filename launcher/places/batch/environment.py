@@ -34,24 +34,29 @@ _ANOTHER_JOBS_PREFIXES = (
 
 
 def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep it in a file beside the script; gives what the submitting client gets, which names that file."""
+    """Write the environment to a file beside the script, and return the environment for the submitting client,
+    which names that file.
+    """
     file = script.with_suffix(".environment")
     save(file, environ)
     return {**environ, FILE: str(file)}
 
 
-def with_it(warn_after_s: float | None) -> tuple[str, ...]:
-    """Return the words before the job's command; after `warn_after_s` a clock of our own warns the job."""
+def environment_prefix(warn_after_s: float | None) -> tuple[str, ...]:
+    """Return the words to put before the job's command; after `warn_after_s` a timer warns the job."""
     return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
 
 
 def save(file: Path, environ: Mapping[str, str]) -> None:
-    """Write the environment to a file that only the user can read, without variables about a job that we are in."""
+    """Write the environment to a file that only the user can read, without variables of a job that this process
+    runs in.
+    """
     kept = {name: value for name, value in cleaned(environ).items() if not _of_another_job(name)}
     write_bytes(file, json.dumps(kept).encode())
 
 
 def _of_another_job(name: str) -> bool:
+    """Return whether the variable belongs to the job that this process runs in."""
     return name in _ANOTHER_JOBS or name.startswith(_ANOTHER_JOBS_PREFIXES)
 
 
@@ -61,6 +66,7 @@ def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
 
 
 def main() -> None:
+    """Replace this process by the command, with the environment of the file."""
     command = sys.argv[1:]
     if command[0] == "--packed":
         os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))

@@ -28,7 +28,7 @@ _STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be put back, and then
 
 
 def run_of_element(where: Path, index: int | None) -> RunDir | None:
-    """Return the run of this array element, or the run itself; None if it was never created."""
+    """Return the run of this array element, or with no index the run itself; None if it was never created."""
     batch = BatchDir(where)
     if index is None or not batch.runs.exists():
         return RunDir(where)
@@ -37,9 +37,9 @@ def run_of_element(where: Path, index: int | None) -> RunDir | None:
 
 
 def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) -> None:
-    """Have the scheduler take the job; with `again` it may have it already, so it is looked for first.
+    """Submit the job; with `again` the scheduler may have it already, so it is looked for first.
 
-    Does nothing while another process is at it. Raises NotStarted if it is refused, Unreachable if nobody can tell.
+    Do nothing while another process is at it. Raise NotStarted if it is refused, Unreachable if that is unknown.
     """
     with handover.held() as lock:
         missing = [(index, one[1]) for index, one in enumerate(handover.members) if is_open(*one)]
@@ -62,7 +62,7 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A job that exists and the token on it; `phase` is set for an older job of the run."""
+    """A job that exists and its token; `phase` is set for an older job of the run."""
 
     id: str
     submit_token: str
@@ -75,13 +75,15 @@ def _folder(handover: Handover) -> Path:
 
 
 def _name(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
+    """Return the id of a run's job: the submitted one, or its element if that is an array."""
     return queue.name_of(made, index) if handover.intent.batch else made
 
 
 def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
-    """Return the job that has the token, asked for now, as an answer from before we had the lock may be out of date.
+    """Return the job that has the token, or None; asked for now, as an answer from before the lock was held may be out
+    of date.
 
-    For an attempt that follows another it may be the older attempt's job, put back by a controller that answered too
+    For an attempt that follows another it may be the older attempt's job, requeued by a controller that answered too
     late.
     """
     jobs, submit_token = queue.jobs(), handover.intent.submit_token
@@ -124,6 +126,7 @@ def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
 
 
 def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
+    """Write the script, submit it and return the job's id."""
     run, attempt = next((run, attempt) for run, attempt in handover.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
     if handover.intent.reason == "requeue":
@@ -136,23 +139,23 @@ def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
 
 
 class ThisCluster:
-    """The cluster that answers here; its name is asked for at most once, when it matters."""
+    """The cluster that answers here; its name is asked for at most once, when it is needed."""
 
     def __init__(self, queue: BatchSystem) -> None:
         self._queue = queue
 
     @cached_property
     def name(self) -> str:
-        """Return the cluster's name by its controller, or "" if it has none. Raises Unreachable."""
+        """Return the cluster's name according to its controller, or "" if it has none; raise Unreachable."""
         return self._queue.site()
 
     def note(self, site: Path) -> None:
-        """Write down, before the job is handed over, where to."""
+        """Record to which cluster the job is submitted, before that."""
         if not site.exists():
             write_record(site, Site(self.name))
 
     def elsewhere(self, run: RunDir, attempt: AttemptDir) -> str:
-        """Return why this attempt's job is not visible here, because it is on another cluster; else ""."""
+        """Return why this attempt's job is not visible here, because it is on another cluster, or ""."""
         there = _noted(run, attempt)
         if not there or not self.name or there == self.name:
             return ""
@@ -161,7 +164,9 @@ class ThisCluster:
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:
-    """Return the cluster that the newest job was handed to; after a requeue that is the previous attempt's record."""
+    """Return the cluster that the newest job was submitted to; after a requeue that is the previous attempt's
+    record.
+    """
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)
         intent = readable(one.intent, Intent)

@@ -22,21 +22,23 @@ _SKEW_S = 3600.0  # between this machine's clock and the scheduler's
 _GONE = "gone"
 
 Asked = Sequence[tuple[RunDir, AttemptDir]]
-Words = list[ClusterAnswer | None]
+Answers = list[ClusterAnswer | None]
 
 
-def look(queue: BatchSystem, attempts: Asked) -> Words:
-    """Return the scheduler's word on each attempt, or None for one that is still being submitted."""
+def look(queue: BatchSystem, attempts: Asked) -> Answers:
+    """Return the scheduler's answer about each attempt, or None for one that is still being submitted."""
     handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
     try:
         jobs = queue.jobs()  # after the handles: a job that has one is in it
     except Unreachable as error:
         return silence(attempts, error)
-    return words_on(queue, attempts, handles, jobs)
+    return answers_of(queue, attempts, handles, jobs)
 
 
-def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
-    """Return a word on each attempt; one with damaged records gets a word about that, so that it holds up no other."""
+def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
+    """Return the answer of `say` for each attempt; one with damaged records gets an answer about that, so that
+    it delays no other.
+    """
     words: dict[AttemptDir, ClusterAnswer | None] = {}
     for run, attempt in attempts:
         try:
@@ -51,25 +53,27 @@ def of_each(attempts: Asked, say: Callable[[Asked], Words]) -> Words:
     return [words[attempt] for _, attempt in attempts]
 
 
-def silence(attempts: Asked, error: Unreachable) -> Words:
+def silence(attempts: Asked, error: Unreachable) -> Answers:
     """Return what was last seen of each attempt, because the scheduler does not answer."""
     return [last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 
 
-def words_on(queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]) -> Words:
-    """Return the word on each attempt, given the jobs that the scheduler shows."""
+def answers_of(
+    queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
+) -> Answers:
+    """Return the answer about each attempt, given the jobs that the scheduler shows."""
     now, shown = time.time(), {job.id: job for job in jobs}
     asked = [
         _Asked(run, attempt, handle, shown.get(handle.job_id or "") if handle is not None else None)
         for (run, attempt), handle in zip(attempts, handles, strict=True)
     ]
-    words = {one.attempt: _word_of(queue, one.job, now) for one in asked if one.job is not None and one.is_ours}
-    words |= _words_on_doubtful(queue, [one for one in asked if one.attempt not in words], now)
+    words = {one.attempt: _answer_of(queue, one.job, now) for one in asked if one.job is not None and one.is_ours}
+    words |= _answers_about_doubtful(queue, [one for one in asked if one.attempt not in words], now)
     return [_answer(queue, attempt, words.get(attempt), now) for _, attempt in attempts]
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """An attempt, and the job of its id that the scheduler shows."""
+    """An attempt, and the job with its id that the scheduler shows."""
 
     run: RunDir
     attempt: AttemptDir
@@ -84,14 +88,18 @@ class _Asked(msgspec.Struct, frozen=True):
 
     @property
     def forgotten(self) -> str:
-        """Return the id of the attempt's job if it is not shown, or "" if there is none; a controller may reuse ids."""
+        """Return the id of the attempt's job if it is not shown or belongs to another run, as ids may be
+        reused; "" if there is none.
+        """
         if self.handle is None or self.handle.job_id is None:
             return ""
         return "" if self.job is not None and self.job.may_have(self.handle.submit_token) else self.handle.job_id
 
 
-def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
-    """Return words on jobs that are not shown, or not as ours: on another cluster, known to the accounting, or gone."""
+def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
+    """Return answers about jobs that are not shown, or not as the run's: on another cluster, known to the
+    accounting, or gone.
+    """
     here = ThisCluster(queue)
     try:
         away = {one.attempt: why for one in asked if (why := here.elsewhere(one.run, one.attempt))}
@@ -100,12 +108,16 @@ def _words_on_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) 
     words = {attempt: last_seen(attempt, why) for attempt, why in away.items()}
     for one in asked:
         if one.job is not None and one.attempt not in away and not one.forgotten:
-            words[one.attempt] = _word_of(queue, one.job, now)
-    return words | _words_on_forgotten(queue, [one for one in asked if one.forgotten and one.attempt not in away], now)
+            words[one.attempt] = _answer_of(queue, one.job, now)
+    return words | _answers_about_forgotten(
+        queue, [one for one in asked if one.forgotten and one.attempt not in away], now
+    )
 
 
-def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
-    """Return the accounting's words on jobs that are not shown; if it does not answer, other attempts are
+def _answers_about_forgotten(
+    queue: BatchSystem, asked: Sequence[_Asked], now: float
+) -> dict[AttemptDir, ClusterAnswer]:
+    """Return the accounting's answers about jobs that are not shown; if it does not answer, other attempts are
     unaffected.
     """
     if not asked:
@@ -115,11 +127,14 @@ def _words_on_forgotten(queue: BatchSystem, asked: Sequence[_Asked], now: float)
         accounts = queue.accounts([one.forgotten for one in asked], since)
     except Unreachable as error:
         return {one.attempt: last_seen(one.attempt, str(error.lines[0])) for one in asked}
-    known = {job.id: _word_of(queue, job, now) for job in accounts}
+    known = {job.id: _answer_of(queue, job, now) for job in accounts}
     return {one.attempt: known.get(one.forgotten) or ClusterAnswer(_GONE, "", now, one.forgotten) for one in asked}
 
 
 def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
+    """Return the answer about an attempt: the scheduler's, or an earlier one if the job is gone but its end was
+    seen.
+    """
     if word is None:
         return _being_submitted(queue, attempt, now)
     before = readable(attempt.seen, ClusterAnswer) if word.phase == _GONE else None
@@ -127,7 +142,7 @@ def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None,
 
 
 def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterAnswer | None:
-    """Return a word for an attempt without a job, or None if its submitter lives here and reports by itself.
+    """Return an answer about an attempt without a job, or None if its submitter lives here and reports by itself.
 
     The submitter may be on another machine, or be dead while its client is not, so the attempt is not lost.
     """
@@ -136,11 +151,11 @@ def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> Clu
     return ClusterAnswer(Phase.QUEUED, "", now, text=f"it is being handed to {queue.called}")
 
 
-def _word_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterAnswer:
-    """Return the word on one job; a running one has no text, which would hide what the run itself reports."""
+def _answer_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterAnswer:
+    """Return the answer about one job; a running one has no text, which would hide what the run itself reports."""
     text = "" if job.phase is Phase.RUNNING else job.text
     if job.suspended:
-        text = f"its job is suspended: all of it stands still until {queue.called} lets it go on"
+        text = f"its job is suspended: all its processes are stopped until {queue.called} continues it"
     return ClusterAnswer(
         job.phase, job.word, now, job.id, text, job.starts_at, job.ended_as, job.cause, said_by=queue.called
     )

@@ -1,4 +1,4 @@
-"""Finish what killed processes left undone: hand over runs that never were, and end a second job of one token.
+"""Finish what killed processes left undone: submit runs that never were, and end a second job with the same token.
 
 An attempt with an intent and no job was left by a submitter that was killed. A second job with the token can only come
 from a client that was given up and succeeded later; it would find nothing to do.
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from launcher.errors import NotStarted, Unreachable
 from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
 from launcher.places.batch.hand_over import ThisCluster, hand_over, submit_tokens_of
-from launcher.places.batch.look import Asked, silence, words_on
+from launcher.places.batch.look import Asked, answers_of, silence
 from launcher.run.attempts import newest, read_plan
 from launcher.run.avoided import avoided, forget, is_over
 from launcher.run.durable import read_record, readable, write_record
@@ -37,7 +37,7 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
             _let_wait_for_fewer(queue, attempts, handles, jobs)
     except Unreachable as error:
         return silence(attempts, error)
-    words = words_on(queue, attempts, handles, jobs)
+    words = answers_of(queue, attempts, handles, jobs)
     for (_, attempt), word, handle in zip(attempts, words, handles, strict=True):
         if word is not None and handle is not None and not word.silent:
             with _where_there_is_room():
@@ -47,7 +47,7 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
 
 @contextlib.contextmanager
 def _where_there_is_room() -> Iterator[None]:
-    """Ignore a full or failing disk here; a later look does what was left."""
+    """Ignore a full or failing disk within this context; a later call finishes the rest."""
     try:
         yield
     except OSError as error:
@@ -56,6 +56,7 @@ def _where_there_is_room() -> Iterator[None]:
 
 
 def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
+    """Submit the attempt if it is open and its submitter is gone."""
     if not is_open(run, attempt):
         return
     handover = Handover.of(run, attempt)
@@ -90,7 +91,7 @@ def _end_doubles(
 def _let_wait_for_fewer(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Let waiting jobs use nodes again whose time of exclusion is over."""
+    """Let waiting jobs use nodes again whose time of exclusion has ended."""
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):
         if handle is not None and handle.job_id in waiting and is_over(run, now):
@@ -112,7 +113,7 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
 
 
 def _remember(attempt: AttemptDir, word: ClusterAnswer) -> None:
-    """Keep the scheduler's answer for a time when it is silent or has forgotten how the job ended."""
+    """Keep the scheduler's answer for a time when it does not answer or has forgotten how the job ended."""
     before = readable(attempt.seen, ClusterAnswer)
     if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
         write_record(attempt.seen, word)

@@ -28,7 +28,9 @@ _DEFERRED_START = "launcher.submission.deferred_start:DeferredStart"
 
 
 class DeferredCluster(Place):
-    """The place where a run waits on this machine; `there` is the cluster that it is for, which says what it offers."""
+    """The place where a run waits on this machine; `there` is the cluster that it will go to, which says what
+    it offers.
+    """
 
     kind = DEFERRED
     most_in_order = 10_000
@@ -37,6 +39,7 @@ class DeferredCluster(Place):
         self._there = there
 
     def machine(self, spec: JobSpec) -> Machine:
+        """Return what a node of the cluster offers to which the run will go; raise Refused if none is named."""
         if self._there is None:
             raise Refused("a run waits here on its way to a cluster", "hint: name that with --on")
         return self._there.machine(spec)
@@ -45,12 +48,15 @@ class DeferredCluster(Place):
         """Return None, because nothing is handed to a cluster yet."""
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
+        """Boot the process that waits."""
         return StandbySupervisor(_DEFERRED_START, Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
+        """Start the process that waits."""
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
+        """Return None for each attempt, as their processes are on this machine."""
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
@@ -63,15 +69,17 @@ class DeferredCluster(Place):
                     continue  # the next look tries again; until then status shows that no process waits
 
     def release(self, _run: RunDir, attempt: AttemptDir) -> None:
+        """Record that the held run may start."""
         if not attempt.released.exists():
             create_record(attempt.released, this_process())
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        """End the process that waits, and return the report."""
         return end_here(run, attempt, plan)
 
 
 def _is_abandoned(attempt: AttemptDir) -> bool:
-    """Return whether no process has the attempt in hand: neither its submitter nor one that waits for it."""
+    """Return whether neither the attempt's submitter nor a process that waits for it is alive."""
     if not attempt.handle.exists() and alive(read_intent(attempt).created_by):
         return False
     with locked(attempt.job_lock) as free:

@@ -1,4 +1,4 @@
-"""`launch doctor gridengine`: asks what the site is like, and with `--try` has a job look at its hosts."""
+"""`launch doctor gridengine`: query the site, and with `--try` have a job examine its hosts."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from launcher.health.findings import Finding, ok, warning
 from launcher.places.batch.answers import read_settings
 from launcher.places.batch.doctor import BatchDoctor, named
-from launcher.places.batch.trial.checks import QueueWords
+from launcher.places.batch.trial.checks import QueueNames
 from launcher.places.gridengine.gridengine import CALLED, GridEngineSystem, ask
 
-WORDS = QueueWords(
+WORDS = QueueNames(
     queue=GridEngineSystem,
     server="qmaster",
     silent_hint="load the site's module, or set SGE_ROOT",
@@ -29,16 +29,20 @@ class GridEngineDoctor(BatchDoctor):
     system, words, starter = GridEngineSystem, WORDS, "qrsh -inherit"
 
     def site(self) -> str:
+        """Return the name of the qmaster's host, as `qconf -sss` shows it."""
         return ask(["qconf", "-sss"]).out.strip()
 
     def findings(self) -> Iterator[Finding]:
+        """Yield findings about parallel environments and settings."""
         yield from pe_findings(self._environments())
         yield from settings_findings(_shown("-sconf"), _shown("-ssconf"))
 
     def most_nodes(self, chosen: Mapping[str, str]) -> int | None:
+        """Return 1 if no parallel environment can be used, else None for no limit."""
         return None if self._able(chosen) else 1
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
+        """Return the qsub command that reads the trial's script from its stdin."""
         argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
         argv += ["-v", "PATH", "-l", f"h_rt={60 * limit_minutes}"]
         for name, slots in list(self._able(chosen).items())[:1]:
@@ -46,9 +50,11 @@ class GridEngineDoctor(BatchDoctor):
         return argv + named(chosen, queue="-q", project="-P")
 
     def _environments(self) -> dict[str, dict[str, str]]:
+        """Return the settings of each parallel environment by name."""
         return {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
 
     def _able(self, chosen: Mapping[str, str]) -> dict[str, int]:
+        """Return the usable parallel environments among the chosen ones, with their slots per host."""
         known = self._environments()
         return usable({chosen["pe"]: known.get(chosen["pe"], {})} if "pe" in chosen else known)
 
@@ -76,15 +82,18 @@ def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Findi
 
 
 def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield settings of the site that keep a run from going on, or from being reported."""
+    """Yield settings of the site that keep a run from continuing, or from being reported."""
     if settings.get("reschedule_unknown", "00:00:00") in ("00:00:00", "0:0:0"):
         text = "jobs of a lost first host are not put back (reschedule_unknown 0)"
-        yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, goes on")
+        yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, continues the run")
     if "FORBID_RESCHEDULE" in settings.get("qmaster_params", ""):
         yield warning("requeue", "jobs may not put themselves back (FORBID_RESCHEDULE)", "give runs enough time")
     if scheduler.get("schedd_job_info", "true") != "true":
-        yield warning("reasons", f"{CALLED} does not say why jobs wait (schedd_job_info)", "`qalter -w p JOB` says it")
+        yield warning(
+            "reasons", f"{CALLED} does not report why jobs wait (schedd_job_info)", "`qalter -w p JOB` shows it"
+        )
 
 
 def _shown(*option: str) -> dict[str, str]:
+    """Return the settings that `qconf` shows with this option."""
     return read_settings(ask(["qconf", *option]).out)

@@ -1,6 +1,5 @@
-"""Grid Engine: its command lines, how their answers are read, its states and reasons; and the place that it is.
-
-From any machine that has its programs.
+"""Grid Engine as a place, from any machine that has its programs: command lines, the parsing of answers, states
+and reasons.
 """
 
 import calendar
@@ -17,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from launcher.errors import BadInput, Unreachable
 from launcher.places.batch import batch, environment
-from launcher.places.batch.answers import JOB_ID, number, read_settings, read_xml, word_in, words_in
+from launcher.places.batch.answers import JOB_ID, child_text, child_texts, number, read_settings, read_xml
 from launcher.places.batch.batch import (
     LIMIT_S,
     BatchSystem,
@@ -62,6 +61,9 @@ class GridEngineCluster(BatchCluster):
         super().__init__(GridEngineSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
+        """Return what hosts of the queue offer; raise BadInput if the parallel environment gives no fixed
+        number of hosts.
+        """
         own = spec.gridengine
         check_rule(own.pe, rule_of(own.pe), spec.resources.nodes.max)
         return super().machine(spec)
@@ -79,7 +81,7 @@ class GridEngineSystem(BatchSystem):
     leaves_with: int | None = 99
 
     def site(self) -> str:
-        """Return the cell's name by its administrator; not its qmaster's host, which may change."""
+        """Return the cell's name and its administrator; not its qmaster's host, which may change."""
         named = os.environ.get("SGE_CLUSTER_NAME", "")
         root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
         with contextlib.suppress(OSError):
@@ -87,13 +89,16 @@ class GridEngineSystem(BatchSystem):
         return named
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
+        """Return the whole batch script for qsub."""
         rule, follows = rule_of(plan.spec.gridengine.pe), jobs_to_follow(plan.awaited)
         return script_of(plan, submit_token, where, avoid, rule, follows)
 
     def refusal(self, answer: Answer) -> str:
-        return _last_word(answer)
+        """Return why qsub refused the job."""
+        return _last_line(answer)
 
     def may_submit(self) -> bool:
+        """Return whether Grid Engine lets this host submit jobs."""
         try:
             ask(["qsub", "-w", "v", "-b", "y", "true"])
         except Unreachable as error:
@@ -103,10 +108,12 @@ class GridEngineSystem(BatchSystem):
         return True
 
     def try_out(self, script: str) -> str:
+        """Return Grid Engine's answer about this script, by `qsub -w v`."""
         answer = ask(["qsub", "-w", "v"], stdin=script)
-        return f"{CALLED} says: {_last_word(answer).removeprefix('verification: ')}"
+        return f"{CALLED} says: {_last_line(answer).removeprefix('verification: ')}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        """Return these jobs, those of the run named `called`, or all of this user, by qstat."""
         user = pwd.getpwuid(os.geteuid()).pw_name
         listed = ask(["qstat", "-xml", "-g", "t", "-u", user], limit_s=limit_s).out  # -g t: with all its hosts
         named = job_name(called) if called else ""
@@ -117,11 +124,12 @@ class GridEngineSystem(BatchSystem):
         return [job for job in read_jobs(listed, details) if job.id in wanted]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        """Return the accounting's records of ended jobs, by qacct."""
         found = (read_account(ask(["qacct", "-j", name]).out, since) for name in ids)
         return [job for job in found if job is not None]
 
     def requeue(self, job: str) -> str:
-        """Return why the job is not put back by leaving with its exit code, or "".
+        """Return why the job cannot be requeued by leaving with its exit code, or "".
 
         A job that was on several hosts is better followed by a new one: Grid Engine keeps the old one off the other
         hosts it had, and while something of it is left there, takes the end of the batch process for the end of the
@@ -134,12 +142,11 @@ class GridEngineSystem(BatchSystem):
         return ""
 
     def follow(self, job: str, others: Sequence[str]) -> bool:
-        """Have a job wait for these others, as it loses that when it is put back; hosts that may not submit
-        cannot do this.
-        """
+        """Have a job wait for these others again, as a requeue drops that; hosts that may not submit cannot do this."""
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
+        """Return the hosts of these queues, or of all, by qhost."""
         known = read_hosts(ask(["qhost", "-q", "-F", gpu, "-xml"], limit_s=limit_s).out, gpu)
         named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
         return [host for host in known if (host.queues if named is None else named & host.queues)]
@@ -147,11 +154,12 @@ class GridEngineSystem(BatchSystem):
 
 @cache
 def rule_of(pe: str | None) -> str | None:
-    """Return how a parallel environment gives out slots, or None if there is none of that name."""
+    """Return how a parallel environment assigns slots to hosts, or None if there is none of that name."""
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
 
 
-def _last_word(answer: Answer) -> str:
+def _last_line(answer: Answer) -> str:
+    """Return the last line of an answer that means anything."""
     lines = [line.strip() for line in (answer.err or answer.out).splitlines() if line.strip() not in ("", "Exiting.")]
     return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"
 
@@ -209,6 +217,7 @@ def options(
 
 
 def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
+    """Return how many slots the job gets on each host."""
     return plan.ranks_per_node * plan.cpus_per_rank if rule == _ONE_HOST else int(rule or 1)
 
 
@@ -254,35 +263,40 @@ def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
     """
     rows: dict[str, list[ET.Element]] = {}  # one for each queue that has given a job slots
     for row in read_xml(CALLED, listed).iter("job_list"):
-        name = word_in(row, "JB_job_number")
+        name = child_text(row, "JB_job_number")
         if JOB_ID.fullmatch(name) is None:
             raise Unreachable(f"an answer of {CALLED} is damaged: expected the number of a job, got {name[:100]!r}")
         rows.setdefault(name, []).append(row)
     root = read_xml(CALLED, detailed) if detailed.strip() else ET.Element("nothing")
-    details = {word_in(job, "JB_job_number"): job for job in root.iterfind("djob_info/element")}
-    ended = {name for part in root.iter("unknown_jobs") for name in words_in(part, "ST_name")}
+    details = {child_text(job, "JB_job_number"): job for job in root.iterfind("djob_info/element")}
+    ended = {name for part in root.iter("unknown_jobs") for name in child_texts(part, "ST_name")}
     told: dict[str, list[str]] = {}
     for one in root.iterfind(".//SME_message_list/element"):
-        for name in words_in(one, "ULNG_value"):
-            told.setdefault(name, []).append(word_in(one, "MES_message"))
+        for name in child_texts(one, "ULNG_value"):
+            told.setdefault(name, []).append(child_text(one, "MES_message"))
     known = {name: job for name, job in rows.items() if name not in ended and (not details or name in details)}
     return [_job(name, job, details.get(name, ET.Element("gone")), told.get(name, [])) for name, job in known.items()]
 
 
 def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: Sequence[str]) -> QueuedJob:
-    masters_first = sorted(rows, key=lambda row: word_in(row, "master") != "MASTER")
-    names = (word_in(row, "queue_name").rpartition("@")[2] for row in masters_first)
-    hosts, state = ",".join(dict.fromkeys(filter(None, names))), word_in(masters_first[0], "state")
+    """Return a job from its rows and details."""
+    masters_first = sorted(rows, key=lambda row: child_text(row, "master") != "MASTER")
+    names = (child_text(row, "queue_name").rpartition("@")[2] for row in masters_first)
+    hosts, state = ",".join(dict.fromkeys(filter(None, names))), child_text(masters_first[0], "state")
     phase = phase_of(state)
-    context = {word_in(one, "VA_variable"): word_in(one, "VA_value") for one in details.iterfind("JB_context/*")}
-    limits = {word_in(one, "CE_name"): number(word_in(one, "CE_doubleval")) for one in details.iter("qstat_l_requests")}
-    started, limit = next(filter(None, map(number, words_in(details, "JAT_start_time"))), None), limits.get("h_rt")
+    context = {child_text(one, "VA_variable"): child_text(one, "VA_value") for one in details.iterfind("JB_context/*")}
+    limits = {
+        child_text(one, "CE_name"): number(child_text(one, "CE_doubleval")) for one in details.iter("qstat_l_requests")
+    }
+    started, limit = next(filter(None, map(number, child_texts(details, "JAT_start_time"))), None), limits.get("h_rt")
     return QueuedJob(
         id=name,
-        name=word_in(rows[0], "JB_name"),
+        name=child_text(rows[0], "JB_name"),
         phase=phase,
         word=state,
-        text=reason_of(state, words_in(details, "QIM_message"), messages) if phase is Phase.QUEUED else f"on {hosts}",
+        text=reason_of(state, child_texts(details, "QIM_message"), messages)
+        if phase is Phase.QUEUED
+        else f"on {hosts}",
         hosts=hosts,
         suspended=phase is Phase.RUNNING and bool(set(state) & set("sST")),
         submit_tokens=frozenset({context.get(MARK, "")} - {""}),
@@ -321,6 +335,7 @@ def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
 
 
 def _host(host: ET.Element, gpu: str) -> ExecHost:
+    """Return a host from its element."""
     values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
     free = {one.get("name"): number(one.text or "") for one in host.iter("resourcevalue")}.get(gpu)
     queues, cpus = frozenset(one.get("name") or "" for one in host.iter("queue")), number(values.get("num_proc", "-"))
@@ -362,7 +377,7 @@ _MEANS = meanings({
 
 
 def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
-    """Return why a job in this state waits: `errors` are failed starts, `messages` the scheduler's notes about it."""
+    """Return why a job in this state waits; `errors` are failed starts, `messages` the scheduler's notes about it."""
     if "E" in state:
         why = f": {errors[-1]}" if errors else ""
         return f"it could not be started{why}; once that is mended, qmod -cj lets it try again"

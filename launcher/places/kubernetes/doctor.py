@@ -1,16 +1,16 @@
-"""`launch doctor k8s`: asks the API server what a run needs; starts nothing."""
+"""`launch doctor k8s`: ask the API server for what a run needs, without starting anything."""
 
 import re
 from collections.abc import Callable, Generator, Iterator
 
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding, ok, problem, warning
-from launcher.health.wish import DoctorWish
-from launcher.places.batch.trial.carry_out import looked_over
-from launcher.places.batch.trial.checks import QueueWords
+from launcher.places.batch.trial.carry_out import all_findings
+from launcher.places.batch.trial.checks import QueueNames
 from launcher.places.batch.trial.trial_jobs import TrialJobs
 from launcher.places.kubernetes.kubernetes import CALLED, KubernetesSystem, ask, read_nodes
 
-WORDS = QueueWords(
+WORDS = QueueNames(
     queue=KubernetesSystem,
     server="API server",
     silent_hint="`kubectl config current-context` shows which cluster is asked",
@@ -25,13 +25,14 @@ WORDS = QueueWords(
 _RIGHTS = (("create", "jobsets"), ("list", "jobsets"), ("delete", "jobsets"), ("list", "pods"))
 
 
-def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the cluster; `tell` gets a line about what takes long."""
-    wish.refuse_all_but()
-    return looked_over(_site(wish), WORDS, wish, tell)
+def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield findings about the cluster; `tell` is called with a line about what takes long."""
+    request.refuse_all_but()
+    return all_findings(_site(request), WORDS, request, tell)
 
 
-def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
+def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
+    """Yield findings about the API server, and return no trial jobs."""
     kinds = ask(["kubectl", "api-resources", "-o", "name"]).out.split()
     yield ok("API server", f"{ask(['kubectl', 'config', 'current-context']).out.strip() or CALLED} answers")
     if "jobsets.jobset.x-k8s.io" in kinds:
@@ -50,11 +51,11 @@ def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
     if answer.code != 0:
         yield warning("hosts", "nodes may not be listed", "specs have to say resources.gpus_per_node")
     else:
-        gpu = wish.chosen.get("gpu_resource", KubernetesSystem.gpu_resource)
+        gpu = request.chosen.get("gpu_resource", KubernetesSystem.gpu_resource)
         hosts = [one for one in read_nodes(answer.out, gpu) if one.up]
         yield ok("hosts", f"{len(hosts)} are ready, with {sum(one.gpus or 0 for one in hosts)} of {gpu}")
     for option in ("image", "claim", "mount"):
-        if option not in wish.chosen:
-            text = f"the clusters file says no {option}"
+        if option not in request.chosen:
+            text = f"the clusters file has no {option}"
             yield warning("volume" if option != "image" else "image", text, f"each spec has to say k8s.{option}")
     return None

@@ -73,7 +73,9 @@ class KubernetesCluster(BatchCluster):
 
 
 class KubernetesSystem(BatchSystem):
-    """Kubernetes, asked by kubectl; pods may not ask, so the JobSet decides by exit codes what follows a start."""
+    """Kubernetes, queried with kubectl; pods may not query it, so the JobSet decides by exit codes what follows
+    a start.
+    """
 
     kind, called, ask = "k8s", CALLED, staticmethod(ask)
     sees, ends = "kubectl describe jobset", "kubectl delete jobset --wait=false"
@@ -82,6 +84,7 @@ class KubernetesSystem(BatchSystem):
     leaves_with: int | None = _AGAIN
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
+        """Return the JobSet as JSON."""
         return json.dumps(job_set(plan, submit_token, where), indent=2) + "\n"
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
@@ -96,13 +99,16 @@ class KubernetesSystem(BatchSystem):
         return name
 
     def may_submit(self) -> bool:
+        """Return False: pods may not submit jobs."""
         return False
 
     def try_out(self, script: str) -> str:
+        """Return the API server's answer about this manifest, by a dry run."""
         answer = ask(["kubectl", "create", "--dry-run=server", "-f", "-"], stdin=script)
         return f"{CALLED} says: {(answer.refusal or answer.out).strip()}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        """Return these JobSets, those of the run named `called`, or all of the launcher's."""
         chosen = ",".join(f"{name}={value}" for name, value in _MANAGED.items())
         answer = ask(["kubectl", "get", "jobsets,pods", "-l", chosen, "-o", "json"], limit_s=limit_s)
         if answer.code != 0:
@@ -110,18 +116,23 @@ class KubernetesSystem(BatchSystem):
         return [job for job in read_jobs(answer.out) if (not ids or job.id in ids) and called in ("", job.name)]
 
     def release(self, job: str) -> str:
+        """Release a suspended JobSet; return why that is refused, or ""."""
         return ask(["kubectl", "patch", "jobset", job, "--type=merge", "-p", '{"spec": {"suspend": false}}']).refusal
 
     def fate(self, job: str) -> Fate:  # noqa: ARG002 - pods cannot ask
+        """Return UNKNOWN: the JobSet decides by exit codes what follows."""
         return Fate.UNKNOWN
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:  # noqa: ARG002 - a run knows its pods, and they cannot ask
+        """Return nothing, as pods may not query nodes."""
         return {}
 
     def this_start(self) -> JobStart:
+        """Return the JobSet that this pod belongs to."""
         return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:
+        """Return this pod's name."""
         return os.environ["JOB_LAUNCH_POD"]
 
     def hosts(self) -> dict[str, str]:
@@ -144,11 +155,11 @@ class KubernetesSystem(BatchSystem):
 
 
 def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any]:
-    """Return the object that kubectl gets. Raises BadInput where pods could not see the run."""
+    """Return the JobSet that kubectl gets; raise BadInput if pods could not see the run."""
     own, resources, count = plan.spec.k8s, plan.spec.resources, plan.nodes_max + plan.spec.recovery.spares
     for option, value in (("image", own.image), ("claim", own.claim), ("mount", own.mount)):
         if not value:
-            raise BadInput(f"k8s.{option}: missing", f"hint: `launch help kubernetes` says what k8s.{option} is")
+            raise BadInput(f"k8s.{option}: missing", f"hint: `launch help kubernetes` explains k8s.{option}")
     if own.queue and plan.spec.queue.hold:
         raise BadInput("queue.hold: Kueue lets runs of its queues start", "hint: leave k8s.queue out, or the hold")
     if not where.is_relative_to(own.mount or "/"):
@@ -210,7 +221,9 @@ def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any
 
 
 def read_jobs(text: str) -> list[QueuedJob]:
-    """Return the JobSets of `kubectl get jobsets,pods -o json`, and why pods wait. Raises Unreachable if damaged."""
+    """Return the JobSets of `kubectl get jobsets,pods -o json`, with why pods wait; raise Unreachable if the
+    answer is damaged.
+    """
     items = read_json(CALLED, text).get("items")
     if not isinstance(items, list):
         raise Unreachable(f"an answer of {CALLED} is damaged: expected items, got {str(items)[:100]!r}")
@@ -219,6 +232,7 @@ def read_jobs(text: str) -> list[QueuedJob]:
 
 
 def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob:
+    """Return a JobSet and its pods as a job."""
     name = str(_at(one, "metadata", "name"))
     ours = sorted(
         (pod for pod in pods if _at(pod, "metadata", "labels", _SET) == name and not _leaves(pod)),
@@ -249,11 +263,12 @@ def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob
 
 
 def _leaves(pod: Mapping[str, Any]) -> bool:
-    """Return whether the pod is of a start that is being ended."""
+    """Return whether the pod belongs to a start that is being ended."""
     return bool(_at(pod, "metadata", "deletionTimestamp"))
 
 
 def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mapping[str, str]) -> str:
+    """Return why the JobSet does not run yet, or ""."""
     if "Suspended" in true:
         queue = _at(one, "metadata", "labels", _QUEUE)
         return f"Kueue has not admitted it to queue {queue}" if queue else "it is held: launch release lets it go"
@@ -269,6 +284,7 @@ def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mappin
 
 
 def _true_conditions(one: Mapping[str, Any]) -> dict[str, str]:
+    """Return the messages of the conditions that are true, by type."""
     found = (told for told in _listed(_at(one, "status", "conditions")) if _at(told, "status") == "True")
     return {str(_at(told, "type")): str(_at(told, "message") or "") for told in found}
 
@@ -279,6 +295,7 @@ def read_nodes(text: str, gpu: str) -> list[ExecHost]:
 
 
 def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
+    """Return a node as a host."""
     ready = "Ready" in _true_conditions(one)
     cordoned = _at(one, "spec", "unschedulable") is True
     gpus = int(number(str(_at(one, "status", "allocatable", gpu) or "0")) or 0)
@@ -294,10 +311,12 @@ def _cores(one: Mapping[str, Any]) -> int:
 
 
 def _at(one: object, *path: str) -> object:
+    """Return the value at this path in nested objects, or None."""
     for name in path:
         one = one.get(name) if isinstance(one, dict) else None
     return one
 
 
 def _listed(found: object) -> list[Mapping[str, Any]]:
+    """Return the objects in a list, none if it is no list."""
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

@@ -53,7 +53,9 @@ class OtherPod:
         signal.signal(signal.SIGTERM, self._leave)
 
     def serve(self) -> bool:
-        """Have an agent here in one attempt after the other. True: the run has ended; False: the pod is taken away."""
+        """Run an agent in one attempt after the other; return True once the run has ended, or False if the pod
+        is being removed.
+        """
         served, host = 0, os.environ["JOB_LAUNCH_POD"]
         while not self._told_to_leave:
             attempt = newest(self._run)
@@ -76,6 +78,7 @@ class OtherPod:
         return False
 
     def _leave(self, *_: object) -> None:
+        """Note that the pod is being removed, and end its agent."""
         self._told_to_leave = True
         if self._child is not None:
             self._child.terminate()
@@ -86,22 +89,25 @@ if __name__ == "__main__":
 
 
 class PodRecord(msgspec.Struct, frozen=True):
-    """One pod of a start."""
+    """The name and the address of one pod of a start."""
 
     host: str
     address: str
 
 
 def stand_by(folder: Path, index: int) -> None:
-    """Write this pod's file, again and again while it waits: names are new at each start, so only fresh files count."""
+    """Write this pod's file; repeat it as long as the pod waits."""
     make_dir(folder)
     record = PodRecord(os.environ["JOB_LAUNCH_POD"], os.environ["JOB_LAUNCH_POD_ADDRESS"])
     write_record(folder / f"{index}.json", record)
 
 
 def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
-    """Return the address of each pod by its name, in the order of their indices, once all are there. Raises LaunchError
-    where some are not in time. Ages are by the volume's own clock."""
+    """Return the address of each pod by its name, in the order of their indices, once all are there; raise LaunchError
+    if some are late.
+
+    Ages of files are measured by the volume's own clock.
+    """
     deadline = time.monotonic() + within_s
     while True:
         stand_by(folder, 0)

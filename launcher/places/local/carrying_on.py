@@ -27,10 +27,10 @@ from launcher.supervisor.attempt_end import write_failure, write_known_end
 
 
 def carry_on(run: RunDir, attempt: AttemptDir) -> None:
-    """Write the end of a lost attempt, or start a supervisor that goes on with the run.
+    """Write the end of a lost attempt, or start a supervisor that continues the run.
 
-    Do nothing where the machine was started anew since: a person decides then. Raises LaunchError, or OSError, where a
-    record that is needed cannot be read or written.
+    Do nothing if the machine was rebooted since: a user decides then. Raise LaunchError, or OSError, if a record that
+    is needed cannot be read or written.
     """
     with _lost(run, attempt) as plan:
         if plan is None:
@@ -62,8 +62,8 @@ def finish(run: RunDir, attempt: AttemptDir) -> None:
 
 @contextlib.contextmanager
 def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
-    """Yield the plan of a lost attempt while no other process can take it up, or None if it is not ours to go
-    on with.
+    """Yield the plan of a lost attempt while no other process can take it up, or None if this process must not
+    continue it.
     """
     if not _was_kept_here(attempt):
         yield None
@@ -89,5 +89,6 @@ def _was_kept_here(attempt: AttemptDir) -> bool:
 
 
 def _is_lost(run: RunDir, attempt: AttemptDir) -> bool:
+    """Return whether this attempt is the newest and the run counts as lost."""
     facts = read_facts(run.path)
     return facts.attempt == attempt.number and derive(facts).state is State.LOST

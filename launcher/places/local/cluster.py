@@ -45,6 +45,7 @@ class LocalCluster(Place):
     takes_roles = True
 
     def machine(self, _spec: JobSpec) -> Machine:
+        """Return what this machine offers."""
         return this_machine(os.environ)
 
     def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
@@ -66,6 +67,7 @@ class LocalCluster(Place):
         return [HostNow(host(), "taken" if taken or cores else "free", len(gpus), free, runs, text=", ".join(parts))]
 
     def release(self, _run: RunDir, attempt: AttemptDir) -> None:
+        """Record that the held run may start."""
         with contextlib.suppress(FileExistsError):
             create_record(attempt.released, this_process())
 
@@ -73,44 +75,53 @@ class LocalCluster(Place):
         """Return None, because nothing is handed to a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
+        """Start a zygote shared by runs like this; return False as long as it pays to wait for its imports."""
         return warm_up(plan, folder)
 
     def expect(self, run_dir: Path) -> None:
+        """Boot a supervisor and an agent for the next run."""
         expect(run_dir)
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
+        """Boot a supervisor for the run."""
         return supervisor_of(Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
+        """Start the attempt's supervisor."""
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
+        """Return None for each attempt, as their processes are on this machine."""
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Continue lost runs, or write their ends."""
         from launcher.places.local.carrying_on import carry_on  # late: a run is rarely lost
 
         for run, attempt in attempts:
             carry_on(run, attempt)
 
     def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Write the end of a lost attempt that had finished or was asked to end."""
         from launcher.places.local.carrying_on import finish  # late: likewise
 
         finish(run, attempt)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        """Start the host that inspects ranks, on this machine."""
         from launcher.node.inside.visit import host_here  # late: only who looks inside needs it
 
         return host_here(run, attempt, node, os.environ)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        """Stop the run's processes on this machine, and return the report."""
         return end_here(run, attempt, plan)
 
 
 def end_here(
     run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
 ) -> CancelReport:
-    """Ask the run's supervisors here to stop, wait for the grace, then end whatever is provably of this run.
+    """Ask the run's supervisors here to stop, wait for the grace, then end every process that is provably of this run.
 
     `last_word` writes that it was cancelled, if it has no end; `alone` marks that end as one of this machine only.
     """
@@ -132,7 +143,7 @@ def end_here(
 
 
 def _stop(supervisors: Sequence[ProcessId], timeout_s: float) -> None:
-    """Send SIGTERM to those that live here and wait until they are gone; each gives its ranks their grace."""
+    """Send SIGTERM to the supervisors that live here and wait until they are gone; each gives its ranks their grace."""
     asked = [supervisor for supervisor in supervisors if signal_process(supervisor, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s
     for supervisor in asked:
@@ -150,7 +161,7 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
 
 
 def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
-    """Return what to call these processes, by pid, for messages only."""
+    """Return names for these processes, by pid, for messages only."""
     names = {}
     state = readable(run.state, RunState)
     if state is not None and state.attempt == attempt.number:
@@ -162,16 +173,18 @@ def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
 
 
 def _agents(attempt: AttemptDir) -> list[AgentRecord]:
+    """Return the records of the attempt's agents."""
     records = (readable(path, AgentRecord) for path in sorted(attempt.path.glob("node-*/agent.json")))
     return [record for record in records if record is not None]
 
 
 def _roots(attempt: AttemptDir) -> list[ProcessId]:
+    """Return the processes of the attempt's supervisors and agents."""
     return _supervisors(attempt) + [record.process for record in _agents(attempt)]
 
 
 def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
-    """Return the supervisor that leads, and on a disk shared by several hosts those of the others."""
+    """Return the supervisor that leads, and on a disk shared by several hosts also the supervisors of the others."""
     handle = readable(attempt.handle, Handle)
     leads = handle.supervisor if handle is not None else readable(attempt.started, ProcessId)
     others = (readable(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
@@ -179,13 +192,14 @@ def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _topmost(pids: Sequence[int]) -> list[ProcessId]:
-    """Return those with none of the others above them: the supervisor, if no record names it."""
+    """Return the processes that are below none of the others: the supervisor, if no record names it."""
     below = {child for pid in pids for child in descendants(pid)}
     found = (process_id(pid) for pid in pids if pid not in below)
     return [one for one in found if one is not None]
 
 
 def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:
+    """Wait at most this long until the process has ended."""
     handle = open_process(process.pid)
     if handle is None:
         return

@@ -1,4 +1,4 @@
-"""`launch doctor`: a check-up of this machine. Leaves nothing behind."""
+"""`launch doctor`: check this machine, and leave nothing behind."""
 
 import os
 import platform
@@ -7,24 +7,24 @@ import sys
 from collections.abc import Iterator, Mapping
 
 from launcher.health import checks
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.evidence import DEVICE_CHECK, DeviceHealth, Ending, Fitness, devices_of, judge
 from launcher.health.findings import Finding, ok, problem, warning
 from launcher.health.machine_there import look, torch_of
-from launcher.health.wish import DoctorWish
 from launcher.node.machine import this_machine
 from launcher.run.registry import state_folder
 
 _BOUND_S = 120.0  # with the import of torch, which may be the first one from a slow disk
 
 
-def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
-    """Yield findings about this machine; torch comes last, because asking it takes seconds."""
-    wish.refuse_all_but("health")
+def check_up(request: DoctorRequest, _tell: object) -> Iterator[Finding]:
+    """Yield findings about this machine; torch comes last, because importing it takes seconds."""
+    request.refuse_all_but("health")
     gpus = this_machine(os.environ).gpus
-    if wish.health:
-        yield from health_findings(wish.python, len(gpus), os.environ)
+    if request.health:
+        yield from health_findings(request.python, len(gpus), os.environ)
         return
-    found = look([str(wish.runs_root), str(state_folder())])
+    found = look([str(request.runs_root), str(state_folder())])
     runs_root, state = found.folders
     yield ok("python", f"{platform.python_version()}, {sys.executable}")
     yield ok("cores", str(found.cores))
@@ -34,12 +34,12 @@ def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
     yield from checks.folder_findings("state folder", state, "XDG_STATE_HOME")
     yield checks.files_finding(*found.open_files)
     yield checks.clock_finding(found.clock, is_synchronised=found.is_synchronised)
-    yield checks.torch_finding(torch_of(wish.python, os.environ), wish.python, len(gpus))
+    yield checks.torch_finding(torch_of(request.python, os.environ), request.python, len(gpus))
 
 
 def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each device in order, and a note that links are not measured here. `python` is the
-    interpreter of the ranks.
+    """Yield a finding for each device in order, and a note that links are not measured here; `python` is the
+    ranks' interpreter.
     """
     for device in devices_of(gpus):
         health = _checked(python, device, environ)
@@ -55,6 +55,7 @@ def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Itera
 
 
 def _checked(python: str, device: str, environ: Mapping[str, str]) -> DeviceHealth:
+    """Run the check of one device and return its health."""
     try:
         done = subprocess.run(
             [python, str(DEVICE_CHECK), device],

@@ -1,4 +1,4 @@
-"""The name by which a submitter of an older version, which still runs, starts the supervisor of a local run."""
+"""An alias of `local_supervisor` for a submitter of an older version that is still running."""
 
 import sys
 

@@ -1,7 +1,8 @@
 """Supervise a local run: one small process is the parent of all agents of an attempt.
 
 A submitter that dies closes GO_FD. The supervisor then checks whether the attempt's intent is on disk, and if so runs
-it all the same. So from the moment a run exists it has exactly one supervisor, and before that none that does anything.
+it all the same. So from the moment a run exists it has exactly one supervisor; before that, a supervisor changes
+nothing.
 """
 
 import os
@@ -83,7 +84,9 @@ class LocalSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Open the next attempt, after a while, unless a stop is asked meanwhile."""
+        """Open the next attempt after its delay and return it, or None if the run has ended or a stop is
+        requested meanwhile.
+        """
         self._wakeup.wait(end.delay_s)
         self._before = attempt
         if self._wakeup.stop_asked:
@@ -99,12 +102,15 @@ class _StopAsked(Exception):
 
 
 def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
-    """Copy the code, where the submit left that to us; gives how the attempt has ended where that cannot be."""
+    """Copy the code, if the submitter left that to the supervisor; return how the attempt ended if that is
+    impossible, else None.
+    """
     if run.code.is_dir():
         return None
     from launcher.run.code.freezing import bring_code  # late: few runs have so much code
 
     def until_stopped(files: "Sequence[CodeFile]") -> "Iterator[CodeFile]":
+        """Yield the files, and raise _StopAsked once a stop is requested."""
         for file in files:
             if stop.to_end():
                 raise _StopAsked
@@ -123,6 +129,7 @@ def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) ->
 
 
 def _named(run: RunDir, word: bytes) -> AttemptDir | None:
+    """Return the attempt that the submitter's message names, or None if it is empty."""
     return run.attempt(int(word)) if word.strip().isdigit() else None
 
 

@@ -1,4 +1,4 @@
-"""Make a run of this machine wait for its turn, in its own supervisor, which looks twice a second.
+"""Make a run of this machine wait for its turn, in its own supervisor, which checks twice a second.
 
 Places in the queue and slots are sockets of that process and of the run's agents, so a killed run leaves none behind.
 """
@@ -23,7 +23,7 @@ _TURN_S = 0.5
 
 
 class TurnHere:
-    """The wait of one run for its turn, and the slots that it got with it."""
+    """The wait of one run for its turn, and the slots that it takes then."""
 
     def __init__(
         self, run: RunDir, attempt: AttemptDir, plan: Plan, wakeup: Wakeup, environ: Mapping[str, str]

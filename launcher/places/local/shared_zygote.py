@@ -40,10 +40,12 @@ _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 class SharedZygote:
-    """One process and our end of the wire to it."""
+    """A zygote process shared by several runs, and the connection to it."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        """Start it in the folder, which has a copy of the run's code, and have it import what runs like this need."""
+        """Start the zygote in the folder, which has a copy of the run's code, and have it import what runs like
+        this need.
+        """
         environment = _environment(plan, folder)
         self._socket, theirs = socket.socketpair()
         log = os.open(folder / "zygote.log", _LOG, 0o600)
@@ -98,18 +100,19 @@ class SharedZygote:
         return answer == "forked"
 
     def close(self) -> None:
-        """End the zygote; copies of it that runs use go on."""
+        """End the zygote; copies of it that runs use are not affected."""
         self.gone, self.ready = True, False
         self._child.kill()
         self._child.wait()
         self._socket.close()
 
     def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
+        """Send a message with descriptors."""
         with contextlib.suppress(OSError):  # it has ended: its stream says so too
             send_arguments(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
-        """Return the kind of its next message or why it refuses; None if nothing comes in time."""
+        """Return the kind of the zygote's next message, or why it refuses; None if nothing comes in time."""
         deadline = time.monotonic() + within_s
         while b"\n" not in self._unread:
             if self.gone or not select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -169,7 +172,7 @@ def warm_up(plan: Plan, folder: Path) -> bool:
 
 
 def expect(run_dir: Path) -> None:
-    """Boot a supervisor and an agent for a run of this folder, which is sure to be submitted."""
+    """Boot a supervisor and an agent for the next run, which will have this folder."""
     if _lending.expected is None or _lending.expected[0] != run_dir:
         _lending.expected = run_dir, supervisor_of(run_dir)
 

@@ -28,6 +28,8 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class _LoginHead(msgspec.Struct, frozen=True):
+    """The part of a spec that says how to reach the login node."""
+
     node: str | None = None
     launch: str = "launch"
     folder: str = "~/launch"
@@ -36,6 +38,8 @@ class _LoginHead(msgspec.Struct, frozen=True):
 
 
 class _SpecHead(msgspec.Struct, frozen=True):
+    """The part of a spec that `launch status` needs."""
+
     login: _LoginHead = _LoginHead()
 
 
@@ -47,13 +51,13 @@ class _PlanHead(msgspec.Struct, frozen=True):
 
 
 def address_of(run: RunDir, attempt: AttemptDir) -> Address:
-    """Return where this attempt went, as it is reached now."""
+    """Return the address of the login node that this attempt went to, as it is reached now."""
     plan = plan_as(run, attempt.number, _PlanHead)
     return now(as_planned(plan.cluster, plan.spec.login))
 
 
 def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
-    """Return the address that a plan names. Raises BadInput if it names no login node."""
+    """Return the address that a plan names; raise BadInput if it names no login node."""
     if login.node is None:
         hint = "hint: `login: me@login.example.org` of a cluster in the clusters file, and --on its name"
         raise BadInput(f"--on {cluster}: no login node is named", hint)

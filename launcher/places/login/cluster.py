@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 import shlex
 from collections.abc import Iterator
 
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding
-from launcher.health.wish import DoctorWish
 from launcher.ids import RunId
 from launcher.places.clusters_file import ClusterEntry
 from launcher.places.login.files import remote_runs
@@ -80,7 +80,7 @@ class LoginCluster(Place):
         self._not_handed: dict[Path, str] = {}  # by attempt: why
 
     def check_first(self, code: CodeList) -> None:
-        """Raise BadInput for links out of the code, whose targets the login node would lack."""
+        """Raise BadInput for links that lead out of the code, whose targets the login node would lack."""
         refuse_links_out(code)
 
     def machine(self, spec: JobSpec) -> Machine:
@@ -95,32 +95,36 @@ class LoginCluster(Place):
         return self._offered[1]
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the hosts as the login node reports them, with those runs that are known here."""
+        """Return the hosts as the login node reports them, with only the runs that are known here."""
         address = at(spec.login)
         hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
+        """Return a problem for each wait that the remote cluster does not support."""
         return waiting.queue_problems(at(spec.login), spec.queue, awaited)
 
     def runs_folder(self, spec: JobSpec) -> str:
+        """Return the folder on the login node that has the folders of all runs."""
         return waiting.runs_folder(at(spec.login))
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Release the held run on its login node."""
         waiting.release(run, attempt)
 
     def most_together(self) -> int:
-        """Return more than anybody submits: the login node makes of them what its cluster takes."""
+        """Return a number without effect: the login node splits runs into what its cluster takes."""
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:
-        """Return what the login node would hand to its batch system. The code is sent: it is looked at there."""
+        """Return what the login node would hand to its batch system; the code is sent, because it is checked there."""
         address = now(as_planned(plan.cluster, plan.spec.login))
         code = list_code(Path(plan.project), plan.spec.code)
         digest = digest_of(code)
         spec = remote_spec(plan, Path(plan.spec_file).read_bytes(), waiting.remote_options(plan, address))
 
         def work(line: RemoteLaunch) -> RemotePreview:
+            """Send the code and ask for the preview."""
             send_code(line, code, digest, address.folder, _TREE_S)
             request = AskPreview(address.folder, address.on, digest, spec)
             return line.ask(request, RemotePreview, timeout_s=_ANSWER_S)
@@ -131,6 +135,7 @@ class LoginCluster(Place):
         return Preview(handed.script, "; ".join(filter(None, (handed.answer, where))))
 
     def start(self, plan: Plan, attempt: int) -> None:
+        """Hand the attempt to the login node, which starts it once."""
         run = RunDir(Path(plan.run_dir))
         hand_over(Handover.of(run, run.attempt(attempt)))
 
@@ -157,7 +162,7 @@ class LoginCluster(Place):
         return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in attempts]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Hand over what killed submitters did not, for login nodes that answer."""
+        """Hand over what killed submitters did not, to login nodes that answer."""
         left = {}
         for run, attempt in attempts:
             try:
@@ -178,6 +183,7 @@ class LoginCluster(Place):
         return ClusterAnswer("queued", "", time.time(), text="it is being handed to its login node")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
+        """Cancel the run through its login node, and return the report."""
         address = address_of(run, attempt)
         handover = Handover.of(run, attempt)
         if handover.is_open():
@@ -196,13 +202,14 @@ class LoginCluster(Place):
         return report
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
+        """Include these nodes again on the remote cluster, or all."""
         attempt = newest(run)
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
             request = IncludeNodes(there, tuple(hosts))
             ask(address_of(run, attempt), request, list[Exclusion], timeout_s=_ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """Reach a node through the login node's own way to it: `launch _inside` there passes on what both send."""
+        """Reach a node through the login node: `launch _inside` there relays in both directions."""
         handle = read_record(attempt.handle, Handle)
         if handle is None or (there := handle.run_there()) is None:
             raise Refused(f"{run.path.name} is being handed to its login node", f"hint: launch status {run.path.name}")
@@ -214,15 +221,19 @@ class LoginCluster(Place):
     # -- what they have written
 
     def bring_logs(self, run: RunDir) -> None:
+        """Copy logs and metrics from the login node until the run has ended."""
         files.bring_logs(run)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        """Copy logs, metrics and a checkpoint here; return a line for each."""
         return files.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        """Copy the ranks' outputs below `draft`; return a folder for each login node."""
         return files.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
+        """Copy the newest checkpoint and the logs here."""
         files.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
@@ -230,10 +241,12 @@ class LoginCluster(Place):
         return tidy(runs, remove=remove)
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
+        """Return the run's checkpoints on the login node, with `verify` verified there."""
         return files.checkpoints(run, verify=verify)
 
 
 def _is_known_here(run_id: str) -> bool:
+    """Return whether this machine has a run of this id."""
     return is_run_id(run_id) and registry.is_registered(parse_run_id(run_id))
 
 
@@ -246,6 +259,7 @@ def at(login: Login) -> Address:
 def _word(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
 ) -> ClusterAnswer:
+    """Return the state of an attempt from the login node's answer, and keep the records that came with it."""
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
         return last_seen(attempt, why)
@@ -255,11 +269,11 @@ def _word(
         records.keep(run, attempt, answer[there])
     except (LaunchError, OSError) as error:
         return last_seen(attempt, f"{address}: {error}")
-    return records.word_of(attempt, answer[there])
+    return records.answer_of(attempt, answer[there])
 
 
 def _mend(handover: Handover) -> None:
-    """Finish a handover. Raises what prevents it for now; an attempt that never can start gets its end."""
+    """Finish a handover; raise what prevents it for now. An attempt that can never start gets its end."""
     address = address_of(*handover.members[0])
     if (why := silent.why(address)) is not None:
         raise why
@@ -270,6 +284,7 @@ def _mend(handover: Handover) -> None:
 
 
 def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+    """Return what each login node keeps of these runs; with `remove`, delete what is not live."""
     asked: dict[Address, Names] = {}
     for run in runs:
         for remote in remote_runs(run):
@@ -277,6 +292,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
     addresses = {str(address): address for address in asked}
 
     def work(_: str, address: Address) -> list[KeptRemote]:
+        """Ask one login node."""
         request = TidyRuns(address.folder, tuple(asked[address]), remove)
         return ask(address, request, list[KeptRemote], timeout_s=_LONG_S)
 
@@ -291,7 +307,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
-    """Return it under the names that the runs have here, without runs that it was not asked about."""
+    """Return the answer with the names that the runs have here, without runs that were not asked about."""
     return KeptRemote(
         f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,
         {names[run]: size for run, size in told.runs.items() if run in names},
@@ -301,9 +317,9 @@ def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
     )
 
 
-def check_up(wish: DoctorWish, _tell: object) -> Iterator[Finding]:
+def check_up(request: DoctorRequest, _tell: object) -> Iterator[Finding]:
     """Raise Refused, with the command that checks the cluster on its login node."""
-    address = as_planned(wish.cluster, login_of(ClusterEntry(KIND, wish.cluster, wish.defaults)))
+    address = as_planned(request.cluster, login_of(ClusterEntry(KIND, request.cluster, request.defaults)))
     there = shlex.join([address.launch, "doctor", address.on])
-    text = f"{wish.cluster} is looked at from its login node, {address.login}"
+    text = f"{request.cluster} is looked at from its login node, {address.login}"
     raise Refused(text, f"hint: ssh {address.login} {there}")

@@ -1,4 +1,4 @@
-"""Bring what a run on a login node has written: logs and metrics as they grow, checkpoints that are chosen."""
+"""Fetch what a run on a login node has written: logs and metrics as they grow, and chosen checkpoints."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -60,7 +60,7 @@ class RemoteRun:
 
 
 def remote_runs(run: RunDir) -> list[RemoteRun]:
-    """Return the runs on login nodes that a run here is, and was, the oldest first."""
+    """Return the runs on login nodes that a run here is or was, the oldest first."""
     found: dict[tuple[Address, RunId], int] = {}
     for attempt in attempts(run):
         handle = read_record(attempt.handle, Handle)
@@ -79,7 +79,7 @@ def is_there(attempt: AttemptDir) -> bool:
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy what is new, until the run has ended and all is here. Raises LaunchError where nothing can be shown."""
+    """Copy what is new, until the run has ended and all is here; raise LaunchError if nothing can be shown."""
     end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()
     if end is None and now - _asked_at.get(run.path, -_STEP_S) < _STEP_S:
@@ -88,6 +88,7 @@ def bring_logs(run: RunDir) -> None:
     troubles: dict[str, LaunchError] = {}
 
     def bring(_: Sequence[AttemptDir]) -> dict[str, LaunchError]:
+        """Copy what is new, and return why some login nodes could not be asked."""
         troubles.update(_bring(run))
         return troubles
 
@@ -109,7 +110,9 @@ def _bring(run: RunDir) -> dict[str, LaunchError]:
 
 
 def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
-    """Copy what is new on one of them. Metrics get a mark if attempts elsewhere may have left files of the name."""
+    """Copy what is new on one login node; metrics get a mark if attempts elsewhere may have left files of the
+    same name.
+    """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {
         name.removesuffix(mark) + ".jsonl" if name.startswith("metrics/") else name: size
@@ -124,7 +127,7 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
         for tail in answer.tails:
             if tail.at != known.get(tail.name, 0) or len(known) > _MOST_FILES:
                 raise LaunchError(
-                    f"{remote.address}: {tail.name[:100]!r} from byte {tail.at} on: nobody asked for that"
+                    f"{remote.address}: {tail.name[:100]!r} from byte {tail.at} on: this was not requested"
                 )
             brought = brought or bool(tail.content) or tail.name not in known
             if not tail.is_plainly_named or not _is_of(remote, tail.name):
@@ -141,7 +144,7 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
 
 
 def _is_of(remote: RemoteRun, name: str) -> bool:
-    """Return whether a log is of attempts that were there: a login node writes no other."""
+    """Return whether a log belongs to attempts that ran there; a login node may write no other."""
     found = parse_log_folder(name.split("/")[1])
     return name.startswith("metrics/") or (found is not None and found[0] >= remote.first)
 
@@ -150,7 +153,9 @@ def _is_of(remote: RemoteRun, name: str) -> bool:
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Copy the outputs below `draft`; return the folder of each login node, which tells code from outputs itself."""
+    """Copy the outputs below `draft`; return the folder of each login node, which distinguishes code from
+    outputs itself.
+    """
     folders = []
     for number, remote in enumerate(remote_runs(run)):
         folder = draft / f"{number:03d}" / remote.address.login.replace("/", "_")
@@ -160,6 +165,7 @@ def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Pa
 
 
 def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
+    """Return the next new part of the outputs, and whether there is more."""
     answer = ask(remote.address, AskOutputs(remote.there, known), LogNews, timeout_s=_ANSWER_S)
     return answer.tails, answer.more
 
@@ -168,20 +174,20 @@ def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.T
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Copy logs, metrics and a checkpoint here: `newest` with the best, `none`, or a step. Return a line for each."""
+    """Copy logs, metrics and a checkpoint here (`newest` with the best, `none`, or a step); return a line for each."""
     return mirror.fetch(
         run, checkpoint, theirs=is_there, bring_logs=lambda: _bring(run), holders=lambda: holders_of(run, checkpoint)
     )
 
 
 def bring_newest(run: RunDir) -> None:
-    """Copy what a run that is to go on somewhere else would go on from, and its logs where they can be had."""
+    """Copy the checkpoint from which a run would continue elsewhere, and its logs if they can be reached."""
     mirror.bring_newest(run, holders_of(run))
     _bring(run)
 
 
 def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
-    """Return those on the login node, verified there if asked for."""
+    """Return the run's checkpoints on the login node, with `verify` verified there."""
     if not (there := remote_runs(run)):
         return []
     last = there[-1]
@@ -217,12 +223,15 @@ class LoginDisk:
     token: str = ""  # of the run that is to be there
 
     def held(self) -> Sequence[Held]:
+        """Return the checkpoints that the login node has."""
         return ask(self.address, AskStock(self.there, self.checkpoint), list[Held], timeout_s=_STOCK_S)
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
+        """Pass the bytes of a checkpoint's file to `take` and return its result."""
         return take(self._pieces(wanted, name))
 
     def _pieces(self, wanted: Held, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a checkpoint's file, one piece for each request."""
         at, piece = 0, b" " * PIECE_BYTES
         while len(piece) == PIECE_BYTES and (name or at < _MOST_MANIFEST):
             request = GivePiece(self.there, wanted.step, wanted.kind, name, at)
@@ -231,6 +240,7 @@ class LoginDisk:
             at += len(piece)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
+        """Send a checkpoint's file to the login node."""
         at = 0
         for piece in pieces:
             at += len(piece)

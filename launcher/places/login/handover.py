@@ -1,6 +1,6 @@
 """Hand attempts to a login node, which starts them once for their submit token, however often it is asked.
 
-Whatever fails before the request is on its way raises NotStarted. From then on nothing is known until there is an
+Whatever fails before the request is sent raises NotStarted. From then on the result is unknown until there is an
 answer: then the attempt has a handle, or an end.
 """
 
@@ -43,14 +43,14 @@ _PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)
 
 
 def hand_over(handover: Handover) -> None:
-    """Hand it over unless another process has. Raises NotStarted if nothing was begun there, or what went wrong."""
+    """Hand it over unless another process has; raise NotStarted if nothing was begun there, or what went wrong."""
     with handover.held(wait=True):
         if handover.is_open():
             _carry_out(handover, _PATIENT)
 
 
 def finish(handover: Handover) -> None:
-    """Do what its submitter, which is gone, did not; what can never be done gets its end. Raises Unreachable.
+    """Finish the handover of a submitter that is gone; what can never be started gets its end. Raise Unreachable.
 
     A request of the submitter may have arrived all the same, so the login node is asked before anything is given up.
     """
@@ -67,7 +67,9 @@ def finish(handover: Handover) -> None:
 
 
 def withdraw(handover: Handover) -> bool:
-    """Return whether it is cancelled for good: False if it has begun, and the login node is to be asked to end it."""
+    """Return True if it is cancelled for good, or False if it has begun, so that the login node must be asked
+    to end it.
+    """
     if _has_begun(handover):
         return False
     handover.withdraw()
@@ -75,7 +77,7 @@ def withdraw(handover: Handover) -> bool:
 
 
 def _has_begun(handover: Handover) -> bool:
-    """Return whether the login node has begun it; from now on it never will if it has not."""
+    """Return whether the login node has begun it; if it has not, it never will from now on."""
     token, address = handover.intent.submit_token, _address(handover)
     outcomes = ask(address, VoidTokens(address.folder, (token,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
     outcome = outcomes.get(token, Outcome())
@@ -85,16 +87,19 @@ def _has_begun(handover: Handover) -> bool:
 
 
 def _address(handover: Handover) -> Address:
+    """Return the login node's address."""
     return address_of(*handover.members[0])
 
 
 def _carry_out(handover: Handover, patience: _Patience) -> None:
+    """Send the request and record the outcome."""
     run, attempt = handover.members[0]
     plan, address = read_plan(run, attempt.number), _address(handover)
     begun = False
     following = _next_attempt(handover, plan, address)
 
     def work(line: RemoteLaunch) -> Outcome:
+        """Send the code if necessary, then the request, and return the outcome."""
         nonlocal begun
         request = following or _new_runs(handover, plan, address, line, patience)
         begun = True
@@ -102,7 +107,7 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 
     try:
         if following is None and (attempt.number > 1 or (run.path / plan.spec.checkpoint.dir).exists()):
-            _bring_checkpoints_there(run, address, handover.intent.submit_token)
+            _send_checkpoints(run, address, handover.intent.submit_token)
         outcome = persistently(address, work, without=plan.secrets)
     except LaunchError as error:
         if begun:
@@ -118,7 +123,7 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 
 
 def _settle(handover: Handover, outcome: Outcome) -> None:
-    """Record what the login node started. Raises what went wrong there."""
+    """Record what the login node started; raise what went wrong there."""
     for (_, attempt), made in zip(handover.members, outcome.runs, strict=False):
         write_record(
             attempt.handle, Handle(KIND, submit_token=handover.intent.submit_token, run=made.run, path=made.path)
@@ -135,7 +140,7 @@ def _settle(handover: Handover, outcome: Outcome) -> None:
 
 
 def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
-    """Return the request by which the run that is there goes on, or None if the attempt before was elsewhere."""
+    """Return the request that continues the run on the login node, or None if the attempt before was elsewhere."""
     run, attempt = handover.members[0]
     after = attempt.number - 1
     before = run.attempt(after)
@@ -153,7 +158,7 @@ def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttem
 
 
 def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaunch, patience: _Patience) -> OpenRuns:
-    """Send their code, and return the request that starts them there."""
+    """Send the runs' code, and return the request that starts them on the login node."""
     first, attempt = handover.members[0]
     number = attempt.number
     code = list_frozen(first.code)
@@ -172,12 +177,13 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaun
     return OpenRuns(address.folder, address.on, token, digest, tuple(specs), tuple(runs), secrets, notifying)
 
 
-def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
-    """Send the checkpoint that the run goes on from, if it was elsewhere before."""
+def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
+    """Send the checkpoint from which the run continues, if it was elsewhere before."""
     before = holders_of(run)  # other login nodes
     there = Holders(before.home, {address.login: LoginDisk(address, run.id, token=token)}, {}, {})
 
     def send(wanted: Held) -> None:
+        """Send one checkpoint."""
         before.bring_home(wanted)
         there.send(wanted, address.login, [*wanted.present, *wanted.missing])
 
@@ -185,14 +191,16 @@ def _bring_checkpoints_there(run: RunDir, address: Address, token: str) -> None:
 
 
 def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
-    """Send this code, unless it is there under its digest."""
+    """Send this code, unless the login node has it under its digest."""
     if not line.ask(Have(folder, digest), bool, timeout_s=limit_s):
         tree = Tree(folder, digest, entries(code))
         line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)
 
 
 def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
-    """Return the spec for the login node, without how to get there. `waits`: options of what it waits for there."""
+    """Return the spec for the login node, without how to get there; `waits` are the options for what it waits
+    for there.
+    """
     defaults = _without_the_way(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
     called = (file.decode(errors="replace"), project.decode(errors="replace"))
@@ -200,11 +208,12 @@ def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
 
 
 def _without_the_way(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options of the clusters file, but for how to get to the login node."""
+    """Return the options of the clusters file, without those on how to reach the login node."""
     return tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
 
 
 def _not_started(error: LaunchError) -> NotStarted:
+    """Return the error as NotStarted."""
     told = NotStarted(*error.lines)
     told.exit_code = error.exit_code
     return told

@@ -24,8 +24,8 @@ silent = SilentMachines[Address]()  # to those who watch
 
 @contextlib.contextmanager
 def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[RemoteLaunch]:
-    """Yield a connection, which stays open for the next question unless it broke; `without` are variables kept
-    from it.
+    """Yield a connection, which stays open for the next question unless it broke; `without` are variables not
+    passed to it.
     """
     line = _taken(address, frozenset(without), compress=compress)
     try:
@@ -41,7 +41,7 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
 
 
 def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
-    """Ask over the connection that is open, if any; one that has broken meanwhile is made again, once."""
+    """Ask over an open connection if there is one; if that has broken meanwhile, connect again once."""
     if address in _open:
         with contextlib.suppress(Broken):
             return _asked(address, request, kind, timeout_s)
@@ -49,12 +49,13 @@ def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) 
 
 
 def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) -> T:
+    """Ask once over a connection."""
     with line_to(address) as line:
         return line.ask(request, kind, timeout_s=timeout_s)
 
 
 def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without: Collection[str]) -> T:
-    """Return what `work` does; if the connection breaks, it is done again from the beginning."""
+    """Return the result of `work`; if the connection breaks, it is repeated from the beginning."""
     pauses = iter(_PAUSES_S)
     was_there = address in _open
     while True:
@@ -117,6 +118,7 @@ def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress:
 
 @atexit.register
 def _close_all() -> None:
+    """Close all open connections; called at exit."""
     while _open:
         _, (line, _) = _open.popitem()
         line.close()

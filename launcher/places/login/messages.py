@@ -32,7 +32,7 @@ class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
 
 
 class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
-    """Ask what is free on the remote cluster's machines, and who has the rest. → list[HostNow]"""
+    """Ask what is free on the remote cluster's machines, and which runs have the rest. → list[HostNow]"""
 
     on: str
     spec: JobSpec
@@ -47,7 +47,7 @@ class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
 
 
 class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
-    """Ask where runs of this folder are. → str"""
+    """Ask for the folder that has the folders of runs. → str"""
 
     folder: str
 
@@ -78,12 +78,14 @@ class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
 
 
 class RemotePreview(msgspec.Struct, frozen=True):
+    """The folder that the run would have, and what would be handed to its batch system."""
+
     run_dir: str
     handed: Preview | None
 
 
 class RunWanted(msgspec.Struct, frozen=True):
-    """One run that is to be there."""
+    """One run to be started."""
 
     run: RunId  # its id here, which it gets there too where that is free
     spec: Count  # which of the specs
@@ -122,7 +124,7 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
-    """Ask what came of each of these tokens, which start nothing from now on. → dict of Outcome"""
+    """Ask for the outcome of each of these tokens, which start nothing from now on. → dict of Outcome"""
 
     folder: str
     tokens: tuple[str, ...]
@@ -138,12 +140,14 @@ class KnownRun(msgspec.Struct, frozen=True):
 
 
 class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
-    """Ask for news of runs. → dict of RunNews; an unknown run is not in it"""
+    """Ask for news of runs; an unknown run is not in the answer. → dict of RunNews"""
 
     runs: tuple[KnownRun, ...]
 
 
 class AttemptNews(msgspec.Struct, frozen=True):
+    """One attempt of a run, as the login node knows it."""
+
     number: AttemptNumber
     reason: str
     cause: Cause | None
@@ -175,6 +179,8 @@ class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
 
 
 class LogNews(msgspec.Struct, frozen=True):
+    """New parts of files, and whether there are more."""
+
     tails: tuple[Tail, ...]
     more: bool  # there is more than fits into one answer
 
@@ -214,8 +220,8 @@ class AskStock(msgspec.Struct, frozen=True, tag="stock"):
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
-    """Ask for bytes of a checkpoint's file from an offset on; without a name, of its manifest; empty at its
-    end. → bytes
+    """Ask for bytes of a checkpoint's file from an offset on, or of its manifest if no name is given; empty at
+    the end. → bytes
     """
 
     run: RunId
@@ -226,7 +232,7 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
-    """Keep bytes of a file of a checkpoint from which this token's run is to go on. → None"""
+    """Keep bytes of a file of the checkpoint from which this token's run continues. → None"""
 
     folder: str
     token: str

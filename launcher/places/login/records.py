@@ -1,6 +1,7 @@
 """Keep the records of a run on a login node in its folder here.
 
-Whatever arrives is data of declared types; our own records (where the run is, its name, its plan) stay as they are.
+What arrives is data of declared types; this machine's own records (where the run is, its name, its plan) stay as they
+are.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
 
 
 def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
-    """Return where new whole lines belong, and these lines: all there are if they do not continue what is known."""
+    """Return the offset and the text of new whole lines: all lines if they do not continue what is known."""
     at = known.events if _tail(run.events, known.events) == known.tail else 0
     try:
         with run.events.open("rb") as events:
@@ -48,6 +49,7 @@ def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tupl
 
 
 def _tail(events: Path, end: int) -> str:
+    """Return the last bytes of the history before this offset."""
     try:
         with events.open("rb") as file:
             start = max(0, end - _OVERLAP)
@@ -58,7 +60,7 @@ def _tail(events: Path, end: int) -> str:
 
 
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
-    """Keep what is new. Records of an attempt before the newest that is known here are not. The end comes last.
+    """Keep what is new, the end last; records of an attempt older than the newest known here are ignored.
 
     An ended run is not asked about again, so it has not ended until all of its events are here.
     """
@@ -80,7 +82,7 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
-    """Create an attempt that was begun there, its handle first: one without would be open to be handed over."""
+    """Create an attempt that was begun there, its handle first, because one without a handle would seem open."""
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)
     make_dir(here.path)
@@ -104,11 +106,13 @@ def _keep_avoided(run: RunDir, news: RunNews) -> None:
 
 
 def _was_there(run: RunDir, number: int) -> bool:
+    """Return whether this attempt was on a login node."""
     intent = read_record(run.attempt(number).intent, Intent)
     return intent is not None and intent.cluster_kind == KIND
 
 
 def _keep_events(run: RunDir, news: RunNews) -> None:
+    """Write the new events into the history here."""
     if not news.events:
         return
     size = run.events.stat().st_size if news.events_at and run.events.exists() else 0
@@ -119,8 +123,8 @@ def _keep_events(run: RunDir, news: RunNews) -> None:
         file.write(news.events)  # not durable: what a crash takes is asked for again
 
 
-def word_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
-    """Return the state that the login node reports, and note it for the time when it reports nothing."""
+def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
+    """Return the state that the login node reports, and record it for when the login node does not answer."""
     last = read_record(attempt.seen, ClusterAnswer)
     word = _word(news, last)
     if last is None or last.word != word.word or word.at - last.at > _SEEN_S:
@@ -129,6 +133,7 @@ def word_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
 
 
 def _word(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
+    """Return the state as the login node reports it; if it is unknown there, with the word that was last seen."""
     at = time.time()
     match news.state:
         case State.UNKNOWN:

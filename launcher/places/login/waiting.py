@@ -43,7 +43,7 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
     """Return the `--set` options by which the remote run waits as its plan here says, whatever its spec says.
 
-    Raises Refused if a run that it is to follow is not there. `again` is set if it begins there after it waited
+    Raise Refused if a run that it is to follow is not there. `again` is set if it begins there after it waited
     elsewhere.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
@@ -55,12 +55,13 @@ def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tupl
 
 
 def runs_folder(address: Address) -> str:
-    """Return the folder of all runs there."""
+    """Return the folder on the login node that has the folders of all runs."""
     question = AskRunsFolder(address.folder)
     return persistently(address, lambda line: line.ask(question, str, timeout_s=_ANSWER_S), without=())
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
+    """Release the held run on its login node."""
     handle = readable(attempt.handle, Handle)
     there = handle.run_there() if handle is not None else None
     if there is None:
@@ -69,7 +70,7 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _there(one: AwaitedRun, address: Address) -> Predecessor:
-    """Return it under the name that it has there. Raises Refused if it is not there."""
+    """Return the run to follow under its name on the login node; raise Refused if it is not there."""
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
@@ -83,5 +84,5 @@ def _there(one: AwaitedRun, address: Address) -> Predecessor:
 
 
 def _is_at(there: Address, address: Address) -> bool:
-    """Return whether they have one folder of runs, as clusters of one login node have."""
+    """Return whether both addresses have one folder of runs, as clusters of one login node have."""
     return (there.login, there.folder) == (address.login, address.folder)

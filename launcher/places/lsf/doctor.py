@@ -1,4 +1,4 @@
-"""`launch doctor lsf`: asks LSF's programs what the site is like, and with `--try` has a job look at its hosts."""
+"""`launch doctor lsf`: query the site with LSF's programs, and with `--try` have a job examine its hosts."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from launcher.errors import Unreachable
 from launcher.health.findings import Finding, ok, warning
 from launcher.places.batch.doctor import BatchDoctor, named
-from launcher.places.batch.trial.checks import QueueWords
+from launcher.places.batch.trial.checks import QueueNames
 from launcher.places.lsf.lsf import CALLED, LsfSystem, ask
 
-WORDS = QueueWords(
+WORDS = QueueNames(
     queue=LsfSystem,
     server="master",
     silent_hint="load the site's profile.lsf; `lsid` shows when it is back",
@@ -30,11 +30,13 @@ class LsfDoctor(BatchDoctor):
     system, words, starter = LsfSystem, WORDS, "blaunch"
 
     def site(self) -> str:
+        """Return LSF's version and cluster, by lsid."""
         if not (name := LsfSystem().site()):
             raise Unreachable("lsid does not say which cluster this is")
         return name
 
     def findings(self) -> Iterator[Finding]:
+        """Yield findings about settings of the site."""
         found = re.search(r"JOB_TERMINATE_INTERVAL\s*=\s*([0-9]{1,6})", ask(["bparams", "-a"]).out)
         interval_s = int(found[1]) if found else 10
         if interval_s < _SOON_S:
@@ -44,6 +46,7 @@ class LsfDoctor(BatchDoctor):
             yield ok("ends", f"{CALLED} kills a job {interval_s} s after its warning")
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
+        """Return the bsub command that reads the trial's script from its stdin."""
         argv = ["bsub", "-J", "launch-doctor", "-o", "/dev/null", "-r", "-env", "PATH", "-W", str(limit_minutes)]
         argv += ["-n", str(nodes), "-R", "span[ptile=1]"]
         return argv + named(chosen, queue="-q", project="-P", user_group="-G", app="-app")

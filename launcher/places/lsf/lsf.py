@@ -1,6 +1,7 @@
-"""IBM Spectrum LSF: command lines, how their answers are read, states and reasons; and the place that it is.
+"""IBM Spectrum LSF as a place, from any machine that has its programs: command lines, the parsing of answers, states,
+reasons.
 
-From any machine that has its programs. Written from its manuals, and not run on a real one by us.
+Written from its manuals, and not tested on a real LSF.
 """
 
 import math
@@ -81,15 +82,18 @@ class LsfSystem(BatchSystem):
     most_in_array = 1000  # MAX_JOB_ARRAY_SIZE, where a site says nothing else
 
     def site(self) -> str:
+        """Return the name of the LSF cluster."""
         found = re.search(r"^My cluster name is (\S+)", ask(["lsid"]).out, re.MULTILINE)
         return found[1] if found else ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
+        """Return the whole batch script for bsub."""
         follows = [job for _, job in jobs_to_follow(plan.awaited)]
         lines = directives("#BSUB", options(plan, submit_token, where, avoid, follows))
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
     def submitted(self, text: str) -> str | None:
+        """Return the id of the accepted job from bsub's output, or None."""
         found = set(_SUBMITTED.findall(text))
         return found.pop() if len(found) == 1 else None
 
@@ -110,10 +114,12 @@ class LsfSystem(BatchSystem):
         return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
 
     def this_start(self) -> JobStart:
+        """Return the job that this process is in, and which of an array's runs."""
         job, index = os.environ[self.id_variable], int(os.environ.get("LSB_JOBINDEX") or 0)
         return JobStart(self.name_of(job, index - 1), index - 1) if index else JobStart(job, None)
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - LSF has one name for GPUs, and a queue's hosts may be groups of groups
+        """Return the hosts of the queue, or all, by bhosts."""
         answers = (ask(["bhosts", "-o", fields, "-json"], limit_s=limit_s) for fields in _HOST_FIELDS)
         return read_hosts(next((answer.out for answer in answers if answer.code == 0), ""))
 
@@ -124,8 +130,11 @@ class LsfSystem(BatchSystem):
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], follows: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return the options of bsub, without their dash. `follows`: jobs to be waited for, however they end: the job
-    itself looks at how the runs did. LSF fills a range of slots as it likes: the most that the run may use is asked."""
+    """Return the options of bsub, without their dash; `follows` are jobs to be waited for, however they end, as the job
+    itself checks the runs.
+
+    LSF fills a range of slots as it likes, so the most that the run may use is requested.
+    """
     own, at, limit_s = plan.spec.lsf, plan.starts_at, plan.spec.resources.time_s
     slots = plan.ranks_per_node * plan.cpus_per_rank
     nodes = plan.nodes_max + plan.spec.recovery.spares
@@ -163,7 +172,7 @@ def _quoted(text: str) -> str:
 
 
 def read_jobs(text: str, now: float) -> list[QueuedJob]:
-    """Return the jobs of `bjobs -json`, without those it does not know. Raises Unreachable if the answer is damaged.
+    """Return the jobs of `bjobs -json`, without those it does not know; raise Unreachable if the answer is damaged.
 
     A job that is left out would seem gone.
     """
@@ -171,6 +180,7 @@ def read_jobs(text: str, now: float) -> list[QueuedJob]:
 
 
 def _records(text: str) -> list[Mapping[str, Any]]:
+    """Return the records of an answer."""
     told = read_json(CALLED, text).get("RECORDS")
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise Unreachable(f"an answer of {CALLED} is damaged: expected records, got {str(told)[:100]!r}")
@@ -178,6 +188,7 @@ def _records(text: str) -> list[Mapping[str, Any]]:
 
 
 def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
+    """Return a record as a job."""
     found = _JOB_ID.fullmatch(_text(one, "JOBID"))
     if found is None:
         raise Unreachable(
@@ -209,11 +220,14 @@ def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
 
 
 def _ended_as(*, timed_out: bool, by_hand: bool) -> State:
+    """Return the state of a job that ended: failed by its time limit, cancelled by a user, or else lost."""
     return State.FAILED if timed_out else State.CANCELLED if by_hand else State.LOST
 
 
 def fate_of(history: str) -> Fate | None:
-    """Return what was asked of the newest start of a job, by `bhist -l`, which breaks lines anywhere; else None."""
+    """Return what was requested of the newest start of a job, by `bhist -l`, which breaks lines anywhere; None
+    if nothing was.
+    """
     newest = re.sub(r"\s+", "", history).rpartition("Starting(Pid")[2]
     asked = re.findall(r"Signal<(\w{1,40})>requested", newest)
     return _SIGNALS.get(asked[-1]) if asked else None
@@ -225,6 +239,7 @@ def read_hosts(text: str) -> list[ExecHost]:
 
 
 def _host(one: Mapping[str, Any]) -> ExecHost:
+    """Return a record as a host."""
     status = _text(one, "STATUS")
     gpus, taken = (number(_text(one, name)) for name in ("NGPUS", "NGPUS_ALLOC"))
     return ExecHost(
@@ -240,12 +255,15 @@ def _host(one: Mapping[str, Any]) -> ExecHost:
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
+    """Return the text of a field, or "" if it has none."""
     found = one.get(name)
     return found.strip()[:10_000] if isinstance(found, str) else ""
 
 
 def read_duration(text: str, unit_s: float) -> float | None:
-    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; else None."""
+    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; None if
+    it is none of these.
+    """
     parts = text.removesuffix("second(s)").strip().split(":")
     known = [value for part in parts if (value := number(part)) is not None]
     if len(known) < len(parts):

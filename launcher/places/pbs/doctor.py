@@ -1,4 +1,4 @@
-"""`launch doctor pbs`: asks the server what the site is like, and with `--try` has a job look at its hosts."""
+"""`launch doctor pbs`: query the server, and with `--try` have a job examine its hosts."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from launcher.health.findings import Finding, ok, warning
 from launcher.places.batch.answers import read_json
 from launcher.places.batch.doctor import BatchDoctor, named
-from launcher.places.batch.trial.checks import QueueWords
+from launcher.places.batch.trial.checks import QueueNames
 from launcher.places.pbs.pbs import CALLED, PbsSystem, ask
 
-WORDS = QueueWords(
+WORDS = QueueNames(
     queue=PbsSystem,
     server="server",
     silent_hint="load the site's module; `qstat -B` shows when it is back",
@@ -24,7 +24,7 @@ WORDS = QueueWords(
 
 
 class PbsDoctor(BatchDoctor):
-    """The checks of a PBS, which ask its server; output of pbs_tmrsh is in PBS's own files, its exit code here."""
+    """The checks of a PBS, which query its server; output of pbs_tmrsh is in PBS's own files, its exit code here."""
 
     system, words, starter, by_stdin = PbsSystem, WORDS, "pbs_tmrsh", False
 
@@ -34,6 +34,7 @@ class PbsDoctor(BatchDoctor):
         return " ".join(map(str, (*told.get("Server", {"the server": {}}), told.get("pbs_version", "")))).strip()
 
     def findings(self) -> Iterator[Finding]:
+        """Yield findings about the server's settings."""
         servers = self._server().get("Server", {}).values()
         settings: Mapping[str, object] = next(iter(servers), {})
         if str(settings.get("job_history_enable", "False")) != "True":
@@ -41,16 +42,18 @@ class PbsDoctor(BatchDoctor):
             yield warning("history", text, "a job that was killed before its first word is told of as gone")
         if str(settings.get("node_fail_requeue", "310")) == "0":
             text = "jobs of a lost first host are not put back (node_fail_requeue 0)"
-            yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, goes on")
+            yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, continues the run")
         else:
             yield ok("lost hosts", "jobs of a lost first host are put back by the server")
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
+        """Return the qsub command that reads the trial's script from its stdin."""
         argv = ["qsub", "-N", "launch-doctor", "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null", "-r", "y"]
         argv += ["-l", f"select={nodes}:ncpus=1", "-l", "place=scatter", "-l", f"walltime={60 * limit_minutes}"]
         return argv + named(chosen, queue="-q", project="-P", account="-A")
 
     def _server(self) -> dict[str, dict[str, dict[str, object]]]:
+        """Return the server's attributes by its name."""
         return read_json(CALLED, ask(["qstat", "-B", "-f", "-F", "json"]).out)
 
 

@@ -1,6 +1,7 @@
-"""OpenPBS and PBS Professional: command lines, how their answers are read, states and reasons; and the place.
+"""OpenPBS and PBS Professional as a place, from any machine that has its programs: command lines, the parsing of
+answers, states, reasons.
 
-From any machine that has its programs. Written from its manuals and sources, and not run on a real one by us.
+Written from its manuals and sources, and not tested on a real PBS.
 """
 
 import math
@@ -76,23 +77,27 @@ class PbsSystem(BatchSystem):
     most_in_array = 1000
 
     def site(self) -> str:
-        """Return the server's name by the configuration of its clients."""
+        """Return the server's name from the configuration of its clients."""
         file = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf"))
         known = read_settings(file.read_text(), "=") if file.is_file() else {}
         return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - PBS places jobs by what a host has, never by what it is not
+        """Return the whole batch script for qsub."""
         lines = options(plan, submit_token, where, [job for _, job in jobs_to_follow(plan.awaited)])
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
     def submitted(self, text: str) -> str | None:
+        """Return the id of the accepted job from qsub's output, or None."""
         found = [line.strip() for line in text.splitlines() if _JOB_ID.fullmatch(line.strip())]
         return found[0] if len(found) == 1 else None
 
     def name_of(self, job: str, element: int) -> str:
+        """Return the id of an array's element, counted from 0."""
         return job.replace("[]", f"[{element}]", 1)
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        """Return these jobs, those of the run named `called`, or all of this user, by qstat."""
         user = pwd.getpwuid(os.geteuid()).pw_name
         if not ids and (listed := ask(["qselect", "-u", user], limit_s=limit_s)).code:
             raise Unreachable(f"qselect cannot tell: {listed.refusal}")
@@ -105,7 +110,7 @@ class PbsSystem(BatchSystem):
         return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
 
     def _shown(self, ids: Sequence[str], *more: str, limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return those of them that are known: one that has just gone makes qstat fail, and the others are there."""
+        """Return the jobs that are known: one that has just gone makes qstat fail, but the others are shown."""
         if not ids:
             return []
         answer = ask(["qstat", *more, "-t", "-f", "-F", "json", *ids], limit_s=limit_s)
@@ -122,10 +127,12 @@ class PbsSystem(BatchSystem):
         return ask(["qrerun", job]).refusal
 
     def this_start(self) -> JobStart:
+        """Return the job that this process is in, and which of an array's runs."""
         index = os.environ.get("PBS_ARRAY_INDEX")
         return JobStart(os.environ[self.id_variable], int(index) if index else None)
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
+        """Return the hosts of the queue, or all, by pbsnodes."""
         known = read_hosts(ask(["pbsnodes", "-a", "-F", "json"], limit_s=limit_s).out, gpu)
         return [host for host in known if queue is None or not host.queues or queue in host.queues]
 
@@ -134,8 +141,11 @@ class PbsSystem(BatchSystem):
 
 
 def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequence[str] = ()) -> list[str]:
-    """Return the directives of a script. `follows`: jobs to be waited for, however they end: the job itself looks at
-    how the runs did. PBS takes no range of nodes: as many are asked for as the run may use."""
+    """Return the directives of a script; `follows` are jobs to be waited for, however they end, as the job itself
+    checks the runs.
+
+    PBS takes no range of nodes, so as many are requested as the run may use.
+    """
     own, queue, resources, at = plan.spec.pbs, plan.spec.queue, plan.spec.resources, plan.starts_at
     chunk = {
         "ncpus": str(plan.ranks_per_node * plan.cpus_per_rank),
@@ -172,7 +182,7 @@ def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequenc
 
 
 def read_jobs(text: str) -> list[QueuedJob]:
-    """Return the jobs of `qstat -t -f -F json`, without arrays as a whole. Raises Unreachable if the answer is damaged.
+    """Return the jobs of `qstat -t -f -F json`, without arrays as a whole; raise Unreachable if the answer is damaged.
 
     A job that is left out would seem gone.
     """
@@ -186,6 +196,7 @@ def read_jobs(text: str) -> list[QueuedJob]:
 
 
 def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
+    """Return a record as a job."""
     word, comment, code = _text(one, "job_state"), _text(one, "comment"), _number(one.get("Exit_status"))
     ended_by_hand = "terminated" in comment  # "... and terminated by me@login"; it still runs for a moment
     phase = phase_of(word, ended_by_hand=ended_by_hand)
@@ -233,6 +244,7 @@ def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
 
 
 def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
+    """Return the virtual nodes of a host as one host."""
     there = [_inner(one, "resources_available") for one in nodes]
     taken = [_inner(one, "resources_assigned") for one in nodes]
     states = {word.strip() for one in nodes for word in _text(one, "state").split(",")}
@@ -253,21 +265,24 @@ def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
 
 
 def _inner(one: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that is an object, empty if it is none."""
     found = one.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """Return a field as text, as PBS's JSON has anything like a number as a number."""
+    """Return a field as text, as PBS writes whatever looks like a number as a number."""
     found = one.get(name)
     return str(found)[:10_000] if isinstance(found, str | int | float) else ""
 
 
 def _number(value: object) -> int | None:
+    """Return the value as a number, or None."""
     return int(value) if isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)) else None
 
 
 def _exit_code(status: int | None) -> int | None:
+    """Return the exit code of an exit status, or None if it has none."""
     if status is None or status < 0:
         return None
     return status if status < _SIGNALLED else 128 + status - _SIGNALLED

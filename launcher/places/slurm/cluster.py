@@ -1,4 +1,4 @@
-"""A Slurm cluster, from any machine that has sbatch."""
+"""A Slurm cluster as a place, from any machine that has sbatch."""
 
 import os
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class SlurmCluster(BatchCluster):
         return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what nodes of the partition offer: the least of cores, the most of GPUs; and how many there are."""
+        """Return what nodes of the partition offer: the fewest cores, the most GPUs, and how many nodes there are."""
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
         if not self._nodes:
@@ -73,19 +73,23 @@ class SlurmCluster(BatchCluster):
         )
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the nodes of the spec's partition, or all, with the user's own jobs on them; others' are not shown."""
+        """Return the nodes of the spec's partition, or all, with the user's own jobs on them but not those of
+        others.
+        """
         partition, jobs = spec.slurm.partition, self._slurm.jobs()
         nodes = read_nodes(ask(show_nodes(details=True)).out).values()
         return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        """Start the host that inspects ranks on this node, by srun in the run's job."""
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
-        from launcher.places.slurm.steps import visit_words  # late: see above
+        from launcher.places.slurm.steps import step_command  # late: see above
 
-        words = visit_words(read_plan(run, attempt.number), job_of(run, attempt), machine_of(run, node))
+        words = step_command(read_plan(run, attempt.number), job_of(run, attempt), machine_of(run, node))
         return host_here(run, attempt, node, clean_environment(os.environ), words)
 
     def _check_container(self, text: str | None) -> None:
+        """Raise BadInput if the spec's container cannot be used."""
         if text is not None and text not in self._containers:
             if problems := container_problems(text):
                 raise BadInput(*(f"slurm.container: {problem}" for problem in problems))
@@ -93,6 +97,7 @@ class SlurmCluster(BatchCluster):
 
 
 def _now(node: Node, jobs: Sequence[QueuedJob]) -> HostNow:
+    """Return a node as `launch hosts` shows it, with the user's jobs on it."""
     there = tuple(job.id for job in jobs if job.phase is Phase.RUNNING and is_in_hostlist(node.name, job.hosts))
     state = "unknown" if not node.takes_jobs else "taken" if node.taken_cpus or node.taken_gpus else "free"
     reason = f": {node.reason}" if node.reason else ""

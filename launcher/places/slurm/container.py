@@ -1,4 +1,4 @@
-"""Running a command inside the spec's container: by Pyxis, as options of srun; by apptainer, as a line before it.
+"""Run a command inside the spec's container: by Pyxis, as options of srun; by apptainer, as a prefix.
 
 What the launcher needs inside is mounted under its own path: the run's folder, the interpreter, the launcher itself.
 """
@@ -25,7 +25,9 @@ class Container(msgspec.Struct, frozen=True):
 
 
 def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Container | None:
-    """Return what the spec's `slurm.container` means, or None. Raises ValueError if it is not a command or image."""
+    """Return the container that the spec's `slurm.container` describes, or None; raise ValueError if it is not
+    a command or image.
+    """
     if text is None:
         return None
     words = shlex.split(text)
@@ -57,7 +59,7 @@ def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
 
 
 def container_problems(text: str) -> list[str]:
-    """Return why nothing could start in the container, as far as this machine shows; empty if nothing speaks
+    """Return why nothing could start in the container, as far as this machine shows; empty if nothing is known
     against it.
     """
     try:

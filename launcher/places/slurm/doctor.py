@@ -1,4 +1,4 @@
-"""`launch doctor slurm`: asks Slurm's programs what the site is like, and with `--try` has a job look at its nodes."""
+"""`launch doctor slurm`: query the site with Slurm's programs, and with `--try` have a job examine its nodes."""
 
 import math
 import os
@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import Unreachable
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding
-from launcher.health.wish import DoctorWish
 from launcher.places.batch.batch import Phase
-from launcher.places.batch.trial.carry_out import looked_over, minutes
-from launcher.places.batch.trial.checks import QueueWords, TrialJob
+from launcher.places.batch.trial.carry_out import all_findings, minutes
+from launcher.places.batch.trial.checks import QueueNames, TrialJob
 from launcher.places.batch.trial.trial_jobs import TrialJobs
 from launcher.places.slurm import doctor_checks as checks
 from launcher.places.slurm.hosts import hosts_of
@@ -26,10 +26,10 @@ from launcher.places.slurm.queue import SlurmSystem
 from launcher.places.slurm.reach import ask
 
 _LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB
-WORDS = QueueWords(
+WORDS = QueueNames(
     queue=SlurmSystem,
     server="controller",
-    silent_hint="runs go on without it; `scontrol ping` shows when it is back",
+    silent_hint="runs continue without it; `scontrol ping` shows when it is back",
     submit="sbatch",
     shows_ended="scontrol show job",
     shows_nodes="sinfo -N -l",
@@ -43,7 +43,7 @@ WORDS = QueueWords(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The features that the nodes which a job may get have in common."""
+    """What the nodes that a job may get have in common."""
 
     nodes: int  # that take jobs
     gpus: int  # that each of them has
@@ -51,20 +51,20 @@ class Shape:
     max_time_s: float
 
 
-def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the site; `tell` gets a line about what takes long."""
-    wish.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
-    return looked_over(_site(wish), WORDS, wish, tell)
+def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield findings about the site; `tell` is called with a line about what takes long."""
+    request.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
+    return all_findings(_site(request), WORDS, request, tell)
 
 
-def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
+def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
     """Yield findings about its programs and controller; return the job by which nodes may be tried, or None."""
     sbatch = shutil.which("sbatch")
     version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
     yield checks.sbatch_finding(sbatch, version)
     if sbatch is None:
         return None
-    wanted, began = wish.chosen.get("partition"), time.monotonic()
+    wanted, began = request.chosen.get("partition"), time.monotonic()
     config = site.read_config(ask(site.show_config()).out)
     took_s = time.monotonic() - began
     up = site.read_ping(ask(["scontrol", "ping"]).out)
@@ -76,13 +76,13 @@ def _site(wish: DoctorWish) -> Generator[Finding, None, TrialJobs | None]:
     yield from checks.controller_findings(config, took_s, up, version)
     yield from checks.partition_findings(partitions, rules, known_nodes, wanted)
     if not strangers:
-        answer = ask(["sbatch", "--test-only", *options(wish, shape, 1), "--wrap=true"])
+        answer = ask(["sbatch", "--test-only", *options(request, shape, 1), "--wrap=true"])
         yield checks.start_finding(*read_test_only(answer.err), time.time())
     yield from checks.setting_findings(config, rules.values(), expedites=SlurmSystem().expedites)
     unkept = _what_keeps_accounts_from_us(config)
     yield checks.accounting_finding(config.accounting, unkept, config.min_job_age_s)
     yield checks.memory_finding(config.min_job_age_s, accounting=config.accounting is not False and not unkept)
-    return None if strangers else trial_of(wish, shape)
+    return None if strangers else trial_of(request, shape)
 
 
 def _what_keeps_accounts_from_us(config: site.Config) -> str:
@@ -97,6 +97,7 @@ def _what_keeps_accounts_from_us(config: site.Config) -> str:
 
 
 def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Shape:
+    """Return what the nodes of these partitions have in common."""
     names = {partition.name for partition in chosen}
     able = [node for node in known if node.partition in names and node.takes_jobs]
     return Shape(
@@ -111,28 +112,31 @@ def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Sh
 
 
 class SlurmTrials(TrialJobs):
-    """The trial jobs on Slurm, about which scontrol says more than squeue."""
+    """The trial jobs on Slurm, about which scontrol reports more than squeue."""
 
     def look(self, job: str) -> TrialJob | None:
+        """Return the job's state by `scontrol show job`, or None if Slurm no longer knows it."""
         answer = ask(show_job(job))
         return read_job(answer.out) if answer.code == 0 else None
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
+        """Return the names in Slurm's list of nodes."""
         return tuple(hosts_of(nodes))
 
 
-def trial_of(wish: DoctorWish, shape: Shape) -> SlurmTrials:
-    nodes = min(wish.nodes or 2, max(1, shape.nodes))
+def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
+    """Return what submits trial jobs of this shape."""
+    nodes = min(request.nodes or 2, max(1, shape.nodes))
     srun = [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",
         "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--input=none", "--quiet",
     ]  # fmt: skip
     on_each = f"exec {' '.join(srun)} /bin/sh -c 'NODE=$SLURMD_NODENAME; eval \"$1\"' each {{program}}"
-    submits = ["sbatch", "--parsable", *options(wish, shape, nodes)]
+    submits = ["sbatch", "--parsable", *options(request, shape, nodes)]
     return SlurmTrials(SlurmSystem(), WORDS, ask, submits, on_each, nodes, minutes(shape.max_time_s))
 
 
-def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
+def options(request: DoctorRequest, shape: Shape, nodes: int) -> list[str]:
     """Return the options of sbatch for a trial job of this shape."""
     chosen = {
         "job-name": "launch-doctor",
@@ -142,9 +146,9 @@ def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
         "time": str(minutes(shape.max_time_s)),
         "gres": "gpu:1" if shape.gpus else None,
         "mem": f"{_MEMORY_MB}M" if shape.memory_mb >= _LEAST_MEMORY_MB else None,
-        "partition": wish.chosen.get("partition"),
-        "account": wish.chosen.get("account"),
-        "qos": wish.chosen.get("qos"),
+        "partition": request.chosen.get("partition"),
+        "account": request.chosen.get("account"),
+        "qos": request.chosen.get("qos"),
         "chdir": "/",
         "output": os.devnull,
     }
@@ -152,7 +156,7 @@ def options(wish: DoctorWish, shape: Shape, nodes: int) -> list[str]:
 
 
 def read_job(text: str) -> TrialJob:
-    """Return what `scontrol show job` says of the trial job."""
+    """Return the state of the trial job by `scontrol show job`."""
     fields = read_fields(text)
     state = read_state(fields.get("JobState", ""))
     return TrialJob(

@@ -21,6 +21,7 @@ _ASK = "ask the administrators"
 
 
 def sbatch_finding(path: str | None, version: str | None) -> Finding:
+    """Return the finding about sbatch: its path and version, or that it is missing."""
     if path is None:
         hint = "run this on a login node of the cluster, or load the module that has Slurm's programs"
         return problem("sbatch", "not on PATH", hint)
@@ -78,6 +79,7 @@ def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
 
 
 def _node_findings(partition: str, nodes: Sequence[Node]) -> Iterable[Finding]:
+    """Yield findings about nodes of the partition that take no jobs."""
     gone = [node for node in nodes if not node.takes_jobs]
     if not nodes:
         yield problem("nodes", f"{partition} has none", "slurm.partition names another partition")
@@ -97,6 +99,7 @@ def _node_findings(partition: str, nodes: Sequence[Node]) -> Iterable[Finding]:
 
 
 def _why(node: Node) -> str:
+    """Return the node's state, with the administrator's reason if there is one."""
     state = " ".join(word.lower().replace("_", " ") for word in node.state)
     return f"{state}: {node.reason}" if node.reason else state
 
@@ -104,6 +107,7 @@ def _why(node: Node) -> str:
 def _table(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node]
 ) -> Iterable[tuple[str, ...]]:
+    """Yield the rows of the table of partitions."""
     yield "PARTITION", "STATE", "IDLE", "NODES", "CPUS", "MEMORY", "GPUS", "TIME LIMIT", "PREEMPTED"
     for partition in partitions:
         own = [node for node in nodes if node.partition == partition.name]
@@ -128,6 +132,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _preempted(rules: PartitionRules | None) -> str:
+    """Return how jobs of the partition are preempted, as text."""
     if rules is None or not rules.preempt_mode:
         return "?"
     if rules.preempt_mode == "OFF":
@@ -178,7 +183,7 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
     known = "" if min_job_age_s is None else f" for {time_words(min_job_age_s)} (MinJobAge)"
     lost = f"how a job ended that left no word in its run's folder is known{known} only"
     if kept is False:
-        hint = "after that such a run is called lost, and `launch resume` goes on with it; all else works without"
+        hint = "after that such a run is called lost, and `launch resume` continues it; all else works without"
         return warning("accounting", f"off: {lost}", hint)
     if said:
         return warning("accounting", f"on, but {said}: {lost}", "`sacct` shows when it answers again")
@@ -204,7 +209,7 @@ def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[st
     by = (kind or "").removeprefix("preempt/").replace("_prio", "")
     text = f"by {by}, PreemptMode={mode}"
     if suspends:
-        hint = "a run that is frozen goes on where it was when it is let go on, and `launch status` says so meanwhile"
+        hint = "a frozen run continues where it was once it is released, and `launch status` shows that meanwhile"
         return warning("preemption", f"{text}: jobs may be frozen where they are", hint)
     if by == "qos":
         return ok("preemption", f"{text}; `sacctmgr show qos format=name,preemptmode,gracetime` shows the grace")
@@ -212,6 +217,7 @@ def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[st
 
 
 def kill_wait_finding(kill_wait_s: float | None) -> Finding:
+    """Return the finding about KillWait, the time between SIGTERM and SIGKILL."""
     grace_s = _RULES.grace_s
     if kill_wait_s is None:
         return warning("KillWait", "Slurm does not say", _ASK)
@@ -227,6 +233,7 @@ def kill_wait_finding(kill_wait_s: float | None) -> Finding:
 
 
 def silent_node_finding(timeout_s: float | None) -> Finding:
+    """Return the finding about SlurmdTimeout, after which Slurm gives a silent node up."""
     lease_s = _RULES.lease_s
     if timeout_s is None:
         return warning("SlurmdTimeout", "Slurm does not say", _ASK)
@@ -242,12 +249,13 @@ def silent_node_finding(timeout_s: float | None) -> Finding:
             f"recovery.lease: {timeout_s:g}s in a spec ends it in time",
         )
     if timeout_s > _LONG_SILENCE_S:
-        hint = "recovery.spares or a range of nodes lets a run go on without; the loss of its first node costs so long"
+        hint = "recovery.spares or a range of nodes lets a run continue without it; losing its first node costs so long"
         return warning("SlurmdTimeout", text, hint)
     return ok("SlurmdTimeout", f"{text}; launch itself notices after {lease_s:g} s (recovery.lease)")
 
 
 def array_finding(most: int | None) -> Finding:
+    """Return the finding about the largest array that Slurm allows."""
     if most is None:
         return warning("MaxArraySize", "Slurm does not say", "`launch submit --repeat` submits one job each")
     if most < 2:

@@ -1,7 +1,7 @@
-"""submitit's executor for Slurm, made to hand over our job: it writes the script and names sbatch's command line.
+"""Adapt submitit's executor for Slurm to submit the launcher's job: it writes the script and builds sbatch's command
+line.
 
-What is run in the job is ours alone, hence nothing of submitit is: no pickle of a function, no signal handler, no
-state that it keeps.
+Nothing of submitit runs in the job: no pickle of a function, no signal handler, no state that it keeps.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,16 @@ class SbatchExecutor(SlurmExecutor):
 
     @property
     def _submitit_command_str(self) -> str:
+        """Return the command that the script runs."""
         return self._command
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        """Return the sbatch command for this script."""
         return ["sbatch", "--parsable", str(submission_file_path)]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        """Return the job's id from sbatch's output."""
         text = string if isinstance(string, str) else string.decode(errors="replace")
         job = read_submitted(text)
         if job is None:
@@ -51,7 +54,9 @@ class SbatchExecutor(SlurmExecutor):
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
     def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
-        """Give sbatch a script that is on disk; gives the job's id. submitit would wait for sbatch for ever."""
+        """Submit a script that is on disk and return the job's id, within a time limit; submitit would wait for
+        sbatch for ever.
+        """
         argv = self._make_submission_command(script)
         answer = ask(argv, limit_s=limit_s, environ=environ, pass_fds=[lock])
         if answer.code != 0:

@@ -9,7 +9,7 @@ from launcher.places.slurm.reach import ask
 
 
 def hosts_of(nodelist: str) -> list[str]:
-    """Return the names in a list such as `node[0-2,7]`, in Slurm's order; needs no controller. Raises LaunchError."""
+    """Return the names in a list such as `node[0-2,7]`, in Slurm's order; needs no controller. Raise LaunchError."""
     answer = ask(show_hostnames(nodelist))
     names = read_hostnames(answer.out) if answer.code == 0 else []
     if not names:

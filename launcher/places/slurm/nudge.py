@@ -2,7 +2,7 @@
 
     python -m launcher.places.slurm.nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
 
-Only a waiting job can be changed, and it waits only once the batch process that requeued it is gone; so this process
+Only a waiting job can be changed, and it waits only once the batch process that requeued it has exited; so this process
 outlives it for a moment. If the site ends it with the job, Slurm's own delay stays.
 """
 
@@ -21,7 +21,7 @@ _STEP_S = 0.05
 
 
 def main() -> int:
-    """Return 0 if Slurm has taken the change."""
+    """Change the job's start, and return 0 if Slurm accepted that."""
     job, delay_s, *hosts = sys.argv[1:]
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
     left_out = ",".join(hosts)  # none: those that an earlier start avoided may be used again

@@ -1,4 +1,4 @@
-"""Slurm as a batch scheduler: each verb is a command line and the reading of its answer."""
+"""Slurm as a batch system: each method is a command line and the parsing of its answer."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ from launcher.places.batch.batch import (
     QueuedJob,
     SubmitToken,
 )
-from launcher.places.batch.client import deaf
+from launcher.places.batch.client import ignoring_sigterm
 from launcher.places.batch.dependencies import jobs_to_follow
 from launcher.places.slurm import script, steps
 from launcher.places.slurm.hosts import addresses_of, hosts_of
@@ -98,27 +98,32 @@ class SlurmSystem(BatchSystem):
         return (read_release(version) or (0, 0)) >= _EXPEDITES_SINCE
 
     def get_ready(self) -> None:
-        """Begin what a submit will need while it does other things: 100 ms of submitit, and an answer of Slurm's."""
+        """Begin in the background what a submit will need: importing submitit takes 100 ms, and Slurm has to answer."""
         threading.Thread(target=self._get_ready).start()
 
     def _get_ready(self) -> None:
+        """Import submitit and ask for the configuration."""
         with contextlib.suppress(Unreachable):  # the next caller that needs the answer asks again
             _ = self.config
         import_module(_EXECUTOR)
 
     def site(self) -> str:
+        """Return the name of the Slurm cluster."""
         return self.config.cluster or ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
+        """Return the whole batch script for sbatch."""
         bearable, dependency = self._bearable(plan, avoid), dependency_of(plan.awaited)
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
+        """Submit the script once and return the job's id; raise NotStarted if Slurm refuses it."""
         from launcher.places.slurm.executor import SbatchExecutor  # late: submitit costs 130 ms, and only a submit
 
         return SbatchExecutor().hand_over(script, environ, lock, limit_s=SUBMIT_S)
 
     def try_out(self, script: str) -> str:
+        """Return Slurm's answer about this script, by `sbatch --test-only`."""
         answer = ask(["sbatch", "--test-only"], stdin=script)
         starts_at, nodes = read_test_only(answer.err)
         if starts_at is None:
@@ -127,25 +132,34 @@ class SlurmSystem(BatchSystem):
         return f"Slurm could start it at {when} on {nodes}"
 
     def name_of(self, job: str, element: int) -> str:
+        """Return the id of an array's element, counted from 0."""
         return f"{job}_{element}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
+        """Return these jobs, those of the run named `called`, or all of this user, by squeue."""
         return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
+        """Return the accounting's records of jobs that squeue no longer shows, by sacct."""
         answer = ask(sacct_jobs(ids, since))
         return [_queued(job) for job in read_sacct(answer.code, answer.out, answer.err) or ()]
 
     def warn(self, job: str) -> None:
+        """Send SIGTERM to the job's batch script alone."""
         ask(cancel(job, signal="TERM", batch=True))
 
     def cancel(self, job: str) -> None:
+        """End the job, by scancel."""
         ask(cancel(job))
 
     def fate(self, job: str) -> Fate:
+        """Return why the job's batch process was asked to leave, by scontrol."""
         return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
     def puts_back_within_s(self, plan: Plan, job: str) -> float | None:
+        """Return within how many seconds Slurm may requeue this job by itself after it lost a node; None if it
+        does not, or does not answer.
+        """
         if script.outlives_a_node(plan):
             return None
         try:
@@ -156,24 +170,29 @@ class SlurmSystem(BatchSystem):
             return None
 
     def requeue(self, job: str) -> str:
+        """Requeue the job; return why that is refused, or ""."""
         return ask(requeue(job), in_job=True).refusal
 
     def release(self, job: str) -> str:
+        """Release a held job; return why that is refused, or ""."""
         return ask(release(job)).refusal
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
+        """Have a waiting job avoid these nodes as far as possible, and start after the delay."""
         left_out = script.left_out(plan, self._bearable(plan, avoid))
         if delay_s is None:
             ask(update(job, ExcNodeList=",".join(left_out)))
             return
         argv = [sys.executable, "-P", "-m", "launcher.places.slurm.nudge", job, str(delay_s), *left_out]
         nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
-        subprocess.Popen(deaf(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        subprocess.Popen(
+            ignoring_sigterm(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
 
     def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
         """Return the nodes to avoid that leave enough nodes for the run, preferring those lost last.
 
-        A job that may not have as many nodes as it needs never starts. Empty if Slurm does not say what there is.
+        A job that may not have as many nodes as it needs never starts. Empty if Slurm does not report its nodes.
         """
         if not avoid:
             return []
@@ -198,22 +217,28 @@ class SlurmSystem(BatchSystem):
         return JobStart(os.environ["SLURM_JOB_ID"], None)
 
     def this_host(self) -> str:
+        """Return Slurm's name for this node."""
         return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
     def hosts(self) -> dict[str, str]:
+        """Return the address of each host of the job by name, the batch process's own host first."""
         return addresses_of(hosts_of(os.environ["SLURM_JOB_NODELIST"]))
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+        """Return the processes to start: node 0's agent, and srun for the others."""
         return steps.processes(plan, attempt)
 
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+        """Return the processes to start for a role beside the main one: first the srun for its first agent."""
         return steps.role_processes(whole, plan, attempt)
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
+        """Return the state of these nodes by name, by scontrol."""
         known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
         return {host: _word_on(known[host]) for host in hosts if host in known}
 
     def warn_before_s(self, plan: Plan) -> float:
+        """Return how many seconds before its limit the run is warned."""
         return script.signal_before_s(plan)
 
 
@@ -250,10 +275,11 @@ def _ended_waiting(job: SlurmJob) -> str:
     """Return why a job ended that waited for another one, as Slurm keeps the reason it waited for; else ""."""
     if job.reason not in _DEPENDS:
         return ""
-    return "while it waited for a job that has ended otherwise than it demands, unless somebody ended it by hand"
+    return "while it waited for a job that has ended otherwise than it demands, unless a user ended it"
 
 
 def _word_on(node: Node) -> NodeAnswer:
+    """Return the node's state as an answer about it."""
     reason = f": {node.reason}" if node.reason else ""
     return NodeAnswer(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)
 

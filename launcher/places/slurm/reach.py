@@ -1,11 +1,11 @@
-"""Ask Slurm's clients, in an environment without other jobs' settings, and recognise answers that mean silence."""
+"""Query Slurm's clients, in an environment without other jobs' settings, and recognise answers that mean silence."""
 
 import os
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import Unreachable
 from launcher.node.environment import cleaned
-from launcher.places.batch.client import Answer, Programs, said_by
+from launcher.places.batch.client import Answer, Programs, error_lines
 
 CALLED = "Slurm"
 
@@ -40,11 +40,14 @@ _NO_ANSWER = (
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables by which another job, or a habit, would change Slurm's clients."""
+    """Return the environment without variables by which another job, or a user's preference, would change
+    Slurm's clients.
+    """
     return {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
 
 
 def _readable_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return that environment with times and sizes in the format that the parsers read."""
     return clean_environment(environ) | _FOR_ANSWERS
 
 
@@ -62,7 +65,7 @@ def ask(
     pass_fds: Sequence[int] = (),
     in_job: bool = False,
 ) -> Answer:
-    """Return the client's answer. Raises Unreachable if it is missing, too slow, or got no answer itself."""
+    """Return the client's answer; raise Unreachable if it is missing, too slow, or got no answer itself."""
     program = os.path.basename(argv[0])
     is_submit = program == "sbatch" and "--test-only" not in argv
     asked = _DATABASE if program == "sacct" else _SUBMITTING if is_submit else _CONTROLLER
@@ -77,7 +80,7 @@ def _check(program: str, answer: Answer) -> None:
     A single id that squeue has forgotten, and a cluster without accounting, are no failures. For an unknown user squeue
     fails with exit code 0.
     """
-    lines = said_by(program, answer.err)
+    lines = error_lines(program, answer.err)
     known = {"squeue": "invalid job id specified", "sacct": "accounting storage is disabled"}.get(program)
     stranger = [line for line in lines if program == "squeue" and "invalid user" in line.lower()]
     if stranger or (answer.code > 0 and known is not None and known not in answer.err.lower()):

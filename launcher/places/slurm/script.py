@@ -92,7 +92,7 @@ def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
 def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
     """Return the nodes that the job must not get: the spec's, and those to avoid.
 
-    Nodes that the spec insists on are not left out, as Slurm would refuse such a job or never start it.
+    Nodes that the spec requires are not excluded, as Slurm would refuse such a job or never start it.
     """
     slurm = plan.spec.slurm
     free = [host for host in hosts_to_avoid if not any(is_in_hostlist(host, text) for text in slurm.nodelist)]
@@ -100,7 +100,7 @@ def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
 
 
 def outlives_a_node(plan: Plan) -> bool:
-    """Return whether the job goes on without a node that it loses."""
+    """Return whether the job continues without a node that it loses."""
     return plan.nodes_min < plan.nodes_max or plan.spec.recovery.spares > 0
 
 

@@ -19,10 +19,10 @@ _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 
 def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-    """Return node 0's agent, our child, and one srun for the other agents, each below a supervisor, and a listener on
-    node 0.
+    """Return node 0's agent as a child process, one srun for the other agents, each below a supervisor, and a listener
+    on node 0.
 
-    Slurm announces a preemption only to the tasks of a step, hence the listener.
+    The listener is needed because Slurm announces a preemption only to the tasks of a step.
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     agent = agent_process(plan, attempt, 0)
@@ -30,8 +30,9 @@ def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
 
 
 def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-    """Return an srun for node 0's agent of a role beside the main one, and another for its other agents: a step ends
-    only when all its tasks have, and the end of the first agent is that of the attempt.
+    """Return an srun for node 0's agent of a role beside the main one, and another for its other agents.
+
+    A step ends only when all its tasks have, and the end of the first agent is that of the attempt.
     """
     first, *others = [node.host for node in plan.nodes]
     leading = _step(plan, attempt, [first], whole)
@@ -48,7 +49,7 @@ def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan) ->
     return starter_process(words, plan, attempt)
 
 
-def visit_words(plan: Plan, job: str, host: str) -> list[str]:
+def step_command(plan: Plan, job: str, host: str) -> list[str]:
     """Return the command prefix that runs a program on one of the job's hosts, in a container like its ranks'."""
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
@@ -73,8 +74,8 @@ def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attemp
 
 
 def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:
-    """Return an srun for one task on each of these hosts, where neither a failed task nor a lost node ends the
-    others.
+    """Return an srun for one task on each of these hosts, in which neither a failed task nor a lost node ends
+    the others.
     """
     return (
         "srun",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SshCluster(Place):
-    """A pool of hosts. Each command makes one of these, which asks the hosts what they have only once."""
+    """A pool of hosts; one object serves one command and asks the hosts what they have only once."""
 
     kind = "ssh"
     doctor = "launcher.places.ssh.doctor"
@@ -46,6 +46,7 @@ class SshCluster(Place):
         self._not_mended: dict[str, LaunchError] = {}
 
     def machine(self, spec: JobSpec) -> Machine:
+        """Return what each host of the pool that can take part offers."""
         if self._pool != spec.ssh or not self._found:
             self._found = _looked_at(spec.ssh)
             self._pool = spec.ssh
@@ -66,9 +67,11 @@ class SshCluster(Place):
         return f"{folders.pop()}/runs"
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
+        """Release the held run on its hosts."""
         release(run, attempt)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
+        """Return the hosts of the pool, with free GPUs and the runs that hold the others."""
         found, troubles = pool.surveyed(spec.ssh)
         return [
             _now(found[host.name])
@@ -81,15 +84,18 @@ class SshCluster(Place):
         """Return None, because nothing is handed to a batch system."""
 
     def prepare(self, plan: Plan) -> PreparedStart:
+        """Begin to prepare the hosts for an attempt."""
         from launcher.places.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
 
         self.machine(plan.spec)  # already known if this object was asked before
         return PoolHandover(Path(plan.run_dir), self._found, agent=plan.spec.ssh.agent)
 
     def start(self, plan: Plan, attempt: int) -> None:
+        """Hand the attempt to hosts of the pool."""
         self.prepare(plan).start(attempt)
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
+        """Hand over attempts whose submitter was killed, and ask lost hosts to come back."""
         attempts = [(run, attempt) for run, attempt in attempts if whole_of(run) == run]
         left = [(run, attempt) for run, attempt in attempts if is_open(run, attempt)]
         if left:
@@ -101,6 +107,7 @@ class SshCluster(Place):
                 ask.ask_lost(run)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
+        """Return the state of each run by its hosts, copying their records here."""
         wholes = [
             (whole, attempt if whole == run else last_attempt(whole))
             for run, attempt in attempts
@@ -109,50 +116,61 @@ class SshCluster(Place):
         return look.look(wholes, self._not_mended)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan | None) -> CancelReport:
+        """Cancel the run on every host, and return the report."""
         return cancel.cancel(run, attempt)
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+        """Cancel the run, giving up the hosts in `gone` that do not answer."""
         return cancel.cancel(run, attempt, gone=gone)
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
+        """Include these hosts again, or all."""
         cancel.include_hosts(run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
+        """Start the host that inspects ranks on this node's machine."""
         from launcher.places.ssh.inside import reach  # late: only who looks inside needs it
 
         return reach(run, attempt, node)
 
     def line_to(self, run: RunDir, node: int) -> "Line":
+        """Return a connection to this node's machine."""
         from launcher.places.ssh.inside import line_to  # late: only a tunnel needs it
 
         return line_to(run, node)[1]
 
     def bring_logs(self, run: RunDir) -> None:
+        """Copy logs and metrics from the hosts until the run has ended."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         fetch.bring_logs(whole_of(run))
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
+        """Copy logs, metrics and a checkpoint here; return a line for each."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         return fetch.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
+        """Copy the ranks' outputs below `draft`; return a folder for each host."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         return fetch.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
+        """Copy the newest checkpoint and the logs here."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         fetch.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
+        """Return what each host keeps of these runs; with `remove`, delete what is not live."""
         from launcher.places.ssh.results import tidying  # late: `launch status` needs none of it
 
         return tidying.tidy(runs, remove=remove)
 
     def discover(self, ref: str) -> Path | None:
+        """Create a folder here for the run of this id that another machine submitted, and return it, or None."""
         from launcher.places.ssh.submit import discovery  # late: it reads YAML
 
         return discovery.discover(ref)
@@ -172,6 +190,7 @@ def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False
 
 
 def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:
+    """Return what was found on the hosts of the pool; raise an error if none can be used."""
     if not ssh.hosts:
         hint = "hint: `ssh: {hosts: [...]}` in the spec, or a pool in the clusters file and --on its name"
         raise BadInput("--on ssh: the spec names no hosts", hint)
@@ -187,6 +206,7 @@ def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:
 
 
 def _now(one: Surveyed) -> HostNow:
+    """Return a host as `launch hosts` shows it."""
     seen = one.occupancy
     runs = tuple(dict.fromkeys(holder.run for holder in seen.held if holder.run))
     waits = f"{len(seen.waiting)} waiting" if seen.waiting else ""

@@ -1,4 +1,4 @@
-"""Check every host of a pool and the links between them, for `launch doctor POOL`; nothing of ours stays there."""
+"""Check every host of a pool and the links between them, for `launch doctor POOL`, and leave nothing on them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import BadInput, LaunchError, Unreachable
 from launcher.health import ways
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding, problem, some, warning
 from launcher.health.machine_there import MachineFacts
 from launcher.health.network import Member, all_reduce, measured
 from launcher.health.session import Helper
-from launcher.health.wish import DoctorWish
 from launcher.places.clusters_file import ClusterEntry, pool_of
 from launcher.places.ssh.doctor_checks import (
     SeenHost,
@@ -34,20 +34,20 @@ _LOST_HINT = "look whether it is well; the others were measured without it"
 
 @dataclass(frozen=True, slots=True)
 class TimedLogin:
-    """A connection to a host, as a run would have it."""
+    """A connection to a host, made as a run would, and how long that took."""
 
     line: Line
     key: str  # that opened
     took_s: float
 
 
-def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the hosts; `tell` gets a line about what takes long."""
-    wish.refuse_all_but("try")
-    pool = pool_of(ClusterEntry("ssh", wish.cluster, wish.defaults))
+def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield findings about the hosts; `tell` is called with a line about what takes long."""
+    request.refuse_all_but("try")
+    pool = pool_of(ClusterEntry("ssh", request.cluster, request.defaults))
     hosts = {host.name: host for host in hosts_of(pool)}
     if not hosts:
-        raise BadInput(f"{wish.cluster}: no hosts are named", "hint: a pool of the clusters file, with `kind: ssh`")
+        raise BadInput(f"{request.cluster}: no hosts are named", "hint: a pool of the clusters file, with `kind: ssh`")
     tell(f"logging in to {len(hosts)} host{'' if len(hosts) == 1 else 's'}")
     # A few at a time: sshd drops at random where many come at once.
     logins = for_all(hosts, lambda _, host: _log_in(target_of(host, agent=pool.agent)), at_once=AT_ONCE)
@@ -65,7 +65,7 @@ def check_up(wish: DoctorWish, tell: Callable[[str], None]) -> Iterator[Finding]
         if found and not pool.shared:
             yield reboot_finding(sorted({host.workdir or WORKDIR for host in hosts.values()}))
         if found:
-            yield from _between(found, helpers, opened, wish, tell)
+            yield from _between(found, helpers, opened, request, tell)
     finally:
         for_all(helpers, lambda _, helper: helper.leave())
         for login in opened.values():
@@ -86,6 +86,7 @@ def _log_in(target: Target) -> TimedLogin:
 
 
 def _timed(target: Target, key: str) -> TimedLogin:
+    """Return a timed login with this key; raise LaunchError."""
     began = time.monotonic()
     line = connect_all([target], lambda _name, _text: None)[target.name]
     if isinstance(line, LaunchError):
@@ -94,7 +95,7 @@ def _timed(target: Target, key: str) -> TimedLogin:
 
 
 def _look(host: SshHost, login: TimedLogin, helpers: dict[str, Helper]) -> SeenHost:
-    """Return what the host reports of itself and what only a trial shows. Raises LaunchError."""
+    """Return what the host reports of itself and what only a trial shows; raise LaunchError."""
     found = survey(login.line, host)
     facts = found.facts
     helper = helpers[host.name] = Helper(host.name, login.line, facts.python, "machine")
@@ -104,7 +105,7 @@ def _look(host: SshHost, login: TimedLogin, helpers: dict[str, Helper]) -> SeenH
     except Unreachable as error:
         raise Unreachable(f"{host.name}: it could not be looked at: {error.lines[0]}") from error
     if len(looked.folders) != 1:
-        raise Unreachable(f"{host.name}: it could not be looked at: it answers what nobody asked for")
+        raise Unreachable(f"{host.name}: it cannot be examined: it gives an unexpected answer")
     return SeenHost(found, looked, login.took_s, login.key)
 
 
@@ -112,7 +113,7 @@ def _between(
     hosts: Sequence[SeenHost],
     helpers: Mapping[str, Helper],
     logins: Mapping[str, TimedLogin],
-    wish: DoctorWish,
+    request: DoctorRequest,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
     """Yield findings about the connections between the hosts, and about traffic over all of them."""
@@ -125,7 +126,7 @@ def _between(
         yield problem("network", text, hint)
     yield from ways.findings([host.name for host in hosts], found)
     without = [host.name for host in hosts if host.found.facts.torch is None]
-    if not wish.trial:
+    if not request.trial:
         return
     if apart or any(way.error for way in found):
         yield warning("all-reduce", "not tried: not all hosts reach each other", "see what is said of the network")

@@ -19,7 +19,7 @@ _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", 
 
 @dataclass(frozen=True, slots=True)
 class SeenHost:
-    """One that could be looked at."""
+    """A host that was examined, and what was found on it."""
 
     found: Surveyed
     looked: MachineFacts
@@ -28,6 +28,7 @@ class SeenHost:
 
     @property
     def name(self) -> str:
+        """Return the host's name."""
         return self.found.host.name
 
 
@@ -42,12 +43,13 @@ def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
 
 
 def table_finding(hosts: Sequence[SeenHost], all_of_them: int) -> Finding:
+    """Return the table of the hosts that could be examined."""
     text = f"{len(hosts)} of {all_of_them} can be looked at"
     return Finding(Level.OK, "hosts", text, rows=(_HEAD, *map(_row, hosts)))
 
 
 def reboot_finding(workdirs: Sequence[str]) -> Finding:
-    """Return how runs get back to a host after a reboot."""
+    """Return the finding on how runs continue on a host after a reboot."""
     text = "a host that was started anew takes part in its runs again when `launch status` is asked next"
     lines = "; or ".join(map(crontab_line, workdirs))
     hint = f"without anybody, with this line in the crontab of each (crontab -e there): {lines}"
@@ -55,11 +57,12 @@ def reboot_finding(workdirs: Sequence[str]) -> Finding:
 
 
 def crontab_line(workdir: str) -> str:
-    """Return the crontab line, which uses the newest launcher on the host."""
+    """Return the crontab line that restarts runs after a reboot with the newest launcher on the host."""
     return f"@reboot $(ls -t {workdir}/lib/*/bin/python | head -n 1) -P -m {_COMES_BACK} {workdir}"
 
 
 def _row(host: SeenHost) -> tuple[str, ...]:
+    """Return the host's row of the table."""
     found, facts = host.found, host.found.facts
     return (
         host.name,
@@ -77,6 +80,7 @@ def _row(host: SeenHost) -> tuple[str, ...]:
 
 
 def _launcher(found: Surveyed) -> str:
+    """Return whether the launcher is installed on the host, as text."""
     facts = found.facts
     theirs = facts.tag != bundle.own_tag()
     if bundle.digest(facts.tag) in facts.libraries:
@@ -130,6 +134,7 @@ def together(hosts: Sequence[SeenHost]) -> Iterable[Finding]:
 
 
 def _gpu_findings(host: SeenHost) -> Iterable[Finding]:
+    """Yield what is wrong with the host's GPUs or its torch."""
     name, found, facts, torch = host.name, host.found, host.found.facts, host.looked.torch or Torch()
     if (found.host.gpus or 0) > len(facts.gpus):
         has = f"there are {len(facts.gpus)}" if facts.gpus else "there is none"

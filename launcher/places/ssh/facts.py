@@ -1,4 +1,4 @@
-"""Find out what hosts have, by a small program for any Python, before anything of ours is there."""
+"""Find out what hosts have, by a small program for any Python, before the launcher is installed there."""
 
 import time
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The output of `probe_there`."""
+    """The output of `probe_there`: what a host has."""
 
     python: _Absolute
     version: tuple[_Number, _Number, _Number]
@@ -68,7 +68,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """A host as it was found."""
+    """A host with the facts found on it."""
 
     host: SshHost
     facts: Facts
@@ -107,7 +107,7 @@ class Surveyed:
 
 
 def completed(host: SshHost, pool: Ssh) -> SshHost:
-    """Return the host with the pool's options where it has none of its own."""
+    """Return the host with the pool's options for all that it has no options of its own for."""
     return SshHost(
         host.name,
         host.address,
@@ -122,7 +122,7 @@ def completed(host: SshHost, pool: Ssh) -> SshHost:
 
 
 def survey(line: Line, host: SshHost) -> Surveyed:
-    """Ask one host. Raises LaunchError saying what is missing there."""
+    """Ask one host; raise LaunchError that says what is missing there."""
     text = Path(probe_there.__file__).read_text(encoding="utf-8")
     asked = msgspec.json.encode({"workdir": host.workdir or WORKDIR}).decode()
     began, sent_at = time.monotonic(), time.time()
@@ -136,14 +136,17 @@ def survey(line: Line, host: SshHost) -> Surveyed:
 
 
 def facts_of(text: str, who: str) -> Facts:
-    """Return what a host reports of itself. Raises LaunchError, which names it."""
+    """Return what a host reports of itself; raise LaunchError, which names the host."""
     try:
         return decoded(text[:_LONGEST].encode(), Facts)
     except Garbled as error:
-        raise LaunchError(f"{who}: what it says of itself cannot be: {error}", "hint: look at its `python:`") from error
+        raise LaunchError(
+            f"{who}: its answer about itself is invalid: {error}", "hint: look at its `python:`"
+        ) from error
 
 
 def _no_python(host: SshHost, code: int | None, said: str) -> LaunchError:
+    """Return the error that the host has no suitable Python."""
     hint = f"hint: install Python 3.11 or newer there, or have `python:` of {host.name} name one"
     named = host.python or "python3"
     if code == 99:

@@ -1,4 +1,4 @@
-"""Ask the server on a host, over one connection and one process of ours there."""
+"""Ask the launcher's server on a host, over one connection and one process there."""
 
 import itertools
 import sys
@@ -39,7 +39,7 @@ class HostLimits:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One entry of hosts.json: a host of an attempt, and how to reach our launcher there."""
+    """One entry of hosts.json: a host of an attempt, and how to reach the launcher there."""
 
     host: SshHost
     agent: bool  # whether the keys of the SSH agent may be used
@@ -49,7 +49,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def settled_in(line: Line, found: Surveyed) -> str:
-    """Have the launcher on the host, brought there if it is not yet; gives its Python."""
+    """Return the Python with the launcher on the host, after installing the launcher if it was missing."""
     facts = found.facts
     tag = facts.tag if facts.tag == bundle.own_tag() else ""
     if not tag and facts.missing:
@@ -83,7 +83,7 @@ _ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the ho
 
 
 class HostClient:
-    """The client of one host: it asks one question after the other of a server that lives as long as it does."""
+    """The client of one host, which sends one question after the other to a server that lives as long as it does."""
 
     def __init__(self, line: Line, place: Place, limits: HostLimits | None = None) -> None:
         self.place, self.limits = place, limits or HostLimits()
@@ -93,7 +93,7 @@ class HostClient:
         self._lock = threading.Lock()
 
     def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float | None = None) -> T:
-        """Return the answer. Raises what the other side reports instead, and Unreachable."""
+        """Return the answer; raise the error that the other side reports, or Unreachable."""
         within_s = limit_s or self.limits.answer_s
         if contents:
             with self._asking() as server:
@@ -119,7 +119,7 @@ class HostClient:
 
     @contextmanager
     def stream(self, request: Request, most: int, limit_s: float | None = None) -> Iterator[Iterator[bytes]]:
-        """Yield the bytes that follow the answer as they arrive; no other question is asked until this is left."""
+        """Yield the bytes that follow the answer as they arrive; no other question may be asked until this ends."""
         within_s = limit_s or self.limits.answer_s
         with self._asking() as server:
             server.send(request)
@@ -133,6 +133,7 @@ class HostClient:
                 raise
 
     def confused(self, what: str) -> LaunchError:
+        """Return the error that the host does not answer as expected."""
         return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:
@@ -140,12 +141,13 @@ class HostClient:
         return self._line is line
 
     def close(self) -> None:
+        """Close the connection to the server, which then exits."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def _understood(self, question: Callable[[RpcClient], T]) -> T:
-        """Ask; if the run was handed over by another version of the launcher, install ours there and ask again."""
+        """Ask; if the run was handed over by another version of the launcher, install this one there and ask again."""
         try:
             with self._asking() as server:
                 return question(server)
@@ -159,8 +161,8 @@ class HostClient:
 
     @contextmanager
     def _asking(self) -> Iterator[RpcClient]:
-        """Yield the server, and close it afterwards if a question was not finished, as what follows would be no
-        answer.
+        """Yield the server, and close it afterwards if a question was not finished, as the next bytes would be
+        no answer.
         """
         with self._lock:
             if self._server is None:
@@ -172,5 +174,5 @@ class HostClient:
             try:
                 yield server
             finally:
-                if not server.at_rest:
+                if not server.is_idle:
                     self.close()

@@ -1,4 +1,4 @@
-"""Keep one client to each host that this process asks; a host that was silent is left alone for a while."""
+"""Keep one client to each host that this process asks; a host that did not answer is skipped for a while."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
-    """Return a client of a host, over a connection that this process may have. Raises why it cannot be reached.
+    """Return a client of a host, over a connection that this process may have; raise why it cannot be reached.
 
     `limits` hold for as long as the connection does.
     """
@@ -34,7 +34,7 @@ def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
 
 
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
-    """Return connections to all, opened at the same time; a host that was silent a moment ago is skipped,
+    """Return connections to all hosts, opened at the same time; a host that was silent a moment ago is skipped,
     unless `anew`.
     """
     lines: dict[str, Line | LaunchError] = {
@@ -59,6 +59,7 @@ def ask_all(
     lines = lines_to([*by_name.values()], anew=anew)
 
     def done(name: str, _line: Line) -> T:
+        """Return the result for one host."""
         try:
             return work(client_to(by_name[name]))
         except Unreachable as error:  # lets us in and then says nothing

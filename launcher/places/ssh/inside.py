@@ -1,4 +1,4 @@
-"""Find the host that is a node of a run, and reach into it with our own version of the launcher."""
+"""Find the host of a run's node, and start this version of the launcher on it to inspect ranks."""
 
 from launcher.errors import LaunchError, Refused
 from launcher.node.inside.visit import host_command, machine_of
@@ -12,9 +12,9 @@ from launcher.run.layout import AttemptDir, RunDir
 
 
 def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
-    """Return the host that this node is, and a connection to it. Raises Unreachable.
+    """Return the host of this node, and a connection to it; raise Unreachable.
 
-    The name of the machine chooses among the hosts that the run was handed to, and no other.
+    The name of the machine only chooses among the hosts that the run was handed to.
     """
     name = machine_of(run, node)
     place = places_ever(whole_of(run)).get(name)
@@ -27,7 +27,7 @@ def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
 
 
 def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
-    """Start what looks into this node, on its host. Raises Unreachable."""
+    """Start `launcher.node.inside.there` for this node on its host; raise Unreachable."""
     place, line = line_to(run, node)
     found = survey(line, place.host)
     python = settled_in(line, found)

@@ -58,10 +58,15 @@ class Open(OfRun, frozen=True, tag="open"):
 
     @property
     def follows(self) -> int:
+        """Return the number of bytes that follow the message."""
         return sum(one.size for one in self.records)
 
 
 class Opened(msgspec.Struct, frozen=True):
+    """The port on which the attempt's supervisor listens, or None if the code is wanted first; and whether
+    hosts share a disk.
+    """
+
     port: Port | None  # of the waiting supervisor; None: the code is not there
     on_one_disk: bool = False  # it shares its disk with another host, unlike the plan says; no supervisor was started
 
@@ -75,17 +80,18 @@ class CodeTree(msgspec.Struct, frozen=True, tag="code"):
 
     @property
     def follows(self) -> int:
+        """Return the number of bytes that follow the message."""
         return bytes_of(self.files)
 
 
 class Supervisors(msgspec.Struct, frozen=True, tag="roster"):
-    """Send all supervisors, by node of the plan. → None"""
+    """Send the addresses of all supervisors, by node of the plan. → None"""
 
     peers: tuple[Peer, ...]
 
 
 class GoAhead(msgspec.Struct, frozen=True, tag="go"):
-    """Tell the supervisor to go. → None"""
+    """Tell the supervisor to begin. → None"""
 
 
 class ListRuns(msgspec.Struct, frozen=True, tag="runs"):
@@ -168,7 +174,7 @@ class ListCheckpoints(OfCheckpoints, frozen=True, tag="inventory"):
 
 
 class SendFile(OfCheckpoints, frozen=True, tag="give"):
-    """The bytes of a file of a checkpoint; without a name, of its manifest. → None, and they follow"""
+    """Ask for the bytes of a checkpoint's file, or of its manifest if no name is given. → None, and they follow"""
 
     step: int
     name: str
@@ -177,7 +183,7 @@ class SendFile(OfCheckpoints, frozen=True, tag="give"):
 
 
 class TakeFile(OfCheckpoints, frozen=True, tag="put"):
-    """A file of a checkpoint to be kept: its manifest follows, then its bytes. → None"""
+    """Store a file of a checkpoint: its manifest follows, then its bytes. → None"""
 
     manifest_size: Size
     name: str
@@ -186,6 +192,7 @@ class TakeFile(OfCheckpoints, frozen=True, tag="put"):
 
     @property
     def follows(self) -> int:
+        """Return the number of bytes that follow the message."""
         return self.manifest_size + self.size
 
 
@@ -198,13 +205,13 @@ class Cancel(OfRun, frozen=True, tag="cancel"):
 
 
 class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):
-    """The run was cancelled: have these hosts hear it from this one as soon as they can. → None"""
+    """Have this host inform these hosts that the run was cancelled, as soon as they can be reached. → None"""
 
     hosts: tuple[str, ...]
 
 
 class ComeBack(OfRun, frozen=True, tag="come_back"):
-    """Start a missing supervisor again, as the run continues without it this host. → why not; empty: it was started"""
+    """Start a missing supervisor again, as the run continues without this host. → why not; empty: it was started"""
 
 
 class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
@@ -216,7 +223,7 @@ class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
 
 
 class Tidied(msgspec.Struct, frozen=True):
-    """Files of these runs that are on the disk, or were."""
+    """The bytes of these runs, and of unneeded code, that are on the disk or were."""
 
     runs: Mapping[RunId, Size]  # bytes of those of which anything is
     code: Size

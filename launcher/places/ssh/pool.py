@@ -1,4 +1,4 @@
-"""A pool as it is used by one process: connections that stay open, and what the hosts are like."""
+"""The hosts of a pool as one process uses them: connections that stay open, and what was found on them."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,12 +18,12 @@ _lock = threading.Lock()
 
 
 def hosts_of(pool: Ssh) -> list[SshHost]:
-    """Each with all that holds for it."""
+    """Return the hosts of the pool, each with the pool's options filled in."""
     return [completed(host, pool) for host in pool.hosts]
 
 
 def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | LaunchError]:
-    """Return a connection to each host, open already or new; they stay open until this process ends."""
+    """Return a connection to each host, already open or new, or the error; they stay open until this process ends."""
     wanted = {host.name: host for host in hosts}
     targets = for_all(wanted, lambda _, host: _target(host, agent))
     found = connections.lines_to(
@@ -34,15 +34,17 @@ def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | Launc
 
 @lru_cache(maxsize=4096)
 def _target(host: SshHost, agent: bool) -> Target:
+    """Return how to reach a host."""
     return target_of(host, agent=agent)
 
 
 def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
+    """Return the connections without the errors."""
     return {name: line for name, line in lines.items() if isinstance(line, Line)}
 
 
 def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Surveyed], dict[str, LaunchError]]:
-    """Return what was found on each host that could be examined, and why others could not, in the pool's order."""
+    """Return what was found on each host that could be examined, and the errors of the others, in the pool's order."""
     hosts = {host.name: host for host in hosts_of(pool) if only is None or host.name in only}
     lines = lines_to(hosts.values(), agent=pool.agent)
     found = for_all(working(lines), lambda name, line: survey(line, hosts[name]))

@@ -1,4 +1,4 @@
-"""Print what a host has; sent to it as text and run by any Python there (`python -I -c TEXT ARGUMENTS`).
+"""Print what a host has; this text is sent to it and run by any Python there (`python -I -c TEXT ARGUMENTS`).
 
 It uses only the standard library, and nothing newer than Python 3.8 until the version was checked.
 """
@@ -22,6 +22,7 @@ _PLENTY = 1 << 60  # of what has no end: some file systems in a cloud have 2**63
 
 
 def main(arguments: str) -> None:
+    """Print the facts about this host as JSON; exit with TOO_OLD if its Python is too old."""
     if sys.version_info < (3, 11):  # noqa: UP036 - it is asked of whatever Python a host has
         sys.exit(TOO_OLD)
     asked = json.loads(arguments)
@@ -34,7 +35,7 @@ def main(arguments: str) -> None:
         "version": list(sys.version_info[:3]),
         "tag": "{}-{}-{}".format(sys.implementation.cache_tag, platform.machine(), platform.libc_ver()[0] or "libc"),
         "torch": _version("torch"),
-        "missing": [name for name in ("msgspec", "xxhash") if not _there(name)],
+        "missing": [name for name in ("msgspec", "xxhash") if not _has_module(name)],
         "hostname": socket.gethostname(),
         "boot_id": _read("/proc/sys/kernel/random/boot_id").strip(),
         "user": _user(),
@@ -55,15 +56,16 @@ def main(arguments: str) -> None:
 
 
 def _first_there(path: str) -> str:
+    """Return the folder, or the first one above it that exists."""
     while not os.path.isdir(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
 
 
 def _exposed(workdir: str) -> str:
-    """Return the first folder, ours or above it, in which others could replace what is ours, or "".
+    """Return the first folder on the way to the user's folder in which other users could replace files, or "".
 
-    This repeats launcher.run.ownership, which is not there yet.
+    This repeats launcher.run.ownership, which is not on the host yet.
     """
     return next(
         filter(None, (_open_on_the_way(os.path.join(workdir, name)) for name in ("", "runs", "code", "lib"))), ""
@@ -71,6 +73,7 @@ def _exposed(workdir: str) -> str:
 
 
 def _open_on_the_way(path: str) -> str:
+    """Return the first folder on the path, links followed, that another user owns or may write, or ""."""
     trusted = {0, os.getuid(), os.stat("/").st_uid}  # in a container the real root may look like nobody
     at, left, links, is_open = "/", os.path.abspath(path).split("/"), 0, False
     while left:
@@ -97,7 +100,7 @@ def _open_on_the_way(path: str) -> str:
 def _is_own_group(group: int) -> bool:
     """Return whether this is the user's private group.
 
-    This repeats launcher.run.ownership, which is not there yet.
+    This repeats launcher.run.ownership, which is not on the host yet.
     """
     import grp  # late: after the version has been looked at
     import pwd  # late: after the version has been looked at
@@ -113,10 +116,12 @@ def _is_own_group(group: int) -> bool:
 
 
 def _without_domain(name: str) -> str:
+    """Return a user's name without its domain."""
     return name.rpartition("\\")[2].partition("@")[0]
 
 
 def _version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     from importlib import metadata  # late: after the version has been looked at
 
     try:
@@ -125,13 +130,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _there(module: str) -> bool:
+def _has_module(module: str) -> bool:
+    """Return whether the module can be imported."""
     from importlib import util  # late: after the version has been looked at
 
     return util.find_spec(module) is not None
 
 
 def _user() -> str:
+    """Return the user's name, or the user id if it has none."""
     import pwd  # late: after the version has been looked at
 
     try:
@@ -141,10 +148,12 @@ def _user() -> str:
 
 
 def _names(folder: str) -> list[str]:
+    """Return the sorted names in a folder, none if it does not exist."""
     return sorted(os.path.basename(path) for path in glob.glob(glob.escape(folder) + "/*"))
 
 
 def _read(path: str) -> str:
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read()

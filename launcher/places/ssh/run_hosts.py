@@ -1,4 +1,4 @@
-"""Find where a run is and has been: the hosts that its attempts were handed to, without those gone for good."""
+"""Find the hosts that a run is and has been on: those that its attempts were handed to, without those given up."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -22,7 +22,7 @@ def places_of(run: RunDir) -> list[Place]:
 
 
 def handed_to(run: RunDir, attempt: AttemptDir) -> list[Place]:
-    """Return the hosts of one attempt."""
+    """Return the hosts that one attempt was handed to."""
     return [*places_ever(run, [attempt]).values()]
 
 
@@ -34,7 +34,7 @@ def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str
 
 
 def everywhere(run: RunDir) -> dict[str, Place]:
-    """Return every host that an attempt was handed to, including those gone for good."""
+    """Return every host that an attempt was handed to, including those given up."""
     return {place.host.name: place for _, place in _handed(attempts(run))}
 
 
@@ -44,7 +44,7 @@ def gone(run: RunDir) -> set[str]:
 
 
 def is_there(attempt: AttemptDir) -> bool:
-    """Return whether its ranks write on hosts of a pool, and not into the run's folder here."""
+    """Return whether the attempt's ranks write on hosts of a pool, and not into the run's folder here."""
     intent = read_record(attempt.intent, Intent)
     return intent is None or intent.cluster_kind == "ssh"
 
@@ -74,4 +74,5 @@ def _handed(of: Sequence[AttemptDir]) -> Iterator[tuple[int, Place]]:
 
 
 def _records(run: RunDir) -> list[Gone]:
+    """Return the records of hosts that users gave up."""
     return read_record(run.gone, list[Gone]) or []

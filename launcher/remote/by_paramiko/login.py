@@ -1,4 +1,4 @@
-"""Logging in by paramiko: over the hosts on the way, the host's key checked first, then our keys one by one."""
+"""Log in by paramiko: over the jump hosts, with the host's key checked first, then the user's keys one by one."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ _MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthT
 
 
 def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
-    """Return a logged-in connection. Raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another
+    """Return a logged-in connection; raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another
     Unreachable.
     """
     _refuse_proxy_commands(target)
@@ -48,7 +48,7 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
 
 
 class ParamikoTransport:
-    """A connection of paramiko's, over those to the hosts on the way."""
+    """A connection of paramiko's, over those to the jump hosts."""
 
     def __init__(self, target: Target, connection: ParamikoConnection, via: "ParamikoTransport | None") -> None:
         self.peer_address = connection.peer_address
@@ -57,9 +57,11 @@ class ParamikoTransport:
         self._via = via
 
     def alive(self) -> bool:
+        """Return False once the connection is known to have ended."""
         return self._connection.is_active()
 
     def start(self, command: Sequence[str] | str) -> ParamikoChannel:
+        """Start this command on the host; raise Broken or Unreachable."""
         try:
             session = self._connection.open_session(timeout=AUTHENTICATION_S)
         except NoChannel as error:
@@ -76,6 +78,7 @@ class ParamikoTransport:
         return ParamikoChannel(session)
 
     def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
+        """Connect from the host to a port, as seen from there; raise Unreachable."""
         try:
             return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
         except NoChannel as error:
@@ -85,7 +88,7 @@ class ParamikoTransport:
             raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
 
     def way_to(self, target: Target, limit_s: float) -> Session:
-        """Open a channel from this host to another one. Raise Unreachable."""
+        """Open a channel from this host to another one; raise Unreachable."""
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
         except NoChannel as error:
@@ -94,12 +97,14 @@ class ParamikoTransport:
             raise Unreachable(f"{who(target)} cannot be reached through {who(self._target)}: {why(error)}") from None
 
     def close(self) -> None:
+        """Close the connection, and those to the jump hosts."""
         self._connection.leave()
         if self._via is not None:
             self._via.close()
 
 
 def _refuse_proxy_commands(target: Target) -> None:
+    """Raise BadInput if the host or a jump host has a ProxyCommand."""
     for one in (*target.jumps, target):
         if one.proxy_command:
             raise BadInput(
@@ -122,6 +127,7 @@ def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
 
 
 def _login(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoTransport:
+    """Return a connection that is logged in with one of the user's keys."""
     connection = _recognized(target, via, deadline)
     try:
         with Offers(target) as offers:
@@ -143,7 +149,9 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 
 
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
-    """Return a connection to the host after checking its key. Nothing that proves who we are has been sent yet."""
+    """Return a connection to the host after checking its key; nothing that proves the user's identity has been
+    sent yet.
+    """
     connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
     try:
         known_hosts.check(target, key)
@@ -178,7 +186,7 @@ def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> 
 
 
 def _dial(target: Target, deadline: float) -> socket.socket:
-    """Return a socket to the first of the host's addresses that answers. Raise Unreachable."""
+    """Return a socket to the first of the host's addresses that answers; raise Unreachable."""
     addresses = _addresses(target, deadline)
     failed = silent(target)
     for number, (family, address) in enumerate(addresses):
@@ -193,6 +201,7 @@ def _dial(target: Target, deadline: float) -> socket.socket:
 
 
 def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) -> socket.socket:
+    """Return a socket connected to this address."""
     dialled = socket.socket(family, socket.SOCK_STREAM)
     try:
         dialled.settimeout(limit_s)
@@ -212,6 +221,7 @@ def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
     failed: list[OSError | UnicodeError] = []
 
     def resolve() -> None:
+        """Resolve the name and store the addresses or the error."""
         try:
             answers = socket.getaddrinfo(target.hostname, target.port, type=socket.SOCK_STREAM)
             found.extend((family, address) for family, _, _, _, address in answers)

@@ -1,4 +1,4 @@
-"""The keys that are shown to a host, and why others are not."""
+"""The keys that are offered to a host, and why others are not."""
 
 import base64
 import os
@@ -31,10 +31,12 @@ class Offers(ClosedAtTheEnd):
             self._ask_agent()
 
     def close(self) -> None:
+        """Close the connection to the ssh-agent."""
         if self._agent is not None:
             self._agent.close()
 
     def refused(self, what: str) -> NoAccess:
+        """Return the error that no key gave access, with the keys that were offered."""
         target = self._target
         agent = "" if target.agent else ", or `agent: true` of the pool has your ssh-agent asked"
         return NoAccess(
@@ -45,6 +47,7 @@ class Offers(ClosedAtTheEnd):
         )
 
     def _ask_agent(self) -> None:
+        """Add the agent's keys, or note why it does not answer."""
         try:
             self._agent = Agent(self._target.agent_socket or os.environ.get("SSH_AUTH_SOCK", ""))
         except (*BROKEN, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A program of ours on another machine, and what is asked of it: `launch _far` of a login node, a server of a host."""
+"""The client of a launcher program on another machine: `launch _far` of a login node, or a server of a host."""
 
 import contextlib
 import itertools
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class RemoteProgram(Protocol):
-    """The place of `launch` on another machine."""
+    """The `launch` program on another machine, and how to reach it."""
 
     @property
     def cluster(self) -> str:
@@ -48,7 +48,7 @@ class RemoteProgram(Protocol):
 
     @property
     def launch(self) -> str:
-        """Return the program there."""
+        """Return the path of the program there."""
 
     @property
     def transport(self) -> str:
@@ -56,7 +56,7 @@ class RemoteProgram(Protocol):
 
 
 def remote_program(path: str) -> str:
-    """Return a program's path for any shell of the user there; `~` is theirs to expand."""
+    """Return a program's path quoted for any shell of the user there, which expands `~`."""
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{_quoted(path[1:])}'
     return _quoted(path)
@@ -68,7 +68,7 @@ def _quoted(text: str) -> str:
 
 
 class RpcClient(ClosedAtTheEnd):
-    """A program of ours on another machine, and what is asked of it over its stdin and stdout."""
+    """The client of a program on another machine, over its stdin and stdout."""
 
     def __init__(self, running: Running, taken_s: float = _TAKEN_S) -> None:
         """Use a running program; `taken_s` limits how long a piece may take to be accepted."""
@@ -79,12 +79,12 @@ class RpcClient(ClosedAtTheEnd):
         self._incoming = Incoming(self._read)
 
     @property
-    def at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether no answer is outstanding, so that the next output answers the next request."""
         return not self._waits and not self._left
 
     def greet(self, deadline: float | None = None) -> None:
-        """Wait until launch is there and understands us."""
+        """Wait for the greeting, and raise OtherVersion if the program is of another version."""
         if self._greeted:
             return
         try:
@@ -103,8 +103,8 @@ class RpcClient(ClosedAtTheEnd):
                 return
 
     def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
-        """Return the answer to the request, which at most so many bytes may follow. Raise what the other side raised,
-        Broken or Silent.
+        """Return the answer to the request, which at most `most` bytes may follow; raise the other side's
+        error, Broken or Silent.
         """
         self.greet(deadline)
         try:
@@ -122,6 +122,7 @@ class RpcClient(ClosedAtTheEnd):
         return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
+        """Send a request and return its answer."""
         return self.ask_with_bytes(request, kind, 0, contents=contents, timeout_s=timeout_s)[0]
 
     def ask_with_bytes(
@@ -146,28 +147,33 @@ class RpcClient(ClosedAtTheEnd):
                 yield piece
 
     def close(self) -> None:
-        """Close the connection so that nothing is left here; the other side ends by itself."""
+        """Close the connection; the other side ends by itself."""
         self._running.close()
 
     def _read(self, deadline: float | None, most: int) -> bytes:
+        """Return output of the program as soon as there is any."""
         return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
+        """Return the error that no valid greeting came."""
         if isinstance(error, OtherVersion):
             return OtherVersion(f"{self._running.who}: {error.lines[0]}")
-        if isinstance(error, EOFError) and _NO_MODULE in "".join(self._running.last_words()):
+        if isinstance(error, EOFError) and _NO_MODULE in "".join(self._running.last_error_lines()):
             return OtherVersion(f"{self._running.who}: another version of launch is there, without what {VERSION} asks")
         return self._garbled(error.lines[0]) if isinstance(error, Garbled) else self._broken(error)
 
     def _broken(self, error: EOFError | Silent) -> Unreachable:
+        """Return the error that the connection ended or no answer came."""
         if isinstance(error, Silent):
             return error
-        return Unreachable(f"{self._running.who}: {''.join(self._running.last_words()).strip() or 'it hung up'}")
+        return Unreachable(f"{self._running.who}: {''.join(self._running.last_error_lines()).strip() or 'it hung up'}")
 
     def _garbled(self, what: str) -> Garbled:
+        """Return the error that a message is malformed."""
         return Garbled(f"{self._running.who}: {what}")
 
     def _other_version(self, there: str) -> LaunchError:
+        """Return the error that the program is of another version."""
         return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
 
     def _with_host(self, error: LaunchError) -> LaunchError:
@@ -177,7 +183,7 @@ class RpcClient(ClosedAtTheEnd):
 
 
 class RemoteLaunch(RpcClient):
-    """`launch _far` on a login node."""
+    """The client of `launch _far` on a login node."""
 
     def __init__(self, login: RemoteProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
         """Connect to `launch` at a login; `without` names variables that must not reach ssh."""
@@ -186,17 +192,20 @@ class RemoteLaunch(RpcClient):
         super().__init__(running)
 
     def close(self) -> None:
+        """Close the connection; the program there ends by itself."""
         super().close()
         if self._way is not None:
             self._way.close()
 
     def _with_host(self, error: LaunchError) -> LaunchError:
+        """Return the other side's error with the login node's name."""
         return said_by(_who(self.login), error)
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
+        """Return the error that no valid greeting came, with what ssh printed."""
         if isinstance(error, Garbled):
             return Unreachable(f"{_who(self.login)}: expected launch there to answer, got something else: {error}")
-        words = self._running.last_words(_SAID_LINES)
+        words = self._running.last_error_lines(_SAID_LINES)
         if isinstance(error, Silent):
             return Silent(f"{_who(self.login)} does not answer", *words)
         code = self._running.code(_LEAVE_S)
@@ -212,11 +221,13 @@ class RemoteLaunch(RpcClient):
         return Broken(f"{_who(self.login)}: the connection ended before launch there answered ({code})", *words)
 
     def _broken(self, error: EOFError | Silent) -> Unreachable:
+        """Return the error that the connection ended or no answer came."""
         if isinstance(error, Silent):
             return Silent(f"{_who(self.login)} does not answer any more")
-        return Broken(f"{_who(self.login)}: the connection broke", *self._running.last_words())
+        return Broken(f"{_who(self.login)}: the connection broke", *self._running.last_error_lines())
 
     def _other_version(self, there: str) -> Unreachable:
+        """Return the error that another version of the launcher is installed there."""
         return Unreachable(
             f"{_who(self.login)}: launch {there} there, {VERSION} here: they do not understand each other",
             f"hint: install version {VERSION} on {self.login.login}, or the one there here: `launch help install`",
@@ -226,8 +237,8 @@ class RemoteLaunch(RpcClient):
 def started(
     login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
-    """Start the program there with this argument; return it and the connection to close after it, or None because ssh
-    opens one for it alone.
+    """Start the program there with this argument; return it and the connection to close after it, or None if
+    ssh opens one just for it.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":
@@ -265,4 +276,5 @@ def remote_version(login: RemoteProgram) -> str:
 
 
 def _who(login: RemoteProgram) -> str:
+    """Return the login node's name for messages."""
     return f"login node {login.login} of {login.cluster}"

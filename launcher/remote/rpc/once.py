@@ -40,7 +40,7 @@ class Token:
         self._outcome = self.path / "outcome.json"
 
     def redeem(self, start: Start) -> Outcome:
-        """Start the runs, or give what came of it. A start that was killed half-way is looked after first."""
+        """Start the runs, or return the earlier outcome; a start that was killed half-way is finished first."""
         with self._alone():
             outcome = self._settled()
             return outcome if outcome is not None else self._close(self._started(start))
@@ -55,6 +55,7 @@ class Token:
             return outcome
 
     def _settled(self) -> Outcome | None:
+        """Return the outcome of an earlier request, or None if there was none."""
         outcome = read_record(self._outcome, Outcome)
         if outcome is not None:
             return outcome
@@ -71,9 +72,11 @@ class Token:
         return None
 
     def _started(self, start: Start) -> Outcome:
+        """Start the runs and return the outcome."""
         chosen: list[Made] = []
 
         def choose(runs: Runs) -> None:
+            """Record the runs that are about to be made."""
             chosen.extend(Made(run_id, str(path)) for run_id, path in runs)
             write_record(self._chosen, chosen)
 
@@ -84,6 +87,7 @@ class Token:
         return Outcome(tuple(Made(run_id, str(path)) for run_id, path in runs))
 
     def _close(self, outcome: Outcome) -> Outcome:
+        """Record the outcome and return it."""
         write_record(self._outcome, outcome)
         return outcome
 
@@ -106,11 +110,12 @@ class Token:
 
 
 def _there(chosen: Sequence[Made]) -> tuple[Made, ...]:
+    """Return those of the runs that exist."""
     return tuple(one for one in chosen if Path(one.path).is_dir())
 
 
 def tidy(folder: Path, now: float) -> None:
-    """Forget what was asked more than a month ago."""
+    """Delete records of tokens that are more than a month old."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder / "requests") as found:
         for entry in found:
             if _TOKEN.fullmatch(entry.name) and entry.stat().st_mtime < now - _KEPT_S:

@@ -1,4 +1,4 @@
-"""The far side: answers requests on stdin, one after the other, until nobody asks any more."""
+"""The server's side of the rpc: answer requests on stdin, one after the other, until it is closed."""
 
 import os
 import time
@@ -32,12 +32,14 @@ class Body:
         return piece
 
     def exactly(self, size: int) -> bytes:
+        """Return exactly this many bytes."""
         data = b"".join(self.pieces(size))
         if len(data) < size:
             raise LaunchError(f"expected {size} bytes more, got {len(data)}")
         return data
 
     def pieces(self, size: int) -> Iterator[bytes]:
+        """Yield the next bytes, this many in all."""
         while size and (piece := self.some(min(size, _PIECE))):
             size -= len(piece)
             yield piece
@@ -49,7 +51,7 @@ class Body:
 
 
 class WithBytes(NamedTuple):
-    """An answer that bytes follow, so many."""
+    """An answer that is followed by this many bytes."""
 
     value: object
     size: int
@@ -60,9 +62,10 @@ Answering = Callable[[Any, Body], Any]
 
 
 def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
-    """Serve requests until the other side closes, and return the exit code. `requests` is the union of the types that
-    `answer` accepts. A request is carried out once it has arrived completely, whatever becomes of the connection; so
-    are trees of code. `where` begins the message of an internal error.
+    """Serve requests until the other side closes, and return the exit code.
+
+    `requests` is the union of the types that `answer` accepts. A request is carried out once it has arrived completely,
+    even if the connection breaks then; trees of code are too. `where` begins the message of an internal error.
     """
     asked, out = take_stdio()
     return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)
@@ -71,6 +74,7 @@ def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
 def answer_all(
     incoming: Incoming, tell: Callable[[bytes], object], requests: Any, answer: Answering, *, where: str = ""
 ) -> int:
+    """Answer requests until the other side closes, and return the exit code."""
     decoder = decoder_of(requests | Have | Tree)
     try:
         tell(greeting())
@@ -101,8 +105,8 @@ def projects_in(folder: str) -> Path:
 
 
 def take_stdio() -> tuple[int, int]:
-    """Return the connection as two descriptors of our own, and redirect stdin and stdout so that no child or print
-    can interfere.
+    """Return the connection as two new descriptors, and redirect stdin and stdout so that no child or print can
+    interfere.
     """
     asked, told = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -113,6 +117,7 @@ def take_stdio() -> tuple[int, int]:
 
 
 def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:
+    """Carry out a request; return the reply and the bytes that follow it."""
     try:
         value = _about_trees(request, body) if isinstance(request, Have | Tree) else answer(request, body)
         whole = value if isinstance(value, WithBytes) else WithBytes(value, 0, ())
@@ -131,6 +136,7 @@ def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[
 
 
 def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], object]) -> None:
+    """Send exactly this many bytes; raise EOFError if there are more or fewer, or the connection is gone."""
     try:
         for piece in pieces:
             size -= len(piece)
@@ -144,6 +150,7 @@ def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], ob
 
 
 def _about_trees(request: Have | Tree, body: Body) -> bool:
+    """Carry out a request about trees of code."""
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 
     projects = projects_in(request.folder)

@@ -1,5 +1,7 @@
-"""Messages between this machine and a program on another: a greeting, then JSON lines, and bytes where a line
-says so. Here is what all have in common: how it begins, trees of code, how an answer looks.
+"""Messages between this machine and a program on another: a greeting, then JSON lines, and bytes where a line announces
+them.
+
+This module has what all requests have in common: the greeting, trees of code, the form of an answer.
 """
 
 import os
@@ -31,12 +33,14 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Greeting(msgspec.Struct, frozen=True):
+    """The first message: the protocol's and the launcher's version."""
+
     wire: int
     launch: str  # the version of the whole
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):
-    """Is this tree there, whole? → bool"""
+    """Ask whether this tree is there, complete. → bool"""
 
     folder: str
     digest: str
@@ -51,6 +55,7 @@ class Tree(msgspec.Struct, frozen=True, tag="tree"):
 
     @property
     def follows(self) -> int:
+        """Return the number of bytes that follow the message."""
         return bytes_of(self.files)
 
 
@@ -62,7 +67,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The outcome of a token."""
+    """The outcome of a token: the runs, or the error."""
 
     runs: tuple[Made, ...] = ()
     error: tuple[str, ...] = ()
@@ -79,11 +84,11 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Garbled(LaunchError):
-    """Raised when a message does not follow this protocol."""
+    """A message does not follow this protocol."""
 
 
 class OtherVersion(Garbled):
-    """Raised when the greeting is that of another protocol version."""
+    """The greeting is that of another protocol version."""
 
 
 def bytes_of(files: Iterable[FileEntry]) -> int:
@@ -92,6 +97,7 @@ def bytes_of(files: Iterable[FileEntry]) -> int:
 
 
 def greeting() -> bytes:
+    """Return the greeting as a line."""
     return _MARK + encoded(Greeting(WIRE, VERSION))
 
 
@@ -101,11 +107,12 @@ def read_greeting(line: bytes) -> Greeting | None:
 
 
 def encoded(message: object) -> bytes:
-    """Return the message as one line. Raise UnicodeEncodeError for invalid text."""
+    """Return the message as one line; raise UnicodeEncodeError for invalid text."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
+    """Return the message in a line; raise Garbled."""
     try:
         return (kind if isinstance(kind, msgspec.json.Decoder) else decoder_of(kind)).decode(line)
     except NOT_JSON as error:
@@ -119,6 +126,7 @@ def reading(fd: int) -> Read:
     """Return a function that reads from a descriptor until a deadline."""
 
     def read(deadline: float | None, most: int) -> bytes:
+        """Return the next bytes; raise Silent at the deadline."""
         if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise Silent("nothing more was said in time")
         return os.read(fd, most)
@@ -127,14 +135,14 @@ def reading(fd: int) -> Read:
 
 
 class Incoming:
-    """Lines and bytes as they come. Every reading may have a deadline (`time.monotonic`)."""
+    """Reads lines and bytes as they come; every method may have a deadline (`time.monotonic`)."""
 
     def __init__(self, read: Read) -> None:
         self._from = read
         self._held = bytearray()
 
     def line(self, deadline: float | None = None, most: int = _LONGEST_LINE) -> bytes:
-        """Return the next line without its end. Raise EOFError, also within a line."""
+        """Return the next line without its end; raise EOFError, also within a line."""
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
@@ -157,7 +165,7 @@ class Incoming:
         return found
 
     def some(self, most: int, deadline: float | None = None) -> bytes:
-        """Return at least one of the next bytes. Raise EOFError."""
+        """Return at least one of the next bytes; raise EOFError."""
         if not self._held:
             self._held += self._read(deadline)
         piece = bytes(self._held[:most])
@@ -165,6 +173,7 @@ class Incoming:
         return piece
 
     def _read(self, deadline: float | None) -> bytes:
+        """Return the next bytes; raise EOFError at the end."""
         data = self._from(deadline, _CHUNK)
         if not data:
             raise EOFError

@@ -1,6 +1,4 @@
-"""Bundle what the launcher copies to a host: its own code and the compiled packages that it
-needs, named by content.
-"""
+"""Bundle what the launcher copies to a host: its own code and the compiled packages that it needs, named by content."""
 
 import hashlib
 import importlib.metadata
@@ -20,7 +18,7 @@ COMPILED = ("msgspec", "xxhash")
 
 
 def own_tag() -> str:
-    """Return a tag of the Pythons that can use the compiled packages installed here."""
+    """Return a tag for the Python versions that can use the compiled packages installed here."""
     return f"{sys.implementation.cache_tag}-{platform.machine()}-{platform.libc_ver()[0] or 'libc'}"
 
 
@@ -47,6 +45,7 @@ def archive(tag: str) -> bytes:
 
 
 def _files(tag: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of the bundle, by their names in it."""
     for pattern in _OURS:
         for path in sorted(_ROOT.glob(pattern)):
             if "shipped_files" not in path.parts:

@@ -1,5 +1,6 @@
-"""Run on a host as text (`python -I -c TEXT ARGUMENTS`, an archive on stdin): puts the launcher there, in a small
-virtual environment of its own that is named by its content. The standard library alone.
+"""Install the launcher on a host; run there as text (`python -I -c TEXT ARGUMENTS`, an archive on stdin).
+
+It creates a small virtual environment named by its content, with the standard library only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import venv
 
 
 def main(arguments: str) -> None:
+    """Install the launcher, unless it is there already, and print that it is."""
     asked = json.loads(arguments)
     os.umask(0o077)
     folder = os.path.join(asked["workdir"], "lib")
@@ -32,9 +34,9 @@ def main(arguments: str) -> None:
 
 
 def alone(lock: str, patience_s: float = 60.0) -> int | None:
-    """Return the lock once nobody else has it: of several that come at once, one puts it there.
+    """Return the lock once no other process has it, so that one of several installs.
 
-    Return None where it cannot be had in time, or where locks do not work: two that work at the same time do no harm.
+    Return None if it cannot be had in time, or if locks do not work: two that install at the same time do no harm.
     """
     until, held = time.monotonic() + patience_s, os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
@@ -49,6 +51,7 @@ def alone(lock: str, patience_s: float = 60.0) -> int | None:
 
 
 def _make(place: str, folder: str, asked: dict[str, object]) -> None:
+    """Create the environment and unpack the archive into it."""
     draft = tempfile.mkdtemp(prefix=".tmp-", dir=folder)
     try:
         home = os.path.join(draft, "home")
@@ -77,6 +80,7 @@ def _borrow(packages: str) -> None:
 
 
 def unpack(packages: str) -> None:
+    """Unpack the archive on stdin into this folder."""
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
         for member in archive:
             parts = member.name.split("/")
@@ -90,6 +94,7 @@ def unpack(packages: str) -> None:
 
 
 def check(python: str) -> None:
+    """Exit with an error unless this Python can import the launcher."""
     on_host = [f"launcher.places.ssh.host.{part}" for part in ("host_supervisor", "server", "receive")]
     names = ["launcher.node.node", "launcher.supervisor.__main__", *on_host, "msgspec", "xxhash"]
     words = [python, "-P", "-c", "import " + ", ".join(names)]

@@ -1,4 +1,4 @@
-"""The trees of code that another machine keeps, each under its digest: written safely, whole or not at all."""
+"""Keep the trees of code that another machine sends, each under its digest, completely or not at all."""
 
 import contextlib
 import errno
@@ -37,9 +37,9 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Keep the tree whose contents `read` gives, under its digest. Raise BadInput for one that is none.
+    """Store the tree whose contents `read` gives under its digest; raise BadInput for one that is invalid.
 
-    `links_out`: links may lead to what is not in it. Nothing is written through any link.
+    With `links_out` links may lead out of the tree. Nothing is written through any link.
     """
     listed = _checked(files, links_out=links_out)
     place = tree(projects, digest)
@@ -65,8 +65,8 @@ def tree(projects: Path, digest: str) -> Path:
 
 
 def idle(projects: Path, now: float) -> list[Path]:
-    """Return trees from which no run was made lately: runs have copies of their own, and the next one sends its tree
-    again.
+    """Return trees that no run was made from lately; runs have copies of their own, and a later submit sends
+    its tree again.
     """
     found = list[Path]()
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
@@ -84,7 +84,7 @@ def tidy(projects: Path, now: float) -> None:
 
 
 def _checked(files: Sequence[FileEntry], *, links_out: bool) -> tuple[CodeFile, ...]:
-    """Return the files if they can be written into an empty folder without ever leaving it. Raise BadInput."""
+    """Return the files if they can be written into an empty folder without ever leaving it; raise BadInput."""
     if len(files) > _MOST_FILES:
         raise BadInput(f"code: more than {_MOST_FILES} files")
     listed = tuple(_unwired(file) for file in files)
@@ -102,6 +102,7 @@ def _checked(files: Sequence[FileEntry], *, links_out: bool) -> tuple[CodeFile, 
 
 
 def _check_name(path: str) -> None:
+    """Raise BadInput unless the path is the name of a file within a project."""
     parts = path.split("/")
     if "\0" in path or {"", ".", ".."} & set(parts) or NEVER & set(parts):
         raise BadInput(f"code: {shown(path)} is no name of a file in a project")
@@ -128,6 +129,7 @@ def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
 
 
 def _write_file(place: Path, file: CodeFile, read: Read) -> str:
+    """Write one file durably; return its digest."""
     content = hashlib.sha256()
     fd = os.open(place, _MAKE, 0o400 | (0o100 * file.executable))
     try:
@@ -145,6 +147,7 @@ def _write_file(place: Path, file: CodeFile, read: Read) -> str:
 
 
 def _put(draft: Path, place: Path) -> None:
+    """Rename the draft to its place; a tree that is there already is kept if it is whole, else replaced."""
     try:
         os.rename(draft, place)
     except OSError as error:
@@ -159,15 +162,18 @@ def _put(draft: Path, place: Path) -> None:
 
 
 def _is_digest(name: str) -> bool:
+    """Return whether the name is a digest."""
     return len(name) == 64 and set(name) <= set("0123456789abcdef")
 
 
 def _parents(path: str) -> list[str]:
+    """Return the folders above a path."""
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _unwired(file: FileEntry) -> CodeFile:
+    """Return the file with its name decoded."""
     try:
         path, link = (None if name is None else os.fsdecode(name.encode("latin-1")) for name in (file.path, file.link))
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Code on its way to another machine: what it is called there, and what is sent of it."""
+"""Code that is sent to another machine: its files' names there, and their contents."""
 
 import os
 import stat
@@ -16,7 +16,7 @@ _SHOWN = 10
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A file of a tree. Names need not be UTF-8, JSON must be: each character stands for one byte."""
+    """A file of a tree; in its name each character stands for one byte, as names need not be UTF-8 but JSON must be."""
 
     path: str
     size: int
@@ -38,7 +38,7 @@ def digest_of(code: CodeList) -> str:
 
 
 def entries(code: CodeList) -> tuple[FileEntry, ...]:
-    """Return the files as they are named on the wire."""
+    """Return the files with their names encoded for the wire."""
     return tuple(
         FileEntry(_wired(file.path), file.size, file.executable, None if file.link is None else _wired(file.link))
         for file in code.files
@@ -46,7 +46,7 @@ def entries(code: CodeList) -> tuple[FileEntry, ...]:
 
 
 def contents(code: CodeList) -> Iterator[bytes]:
-    """Yield the bytes of all regular files in order, each as long as it was listed. Raise CodeChanged."""
+    """Yield the bytes of all regular files in order, each as long as it was listed; raise CodeChanged."""
     for file in code.files:
         if file.link is None:
             yield from _content(Path(code.source(file.path)), file.size)
@@ -61,11 +61,12 @@ def leads_out(path: str, link: str) -> bool:
 
 
 def shown(name: str) -> str:
-    """Return a name that can be printed: it may hold newlines and bytes that no terminal can show."""
+    """Return the name in a printable form, as it may hold newlines and invalid bytes."""
     return name if name.isprintable() else ascii(name)
 
 
 def _content(path: Path, size: int) -> Iterator[bytes]:
+    """Yield the bytes of one file; raise CodeChanged if it is shorter."""
     try:
         fd = os.open(path, READ)
     except OSError as error:
@@ -85,4 +86,5 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _wired(name: str) -> str:
+    """Return the name encoded for the wire."""
     return os.fsencode(name).decode("latin-1")

@@ -1,4 +1,4 @@
-"""Copying code, content and executable bit alone: each file is read once, whatever is made of it."""
+"""Copy code, content and executable bit alone; each file is read once, however many copies are made."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ _SMALL_BYTES = 1 << 16  # of a file that is copied sooner than blocks of it can 
 
 
 class NewTree:
-    """A folder, there and empty, that code is copied into; private, and read-only unless it is `writable`."""
+    """A new, empty folder that code is copied into; private, and read-only unless it is `writable`."""
 
     def __init__(self, root: Path, *, writable: bool) -> None:
         self.root, self._write = root, 0o200 * writable
@@ -49,7 +49,7 @@ class NewTree:
         return out
 
     def sync(self, files: Iterable[CodeFile]) -> None:
-        """Make it durable, with these files in it."""
+        """Make the folder durable, with these files in it."""
         made = [f"{self.root}/{file.path}" for file in files if file.link is None]
         sync_files(self.root, made, [self.root / folder for folder in self._folders])
 
@@ -57,7 +57,7 @@ class NewTree:
 def copy_tree(
     code: CodeList, source: Path, target: Path, *, writable: bool, fsync: bool = True, watch: Watch = iter
 ) -> None:
-    """Copy these files, never through a link; durable on return, if that is wanted yet."""
+    """Copy these files, never through a link; with `fsync` the copy is durable on return."""
     tree = NewTree(target, writable=writable)
     for file in watch(code.files):
         if file.link is not None:
@@ -73,7 +73,7 @@ def copy_tree(
 
 
 class CopiedFile(NamedTuple):
-    """A regular file that was copied."""
+    """A regular file that was copied, with its digest, its status when it was listed and that of its copy."""
 
     path: str
     digest: str  # of the bytes that were read and written
@@ -82,7 +82,7 @@ class CopiedFile(NamedTuple):
 
 
 def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:
-    """Copy these files into one tree or two. Raise CodeChanged for one that is not what was listed."""
+    """Copy these files into one tree or two; raise CodeChanged for one that is not what was listed."""
     for file in watch(code.files):
         if file.link is not None:
             for tree in filter(None, (first, second)):
@@ -105,6 +105,7 @@ def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: W
 
 @contextlib.contextmanager
 def _opened(fd: int) -> Iterator[int]:
+    """Close the descriptor after the body."""
     try:
         yield fd
     finally:
@@ -112,6 +113,7 @@ def _opened(fd: int) -> Iterator[int]:
 
 
 def _write_hashed(source: int, out: int, size: int) -> str:
+    """Copy this many bytes and return their digest."""
     hashed, left = hashlib.sha256(), size
     while left > 0 and (chunk := os.read(source, min(left, _CHUNK_BYTES))):
         hashed.update(chunk)

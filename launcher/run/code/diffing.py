@@ -18,7 +18,7 @@ Content = tuple[str | None, str | None, bool]
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """One file that is new, gone or other."""
+    """One file that is new, gone or different."""
 
     path: str
     kind: Literal["changed", "new", "gone"]
@@ -52,6 +52,7 @@ def shown(found: Sequence[FileChange], most: int | None = None) -> list[str]:
 
 
 def _lines(change: FileChange) -> list[str]:
+    """Return the change as lines of a unified diff."""
     if not change.diff:
         return [str(change)]
     old = "/dev/null" if change.kind == "new" else f"a/{change.path}"
@@ -60,11 +61,13 @@ def _lines(change: FileChange) -> list[str]:
 
 
 def _contents(code: CodeList) -> dict[str, Content]:
+    """Return the content of each file by its name."""
     hashes = content_hashes(code, "compared")
     return {file.path: _content(file, hashes.get(file.path)) for file in code.files}
 
 
 def _content(file: CodeFile, digest: str | None) -> Content:
+    """Return what makes two files equal: the link's target, the digest and the executable bit."""
     return file.link, digest, file.executable
 
 
@@ -86,6 +89,7 @@ def _text(path: Path, content: Content | None, most: int) -> str | None:
 
 
 def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str | None, str | None]) -> FileChange:
+    """Return how a file differs."""
     name = os.fsencode(path).decode(errors="replace")
     kind: Literal["changed", "new", "gone"] = "new" if old is None else "gone" if new is None else "changed"
     note = _other_than_text(old, new)
@@ -98,6 +102,7 @@ def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str
 
 
 def _other_than_text(old: Content | None, new: Content | None) -> str:
+    """Return a change that a diff of text does not show, such as of the executable bit, or ""."""
     if old is None or new is None:
         return ""
     if (old[0] is None) != (new[0] is None):
@@ -108,6 +113,7 @@ def _other_than_text(old: Content | None, new: Content | None) -> str:
 
 
 def _unified(before: str, now: str) -> list[str]:
+    """Return the unified diff of two texts."""
     old, new = before.split("\n"), now.split("\n")
     for text, lines in ((before, old), (now, new)):
         if text.endswith("\n") or not text:

@@ -46,10 +46,11 @@ def freeze(
     fsync: bool = True,
     watch: Watch = iter,
 ) -> Freezing:
-    """Copy the code into `target`, which must not exist, by way of the store. `fsync`: the target is durable then.
-    No target: only the store is to have it, where it is durable.
+    """Copy the code into `target`, which must not exist, by way of the store; with `fsync` the target is durable on
+    return.
 
-    Raise BadInput for a file that cannot be read, or keeps changing; what was begun of the target is then gone.
+    Without a target only the store gets the code, durably. Raise BadInput for a file that cannot be read, or keeps
+    changing; what was begun of the target is then removed.
     """
     make_dir(store)
     if not is_ours_alone(store):  # made when others could write to the folder that it is in
@@ -83,7 +84,7 @@ def _new_folder(folder: Path | None) -> Iterator[None]:
 
 
 def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
-    """Create the run's own durable copy of its code, if it is missing. Raise BadInput if the store has lost or
+    """Create the run's own durable copy of its code, if it is missing; raise BadInput if the store has lost or
     changed it.
     """
     if run.code.is_dir():
@@ -121,6 +122,7 @@ def stored(run: RunDir, digest: str) -> Path:
 
 
 def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
+    """Copy the code into the store and the target, hashing what has changed."""
     index, digest = CodeIndex(store, code.root, now_ns), ""
     if not index.is_empty:
         hashes = content_hashes(code, "frozen", index)
@@ -138,8 +140,11 @@ def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch
 def _store_and_copy(
     code: CodeList, store: Path, target: Path | None, index: CodeIndex, now_ns: int, watch: Watch, *, fsync: bool
 ) -> tuple[str, bool]:
-    """Write what the store does not have there, read-only, and to the target; return the digest, and whether the store
-    has more now. Of two that try, one wins and both are content."""
+    """Write what the store lacks there, read-only, and to the target; return the digest, and whether the store has more
+    now.
+
+    Of two processes that try, one wins and both succeed.
+    """
     draft = new_draft(store)
     draft.mkdir(mode=0o700)
     kept, copy = NewTree(draft, writable=False), None if target is None else NewTree(target, writable=True)
@@ -164,6 +169,7 @@ def _store_and_copy(
 
 
 def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
+    """Rename the draft into the store; return False if the store has that code already."""
     try:
         os.rename(draft, pristine)
     except OSError as error:
@@ -177,7 +183,7 @@ def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path,
 
 
 def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Return whether the store has all of the code byte for byte and nobody else can change it."""
+    """Return whether the store has all of the code byte for byte and no other user can change it."""
     index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
     folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)
     try:
@@ -196,6 +202,7 @@ def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns:
 
 
 def _set_aside(path: Path) -> None:
+    """Remove the tree, renamed first."""
     aside = new_draft(path.parent)
     os.rename(path, aside)
     remove(aside)

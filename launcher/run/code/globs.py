@@ -13,24 +13,31 @@ _SPECIAL = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Glob:
+    """One pattern of `code.include` or `code.exclude`."""
+
     pattern: str
 
     @cached_property
     def _parts(self) -> list[str]:
+        """Return the pattern's parts between slashes."""
         return [part for part in self.pattern.split("/") if part not in ("", ".")]
 
     @property
     def _anchored(self) -> bool:
+        """Return whether the pattern starts at the project, as it has a slash before its end."""
         return "/" in self.pattern.removesuffix("/")
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:
+        """Return the pattern as a regular expression."""
         start = "" if self._anchored else "(?:.*/)?"
         end = "/.*" if self.pattern.endswith("/") else "(?:/.*)?"
         return re.compile(f"(?s:{start}{_path_regex(self._parts)}{end})")
 
     def matches(self, path: str) -> bool:
-        """Return whether the pattern matches this file or a folder above it. A folder's own path ends with a slash."""
+        """Return whether the pattern matches this file or a folder above it; a folder's own path must end with
+        a slash.
+        """
         return bool(self._parts) and self._regex.fullmatch(path) is not None
 
     @cached_property
@@ -45,10 +52,12 @@ class Glob:
 
     @property
     def leads_out(self) -> bool:
+        """Return whether the pattern has `..` in it."""
         return ".." in self._parts
 
 
 def _path_regex(parts: list[str]) -> str:
+    """Return the regular expression for the parts of a pattern."""
     regex = ""
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
@@ -79,6 +88,7 @@ def _part_regex(part: str) -> str:
 
 
 def _class_regex(inside: str) -> str:
+    """Return the regular expression for a class in brackets."""
     negated = inside[0] in "!^"
     members = inside[1:] if negated else inside
     escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members)

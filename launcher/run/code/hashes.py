@@ -41,6 +41,7 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: str
 
     def fits(self, status: os.stat_result) -> bool:
+        """Return whether the file has the same status as when it was hashed."""
         return (
             self.inode == status.st_ino
             and self.size == status.st_size
@@ -50,7 +51,7 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CodeIndex:
-    """The hashes of one folder's files, kept in the store. Losing it costs time, never correctness."""
+    """The hashes of one folder's files, kept in the store; losing it costs time, never correctness."""
 
     def __init__(self, store: Path, root: Path, now_ns: int) -> None:
         self._store, self._now_ns = store, now_ns
@@ -63,6 +64,7 @@ class CodeIndex:
 
     @property
     def is_empty(self) -> bool:
+        """Return whether no hash is known."""
         return not self._known
 
     def digest(self, name: str, path: StrPath, status: os.stat_result) -> str:
@@ -79,7 +81,9 @@ class CodeIndex:
         return known.digest
 
     def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
-        """Remember the hash of a file that looked like this when it was read; `at_rest`: nobody writes to it."""
+        """Remember and return the hash of a file that had this status when it was read; `at_rest` means that no
+        process writes to it.
+        """
         looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         known = KnownFile(*looks, digest)
         key = _key(name)
@@ -104,8 +108,10 @@ class CodeIndex:
 
 
 def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -> dict[str, str]:
-    """Return the hash of each regular file. Raise BadInput for one that cannot be read or has changed type. With an
-    index a file's listed status is trusted, and only files that must be read are looked at again.
+    """Return the hash of each regular file; raise BadInput for one that cannot be read or has changed type, with
+    `doing` as what was done to it.
+
+    With an index a file's listed status is trusted, and only files that must be read are checked again.
     """
     hashes = {}
     with readable(code.root, doing):
@@ -117,6 +123,7 @@ def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -
 
 
 def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
+    """Return the hash of a file; raise CodeChanged if it is not what was listed."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
         raise CodeChanged(path, doing)
@@ -124,6 +131,7 @@ def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) ->
 
 
 def _key(name: str) -> str:
+    """Return the name as text that JSON can hold."""
     return name if name.isascii() else os.fsencode(name).decode("latin-1")  # it need not be UTF-8, JSON must be
 
 
@@ -139,13 +147,14 @@ def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
 
 
 def file_hash(path: StrPath) -> str:
+    """Return the SHA-256 of a file's content."""
     with open(path, "rb", opener=lambda name, _: os.open(name, READ)) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def readable(path: Path, doing: str) -> Iterator[None]:
-    """Raise errors of reading the user's own files as BadInput."""
+    """Raise errors of reading the user's own files in the body as BadInput."""
     try:
         yield
     except FileNotFoundError as error:

@@ -30,9 +30,10 @@ class SureImport(NamedTuple):
 
 
 def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> set[str]:
-    """Return the dotted names that may be imported, with their packages; some may name what is inside a module.
-    Return {"*"} if a file is not valid Python or there is too much to read. `own_folders` are the code's folders on
-    the path.
+    """Return the dotted names that may be imported, with their packages; some may name attributes of a module.
+
+    Return {"*"} if a file is not valid Python or there is too much to read. `own_folders` are the code's folders on the
+    path.
     """
     text_of = cache(read)
     own: set[str] = set()
@@ -57,8 +58,10 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
 
 
 def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> list[SureImport]:
-    """Return the imports at the top level of the entry and of the own modules that it imports so; not those in a
-    `try`, an `if` or a function. Return none if a file may change where modules come from.
+    """Return the imports at the top level of the entry and of its own modules that are imported so; not those in a
+    `try`, an `if` or a function.
+
+    Return none if a file may change where modules come from.
     """
     bases = _bases(entry, own_folders)
     found = list[SureImport]()
@@ -92,10 +95,12 @@ def syntax_error(text: bytes, path: str) -> str:
 
 
 def _bases(entry: str, own_folders: Iterable[str]) -> list[str]:
+    """Return the folders of the code from which the entry imports."""
     return list(dict.fromkeys([*_parents(entry), *("" if folder == "." else folder for folder in own_folders)]))
 
 
 def _top(module: str) -> str:
+    """Return the first part of a module's name."""
     return module.partition(".")[0]
 
 
@@ -123,12 +128,14 @@ def _read(text: bytes) -> _Text | None:
 
 
 def _imported(statement: ast.stmt) -> list[tuple[str, int]]:
+    """Return the modules that a statement imports, each with its level of relative import."""
     if isinstance(statement, ast.Import):
         return [(alias.name, 0) for alias in statement.names]
     return [(statement.module or "", statement.level)] if isinstance(statement, ast.ImportFrom) else []
 
 
 def _decides_of_imports(node: ast.AST) -> bool:
+    """Return whether the code may change where modules come from."""
     match node:
         case ast.Attribute(value=ast.Name(id="sys"), attr=name):
             return name in _OF_SYS
@@ -147,6 +154,9 @@ def _decides_of_imports(node: ast.AST) -> bool:
 
 
 def _named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield the modules that these nodes import, and names imported from them that may be modules, each with
+    its level.
+    """
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
@@ -164,7 +174,7 @@ def _with_packages(name: str) -> Iterable[str]:
 
 
 def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator[str]:
-    """Yield the files of the user's code that this import may mean."""
+    """Yield the files of the user's code that this import may refer to."""
     if level:
         bases = _parents(importer)[level - 1 : level]
     for base in bases:

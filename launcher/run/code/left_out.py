@@ -1,4 +1,4 @@
-"""A file that a rank could not open, and that is in the project but not in the frozen code."""
+"""Find out whether a file that a rank could not open is in the project but not in the frozen code."""
 
 import os
 import re
@@ -11,7 +11,9 @@ _NOT_THERE = re.compile(r"No such file or directory: b?(['\"])(.+?)\1")
 
 def left_out(said: str, plan: Plan, run: Path) -> str:
     """Return the project's name of a file that an exception misses because the code was frozen without it, or "" if
-    that is not the reason. `run` is the run's folder as its ranks know it.
+    that is not the reason.
+
+    `run` is the run's folder as its ranks know it.
     """
     found = _NOT_THERE.search(said)
     if found is None:

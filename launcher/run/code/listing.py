@@ -1,4 +1,4 @@
-"""Lists the files of a project that are its code, with their sizes; the spec may add some and leave some out."""
+"""List the files of a project that are its code, with their sizes; the spec may add some and leave some out."""
 
 import os
 import stat
@@ -24,7 +24,7 @@ _IMPORTED = ("/", ".py", ".so")  # what git ignores of a package all the same: `
 
 
 class CodeFile(msgspec.Struct, frozen=True, gc=False):
-    """One entry: a regular file, or a symbolic link with its target."""
+    """One entry of a list of code: a regular file, or a symbolic link with its target."""
 
     path: str  # relative; os.fsencode gives back its bytes
     size: int
@@ -43,21 +43,24 @@ class CodeList:
 
     @cached_property
     def bytes(self) -> int:
+        """Return the size of all files together."""
         return sum(file.size for file in self.files)
 
     def source(self, path: str) -> str:
-        """Return where the file of this name lies now."""
+        """Return the path of the file with this name."""
         return os.fspath(self.beside[path]) if path in self.beside else f"{self.root}/{path}"
 
 
 def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> CodeList:
     """Return the code of a project; for its own packages, in `own_folders`, also importable files that git ignores.
+
     Raise BadInput if it is larger than the spec allows.
     """
     runs = _runs_inside(project)
     excluded = [Glob(pattern) for pattern in code.exclude]
 
     def skip(name: str) -> bool:
+        """Return whether the file or folder is left out."""
         return any(glob.matches(name) for glob in excluded) or (runs is not None and f"{name}/".startswith(runs))
 
     names = code_names(project, skip)
@@ -82,7 +85,7 @@ def list_again(code: CodeList) -> CodeList:
 
 
 def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
-    """Return the code with these regular files, by their names in it, in the place of any that are called so."""
+    """Return the code with these regular files, by their names in it, in place of files with the same names."""
     if not beside:
         return code
     looks = {name: path.lstat() for name, path in beside.items()}
@@ -101,8 +104,8 @@ def _runs_inside(project: Path) -> str | None:
 
 
 def _included(project: Path, pattern: str) -> set[str]:
-    """Return the files that a pattern of `code.include` matches, ignored by git or not; tools' own folders only if
-    the pattern names them.
+    """Return the files that a pattern of `code.include` matches, ignored by git or not; tools' own folders only
+    if the pattern names them.
     """
     glob = Glob(pattern)
     if glob.leads_out:
@@ -125,6 +128,7 @@ def _below(project: Path, name: str) -> set[str]:
 
 
 def _listed(root: Path, names: set[str]) -> CodeList:
+    """Return the entries for these names."""
     looks: dict[str, os.stat_result] = {}
     home = os.fspath(root)
     entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(home, name, looks)) is not None]
@@ -159,7 +163,7 @@ def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile |
 
 
 def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
-    """Return the entry with its link adjusted: a link to something frozen leads to the copy, even if it leaves the
+    """Return the entry with its link adjusted: a link to a frozen file leads to the copy, even if it leaves the
     project and comes back by its name; any other keeps its target.
     """
     home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
@@ -186,6 +190,7 @@ def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int
 
 
 def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
+    """Return the error that the code is too large, with its largest parts."""
     total = sum(files.values())
     ways = "code.exclude" if git_names(project) is None else ".gitignore or code.exclude"
     return BadInput(
@@ -206,9 +211,10 @@ def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> st
 
 
 def _megabytes(size: int) -> str:
+    """Return a size as text."""
     return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} bytes"
 
 
 def _shown(name: str) -> str:
-    """Return a name that can be printed: it may hold newlines and bytes that no terminal can show."""
+    """Return the name in a printable form, as it may hold newlines and invalid bytes."""
     return name if name.isprintable() else ascii(name)

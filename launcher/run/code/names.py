@@ -1,4 +1,4 @@
-"""The names of a project's files: what git tracks or would track; where git has no say, all that looks like code."""
+"""Find the names of a project's files: what git tracks or would track; without git, all that looks like code."""
 
 import os
 import stat
@@ -29,8 +29,8 @@ _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPT
 
 
 def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
-    """Return relative paths; `skip` says which files, and which folders (their paths end with a
-    slash), are left out.
+    """Return relative paths, without the files and folders for which `skip` returns True; a folder's path ends
+    with a slash.
     """
     tracked = git_names(project)
     if tracked is None:
@@ -56,6 +56,7 @@ def git_names(project: Path) -> set[str] | None:
 
 
 def _is_folder(path: str) -> bool:
+    """Return whether the path is a folder, not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path.rstrip("/")).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -72,8 +73,8 @@ def walk(
 ) -> set[str]:
     """Return the names of all files and links below a folder, without following links.
 
-    Raise BadInput for more than `most_files`. `everything`: also what tools made, and however many there are: it has
-    been taken for code before.
+    Raise BadInput for more than `most_files`. With `everything`, tools' own files are included and the number is
+    unlimited, because the folder was accepted as code before.
     """
     names: set[str] = set()
     folders = [below]
@@ -105,10 +106,10 @@ def _environment() -> dict[str, str]:
 
 
 def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield names, and whether each may be a repository of its own."""
+    """Yield the names that git lists, and whether each may be a repository of its own."""
     left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
     listing = ["ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard", *left_out]
-    for entry in os.fsdecode(git_says(folder, listing) or b"").split("\0"):
+    for entry in os.fsdecode(git_output(folder, listing) or b"").split("\0"):
         if entry.startswith("? "):
             yield entry[2:], entry.endswith("/")
         elif entry:  # a tag, the mode, the object and the stage stand before the tab
@@ -116,8 +117,10 @@ def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
             yield name, about[2:].startswith(SUBMODULE)
 
 
-def git_says(folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s: float | None = None) -> bytes | None:
-    """Return what git prints, or None where it is not there, or the folder is in no repository that git accepts.
+def git_output(
+    folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s: float | None = None
+) -> bytes | None:
+    """Return what git prints, or None if it is missing, or the folder is in no repository that git accepts.
 
     `told` is what git reads from its standard input. Git starts no program that the repository names.
     """
@@ -131,6 +134,7 @@ def git_says(folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s
 def _run_git(
     folder: Path, words: Sequence[str], env: dict[str, str], told: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
+    """Return what git prints, or None if it is missing or fails; raise TimeoutExpired at the time limit."""
     command = ["git", *_NO_PROGRAMS, *words]
     try:
         done = subprocess.run(
@@ -152,6 +156,7 @@ def _with_settings(env: dict[str, str], settings: Sequence[tuple[str, str]]) -> 
 
 
 def _entries(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a folder; raise BadInput if it cannot be read."""
     try:
         with os.scandir(root / folder) as entries:
             yield from entries
@@ -161,4 +166,5 @@ def _entries(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def _nothing(_: str) -> bool:
+    """Return False: skip no file."""
     return False

@@ -1,4 +1,4 @@
-"""Finds the commit that a project is at, and how its files, or the code of a run, differ from it."""
+"""Find the commit that a project is at, and how its files, or the code of a run, differ from it."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from launcher.errors import BadInput
 from launcher.run.code.diffing import MOST_BYTES, FileChange, changes
 from launcher.run.code.globs import Glob
 from launcher.run.code.listing import CodeFile, CodeList, list_frozen
-from launcher.run.code.names import NEVER, SUBMODULE, git_says
+from launcher.run.code.names import NEVER, SUBMODULE, git_output
 from launcher.run.records import Origin
 
 _COMMIT = re.compile(rb"# branch\.oid ([0-9a-f]{40}|[0-9a-f]{64})")
@@ -29,7 +29,7 @@ def origin_of(project: Path) -> Origin | None:
     """
     words = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
-        said = git_says(project, words, timeout_s=_ENOUGH_S)
+        said = git_output(project, words, timeout_s=_ENOUGH_S)
     except subprocess.TimeoutExpired:
         return None
     lines = (said or b"").splitlines()
@@ -52,7 +52,7 @@ class CommittedFile:
 
 
 def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence[str]) -> list[FileChange]:
-    """Return how frozen code differs from a commit, except for submodules and what the spec leaves out. Raise
+    """Return how frozen code differs from a commit, except for submodules and what the spec leaves out; raise
     BadInput if git cannot tell.
     """
     committed = _committed(commit, project)
@@ -74,7 +74,7 @@ def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence
 def _committed(commit: str, project: Path) -> dict[str, CommittedFile]:
     """Return the committed files of the project's folder, which need not be the repository's root."""
     words = ("ls-tree", "-r", "-z", "-l", commit)
-    told = git_says(project, words) if _NAME.fullmatch(commit) else None
+    told = git_output(project, words) if _NAME.fullmatch(commit) else None
     if told is None:
         raise BadInput(f"git knows nothing of the commit {commit[:12]} in {project}")
     found = {}
@@ -86,10 +86,12 @@ def _committed(commit: str, project: Path) -> dict[str, CommittedFile]:
 
 
 def _is_code(path: str, excluded: Sequence[Glob]) -> bool:
+    """Return whether the committed file would be frozen."""
     return not any(glob.matches(path) for glob in excluded) and not (NEVER | {".."}) & set(path.split("/"))
 
 
 def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None) -> bool:
+    """Return whether the file is as committed."""
     if file is None or committed is None or (file.link is not None) != (committed.mode == _LINK):
         return False
     if file.link is None and file.executable != (committed.mode == _EXECUTABLE):
@@ -112,8 +114,9 @@ def _in_lfs(path: Path, committed: bytes | None) -> bool:
 
 
 def _texts(project: Path, blobs: Collection[str]) -> Mapping[str, bytes]:
+    """Return the contents of these blobs by their ids."""
     wanted = sorted(blobs)
-    told = git_says(project, ("cat-file", "--batch"), told="".join(f"{blob}\n" for blob in wanted).encode()) or b""
+    told = git_output(project, ("cat-file", "--batch"), told="".join(f"{blob}\n" for blob in wanted).encode()) or b""
     return dict(_answers(wanted, told))
 
 
@@ -129,7 +132,7 @@ def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]
 
 
 def _write(path: Path, file: CommittedFile, text: bytes | None) -> None:
-    """Write a committed file as a check-out would; one too long to be compared is a hole of its size."""
+    """Write a committed file as a check-out would; one that is too long to compare becomes a hole of its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if file.mode == _LINK:
         path.symlink_to(os.fsdecode(text or b""))

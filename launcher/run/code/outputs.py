@@ -22,17 +22,15 @@ def frozen_names(run: RunDir, plan: Plan) -> set[str]:
 
 
 def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """Return the files below the run's copy that are not part of its code, restricted to those that a pattern matches
-    if there are any.
-    """
+    """Return the files below the run's copy that are not part of its code; with patterns, only those that match one."""
     globs = [Glob(pattern) for pattern in patterns]
     names = walk(code, "", lambda name: name in frozen) if code.is_dir() else set()
     return sorted(name for name in names if not globs or any(glob.matches(name) for glob in globs))
 
 
 def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
-    """Link these files into another folder, replacing what is there; links are left out. Return the names that are
-    there now.
+    """Link these files into another folder, replacing what is there, except symbolic links; return the names
+    that are there now.
     """
     taken = []
     for name in names:
@@ -51,7 +49,7 @@ def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _same(file: Path, draft: Path) -> None:
-    """Link `draft` to the file, or copy it where links are impossible."""
+    """Make `draft` a hard link to the file, or a copy if links are impossible."""
     with contextlib.suppress(OSError):
         os.link(file, draft, follow_symlinks=False)
         return

@@ -21,12 +21,12 @@ _MAPPING = re.compile(r"^MAPPING\b[^=]*= (\{.*\})$", re.MULTILINE)
 _NAME = re.compile(r"""^name\s*=\s*["']?([\w.-]+)""", re.MULTILINE)
 _BUILT = re.compile(r"^\[build-system\]|^\[tool\.poetry\]", re.MULTILINE)
 _BY_CODE = re.compile(r"_+(?:editable_+(?:impl_)?)?(\w+?)(?:_editable(?:_loader)?)?\.py")
-_HIDES_NOTHING = frozenset(("test", "this", "antigravity"))  # modules of the standard library that nobody imports
+_HIDES_NOTHING = frozenset(("test", "this", "antigravity"))  # modules of the standard library that no program imports
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A package, or a folder of them, that an interpreter imports from where it is edited."""
+    """A package, or a folder of packages, that an interpreter imports from where it is edited."""
 
     path: Path  # the folder on sys.path; of a package by itself, the package
     name: str | None = None  # that package
@@ -63,6 +63,7 @@ def installed_live(sites: Collection[Path]) -> list[Installed]:
 
 
 def _of_site(site: Path) -> Iterator[Installed]:
+    """Yield the editable installs of one site-packages folder."""
     for file in sorted(site.glob("*.pth")):
         yield from (Installed(_real(folder)) for folder in path_lines(file) if "-packages" not in str(folder))
     for finder in sorted(site.glob("__editable___*_finder.py")):
@@ -86,7 +87,7 @@ def own_folders(project: Path, installed: Sequence[Installed], sites: Collection
 
 
 def _behind_links(folder: Path) -> set[Path]:
-    """Return where a folder that only has links to packages leads, else the folder itself."""
+    """Return the folders to which links in a folder lead that has only links to packages, else the folder itself."""
     linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
     return linked or {folder}
 
@@ -115,6 +116,7 @@ def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
 
 
 def _hidden(names: set[str]) -> set[str]:
+    """Return the modules of the standard library that these names would hide."""
     return names & sys.stdlib_module_names - _HIDES_NOTHING
 
 
@@ -142,6 +144,7 @@ def stays_live(
 
 
 def _word(name: str, path: Path, home: Path) -> str:
+    """Return the line about a package that is not frozen, and a hint."""
     way_out = "install it without -e (editable) into the environment of the ranks"
     if path.is_relative_to(home):
         way_out += f", or have its files frozen: code.include: [{os.path.relpath(path, home)}]"
@@ -155,10 +158,12 @@ def packages_in(project: Path, folders: Sequence[str], names: Collection[str]) -
 
 
 def _real(path: Path) -> Path:
+    """Return the path without links."""
     return Path(os.path.realpath(path))
 
 
 def _text(path: Path) -> str:
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -25,12 +25,12 @@ def frozen_digest(code: CodeList) -> str:
 
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
-    """Return a run's code as it was frozen; if the store has lost it, as the run's ranks have left it."""
+    """Return a run's code as it was frozen, or if the store has lost it, as the run's ranks have left it."""
     return list_frozen(folder_as_frozen(run, digest))
 
 
 def folder_as_frozen(run: RunDir, digest: str) -> Path:
-    """Return the folder of a run's frozen code; if the store has lost it, the run's own copy."""
+    """Return the folder of a run's frozen code, or if the store has lost it, the run's own copy."""
     pristine = stored(run, digest)
     return pristine if digest and pristine.is_dir() else run.code
 
@@ -42,15 +42,13 @@ def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter)
 
 
 def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
-    """Make the code that lies ready the run's; `frozen`: files of the old one that are not what ranks have written."""
+    """Make the staged code the run's; `frozen` are the files of the old code, as others are the ranks' outputs."""
     _bring_along(run.code, attempt.code, frozen)
     finish_swap(run, attempt)
 
 
 def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
-    """Finish a swap of the code that a killed submitter left half done; what ranks had written stays with the old
-    code.
-    """
+    """Finish a swap of the code that a killed submitter left half done; the ranks' outputs stay with the old code."""
     if not attempt.code.is_dir():
         return
     before = run.attempt(attempt.number - 1)
@@ -62,6 +60,7 @@ def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _bring_along(old: Path, new: Path, frozen: Collection[str]) -> None:
+    """Link what ranks wrote beside the old code into the new."""
     for name in sorted(walk(old, "", lambda name: name in frozen)):
         place = new / name
         if not os.path.lexists(place) and not any(os.path.lexists(up) and not up.is_dir() for up in place.parents):

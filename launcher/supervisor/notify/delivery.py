@@ -70,7 +70,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, which would turn a post into a get: the error then names the new address."""
 
     def redirect_request(self, *_: object) -> None:
-        return None
+        """Refuse the redirect, by returning None."""
 
 
 def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:

@@ -133,10 +133,12 @@ def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: st
 
 
 def _who(state: RunState, role: str) -> str:
+    """Return the run's name, or for a role `role NAME of RUN`."""
     return f"role {role} of {state.run}" if role else state.run
 
 
 def _look_at(state: RunState, role: str) -> str:
+    """Return the command that shows the run, or the logs of its role."""
     return f"launch logs {state.run} --role {role}" if role else f"launch status {state.run}"
 
 

@@ -198,6 +198,7 @@ class Sender:
 
 
 def _outlasts_roles(run: RunDir, number: int) -> bool:
+    """Return whether the run ends only once all its roles have; False if its plan cannot be read."""
     try:
         return read_plan(run, number).ends_with_all
     except (Damaged, OSError):

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Level
-from launcher.health.wish import DoctorWish
 from launcher.places.batch.answers import read_settings
 from launcher.places.gridengine.doctor import check_up, pe_findings, settings_findings
 
@@ -34,6 +34,6 @@ def test_settings():
 
 def test_without_a_qmaster_the_folders_are_looked_at_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    first, *others = check_up(DoctorWish(tmp_path / "runs", sys.executable, cluster="gridengine"), print)
+    first, *others = check_up(DoctorRequest(tmp_path / "runs", sys.executable, cluster="gridengine"), print)
     assert (first.level, first.about, first.unreachable) == (Level.PROBLEM, "qmaster", True)
     assert first.hint and [one.about for one in others] == ["runs root", "programs"]

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from launcher.health.checks import place_finding
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Level, time_words
 from launcher.health.machine_there import Torch
 from launcher.health.ways import Way
-from launcher.health.wish import DoctorWish
 from launcher.places.batch.trial.carry_out import batch_script
 from launcher.places.batch.trial.checks import (
     Expected,
@@ -280,7 +280,7 @@ def test_places_that_nodes_may_not_see():
 # The job
 
 
-WISH = DoctorWish(Path("/runs"), "/python")
+WISH = DoctorRequest(Path("/runs"), "/python")
 
 
 def script(folder, nodes, python):

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.places.batch.batch import NodeAnswer
 from launcher.places.batch.job.drains import note_drains, watched_for_drains
-from launcher.places.batch.job.on_node import see_to_the_first_node
+from launcher.places.batch.job.on_node import requeue_if_first_node_down
 from launcher.places.gridengine.gridengine import GridEngineSystem
 from launcher.places.slurm.queue import SlurmSystem
 from launcher.run.draining import ask_to_drain
@@ -24,7 +24,7 @@ def test_of_an_array_only_its_own_element_is_started_anew(begun, slurm_programs,
     slurm_programs(scontrol=DOWN)
     for name, value in {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}.items():
         monkeypatch.setenv(name, value)
-    see_to_the_first_node(SlurmSystem(), begun.plan)
+    requeue_if_first_node_down(SlurmSystem(), begun.plan)
     assert [words for words in slurm_programs.asked() if "requeue" in words] == ["scontrol requeue 12_3"]
 
 
@@ -32,7 +32,7 @@ def test_a_job_that_slurm_does_not_put_back_does_not_start_anew(begun, slurm_pro
     refused = "echo 'Requested operation is presently disabled' >&2; exit 1"
     slurm_programs(scontrol=f'case "$*" in requeue*) {refused} ;; esac; {DOWN}')
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert not see_to_the_first_node(SlurmSystem(), begun.plan)
+    assert not requeue_if_first_node_down(SlurmSystem(), begun.plan)
 
 
 def test_where_only_the_batch_process_can_put_a_job_back_nobody_else_says_that_it_did(begun, monkeypatch):
@@ -42,7 +42,7 @@ def test_where_only_the_batch_process_can_put_a_job_back_nobody_else_says_that_i
         GridEngineSystem, "nodes", lambda _, hosts: dict.fromkeys(hosts, NodeAnswer(True, "not heard by the qmaster"))
     )
     monkeypatch.setattr(GridEngineSystem, "start_again", lambda *_: pytest.fail("it does not start again"))
-    assert not see_to_the_first_node(GridEngineSystem(), begun.plan)
+    assert not requeue_if_first_node_down(GridEngineSystem(), begun.plan)
 
 
 SHOWN = """

@@ -147,7 +147,7 @@ def test_one_that_lets_us_in_and_says_nothing_is_given_up_at_a_person_s_word_alo
     run.cancel(gone=["node0"])
     assert run_hosts.gone(hosts.run) == {"node0"}
     assert run.status().state is State.CANCELLED
-    assert said[-1].startswith("node0 lets us in and says nothing: it counts as gone")
+    assert said[-1].startswith("node0 accepts the login and then does not answer: it counts as gone")
     hosts.dialled.clear()
     assert run.cancel().already
 

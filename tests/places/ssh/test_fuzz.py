@@ -64,7 +64,7 @@ class Says:
     def read(self, most, _limit_s):
         return self._said.read(most)
 
-    def last_words(self):
+    def last_error_lines(self):
         return []
 
     def close(self):

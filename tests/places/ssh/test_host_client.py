@@ -64,7 +64,7 @@ class _OlderHost(_Host):
     def read(self, _size, _limit_s):
         return b""
 
-    def last_words(self):
+    def last_error_lines(self):
         return ["  python: Error while finding module specification (No module named 'launcher.x')"]
 
 

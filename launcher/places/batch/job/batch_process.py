@@ -26,10 +26,10 @@ from launcher.places.batch.cluster import queue_of
 from launcher.places.batch.hand_over import run_of_element
 from launcher.places.batch.job.claims import claim
 from launcher.places.batch.job.drains import watched_for_drains
+from launcher.places.batch.job.end_requests import JobEndRequests
 from launcher.places.batch.job.guard import HEARD
 from launcher.places.batch.job.next_job import NextJob
 from launcher.places.batch.job.nodes import with_allocated_hosts
-from launcher.places.batch.job.wishes import BatchWishes
 from launcher.places.other_runs import OtherRuns
 from launcher.plan.model import Plan
 from launcher.plan.queueing import begun
@@ -89,19 +89,21 @@ class BatchSupervisor(Strategy):
         run, queue, wakeup = self.run, self._queue, self._wakeup
         self._plan = plan = with_allocated_hosts(read_plan(run, attempt.number), self._hosts)
         write_record(attempt.plan, plan)
-        wishes = BatchWishes(queue, wakeup, attempt, plan, self._job)
+        end_requests = JobEndRequests(queue, wakeup, attempt, plan, self._job)
         agents = queue.processes(plan, attempt)
         agents[0].place, self._place = self._place, None
         with watched_for_drains(queue, attempt, plan):
             end = Allocation(
-                run, attempt, plan, wakeup, wishes, agents,
+                run, attempt, plan, wakeup, end_requests, agents,
                 agents_of=partial(queue.role_processes, plan), told_within_s=_TOLD_WITHIN_S,
             ).carry_out()  # fmt: skip
         self._place = agents[0].place
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Have the run go on in this process, in this job or in another one."""
+        """Return the next attempt if it runs in this process; else have it run in another start or job, and
+        return None.
+        """
         close_tier(self.run.path, attempt.number)
         next_job = NextJob(self._queue, self.run, self._plan, self._job, self._wakeup)
         following, self.leaves_with = next_job.follow(attempt, end)
@@ -109,10 +111,11 @@ class BatchSupervisor(Strategy):
 
 
 def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
-    """Return None once nothing is left to wait for, else the code to leave the job with, which starts again later.
+    """Return None once nothing is left to wait for, else the exit code to leave the job with, which then starts again
+    later.
 
-    A scheduler knows how jobs ended and not how runs did, which may have gone on in other jobs than those that it
-    waited for. So a start that no attempt has begun with yet looks at the runs themselves.
+    A scheduler knows how jobs ended but not how runs did, which may have continued in other jobs than those that it
+    waited for. So a start that no attempt has begun with yet checks the runs themselves.
     """
     attempt = newest(run)
     if attempt is None or attempt.started.exists() or attempt.end.exists():
@@ -124,6 +127,9 @@ def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) 
     follows = False
 
     def leaves() -> bool:
+        """Return whether to stop waiting on these nodes, as the job can wait in the queue, loses its nodes or
+        is cancelled.
+        """
         nonlocal follows
         follows = queue.leaves_with is not None and queue.follow(job, _jobs_of(plan))
         return follows or wakeup.warned or is_cancelled(attempt)
@@ -144,7 +150,7 @@ def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, 
 
 
 def _jobs_of(plan: Plan) -> list[str]:
-    """Return the jobs of the runs that a plan waits for, as far as they have any by now."""
+    """Return the jobs of the runs that a plan waits for, as far as they have jobs by now."""
     newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
     handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
     return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]

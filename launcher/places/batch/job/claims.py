@@ -40,7 +40,7 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
     if end is None and not attempt.started.exists() and _take(queue, attempt, job, submit_token_of(attempt)):
         return attempt
     if end is None:  # an earlier start of this job, or batch process of this start, which wrote no end
-        end = _speak_for_the_one_before(queue, run, attempt, killed_by)
+        end = _end_previous_attempt(queue, run, attempt, killed_by)
     if end.state is not State.QUEUED:
         return _leave(end.message)
     return next_attempt(queue, run, attempt, end.cause, job)
@@ -69,7 +69,9 @@ def submit_token_of(attempt: AttemptDir) -> str:
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
-    """Return the job that the attempt belongs to: the first that claimed it, which is ours if no other has."""
+    """Return the job that the attempt belongs to: the first that claimed it, which is this one if no other has;
+    None if unknown.
+    """
     with contextlib.suppress(FileExistsError):
         create_record(
             attempt.handle, Handle(queue.kind, job_id=job, submit_token=_submit_token_of_job(run, attempt, job))
@@ -94,17 +96,17 @@ def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) 
 
 
 def _leave(why: str) -> AttemptDir | None:
+    """Print why there is nothing to do, and return None."""
     print(f"nothing to do: {why}", file=sys.stderr)
     return None
 
 
 def cancel(run: RunDir, attempt: AttemptDir) -> None:
+    """Write that the attempt was cancelled."""
     write_end(run, attempt, cancelled(), read_plan(run, attempt.number))
 
 
-def _speak_for_the_one_before(
-    queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None
-) -> AttemptEnd:
+def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None) -> AttemptEnd:
     """Write the failure of an attempt whose job or process was killed before it could, and return its end."""
     if killed_by is None:
         cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
@@ -116,8 +118,8 @@ def _speak_for_the_one_before(
 def _first_host(attempt: AttemptDir) -> str:
     """Return the host of the attempt's supervisor by the scheduler's name, which may differ from the machine's own.
 
-    A supervisor that died before it wrote its nodes has left only the latter. A record of an older attempt is of
-    another allocation.
+    If the supervisor died before it wrote its nodes, only the machine's own name is known. A record of an older attempt
+    belongs to another allocation.
     """
     plan = read_record(attempt.plan, Plan)
     host = plan.nodes[0].host if plan is not None else ""

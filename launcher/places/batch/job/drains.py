@@ -1,6 +1,6 @@
 """Move ranks off nodes that an administrator drains under a running job, as after `launch nodes drain`.
 
-A scheduler does not tell a job about that and lets it end where it is. So the batch process asks twice a minute about
+A scheduler does not inform a job about that and lets it end where it is. So the batch process asks twice a minute about
 all nodes at once, and only if the run has a spare to move to.
 """
 
@@ -35,6 +35,7 @@ def watched_for_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look
 
 
 def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, over: threading.Event) -> None:
+    """Ask for drained nodes at intervals, until `over` is set."""
     told = set[int]()
     while not over.wait(look_s):
         told |= note_drains(queue, attempt, plan, told)

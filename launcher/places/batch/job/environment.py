@@ -1,4 +1,4 @@
-"""The name of `batch.environment` in the scripts of jobs that an earlier version has submitted."""
+"""An alias of `batch.environment` for the scripts of jobs that an earlier version has submitted."""
 
 from launcher.places.batch.environment import main
 

@@ -1,9 +1,9 @@
-"""Start the batch process of a job, start it again if it is killed, and pass the scheduler's signals on to it.
+"""Start the batch process of a job, restart it if it is killed, and pass the scheduler's signals on to it.
 
     python -m launcher.places.batch.job.guard KIND RUN_DIR [ends-with-0]
 
 Signals stay blocked until they are handled, here and in the batch process, which they would end while its Python
-starts. While the job is being ended nothing is started again: the scheduler decides what follows.
+starts. While the job is being ended nothing is restarted: the scheduler decides what follows.
 """
 
 import os
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def _watch(pid: int) -> tuple[int, bool]:
-    """Return how the process ended, below 0 by a signal, and whether the job was asked to end."""
+    """Wait for the process and return how it ended, below 0 by a signal, and whether the job was asked to end."""
     told = False
     while True:
         number = signal.sigwait({*HEARD, signal.SIGCHLD})

@@ -1,4 +1,6 @@
-"""Choose what follows an attempt if the run goes on: another attempt here, the same job requeued, or a new job."""
+"""Choose what follows an attempt if the run continues: another attempt in this job, the same job requeued, or a
+new job.
+"""
 
 import contextlib
 import sys
@@ -35,7 +37,7 @@ _LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
 
 
 class NextJob:
-    """The batch process of a job whose run goes on."""
+    """Chooses and starts what follows an attempt in a job's batch process."""
 
     def __init__(self, queue: BatchSystem, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
         self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup
@@ -56,7 +58,7 @@ class NextJob:
         return None, self._leave() if self._move(attempt, end, lost, unfit) else Exit.OK
 
     def _leave(self) -> int:
-        """Return the exit code after a requeue; a scheduler that ends the job itself is waited for."""
+        """Return the exit code after a requeue; if the scheduler ends the job itself, wait for that."""
         if self._queue.leaves_with is not None:
             return self._queue.leaves_with
         self._wakeup.wait(_LAST_S)
@@ -65,8 +67,8 @@ class NextJob:
     def _move(
         self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Exclusion], unfit: Sequence[Exclusion]
     ) -> bool:
-        """Have the scheduler start the run again, elsewhere or later, unless a user ended it; return True if it is this
-        job.
+        """Have the scheduler start the run again, elsewhere or later, unless a user ended it; return True if this job
+        starts again.
 
         In any other case this job's nodes are not needed any more. Nodes are blamed only for what nothing else
         explains: not if the scheduler ended the job's tasks, nor if it does not answer either, because then this node
@@ -94,8 +96,11 @@ class NextJob:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
-        """Wait for a scheduler that puts the job back first in its queue by itself: a new job would be the last. Return
-        what has become of the job; still RUNS if the scheduler does not find the node lost."""
+        """Wait for a scheduler that requeues the job first in its queue by itself, as a new job would be the last, and
+        return what happens to the job.
+
+        It is still RUNS if the scheduler does not find the node lost.
+        """
         within_s = self._queue.puts_back_within_s(self._plan, self._job)
         if within_s is None:
             return fate
@@ -138,6 +143,7 @@ class NextJob:
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
     def _fate(self) -> Fate:
+        """Return what happens to the job according to the scheduler, UNKNOWN if it does not answer."""
         try:
             return self._queue.fate(self._job)
         except Unreachable as error:
@@ -163,16 +169,19 @@ class NextJob:
         return False
 
     def _give_up(self, attempt: AttemptDir, end: AttemptEnd, not_again: str, none_anew: str) -> None:
+        """Write the end of a run that neither this job nor a new one can continue."""
         text = (
             f"{self._queue.called} neither requeues job {self._job} ({not_again}) nor takes a new one ({none_anew}); "
-            "launch resume goes on"
+            "`launch resume` continues the run"
         )
         failed = AttemptEnd(State.FAILED, end.cause, end.exit_code, time.time(), text)
         write_end(self._run, newest(self._run) or attempt, failed, self._plan)
 
     def _requeue(self) -> str:
-        """Put the job back into the queue; gives why that is not to be. A controller that was frozen may have done it
-        all the same: it would refuse to do it twice."""
+        """Requeue the job, and return why that failed, or "".
+
+        A controller that was frozen may have done it all the same; it would refuse to do it twice.
+        """
         while True:
             try:
                 return self._queue.requeue(self._job)
@@ -212,7 +221,7 @@ class NextJob:
             print(f"{error}; `launch status` finds out whether the job exists", file=sys.stderr)
             return ""
         handle = read_record(after.handle, Handle)
-        text = f"{why}: the run goes on in job {handle.job_id if handle else '?'}"
+        text = f"{why}: the run continues in job {handle.job_id if handle else '?'}"
         append_line(run.events, Event(time.time(), after.number, "job", text))
         return ""
 

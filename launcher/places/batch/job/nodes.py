@@ -1,4 +1,4 @@
-"""The nodes of an allocation: which is which of the plan's, how it is reached, which of them are lost."""
+"""The nodes of an allocation: which node of the plan each is, its address, and which of them are lost."""
 
 import socket
 import time
@@ -23,14 +23,14 @@ _STEP_S = 0.1
 def with_allocated_hosts(plan: Plan, hosts: Mapping[str, str]) -> Plan:
     """Return the plan with its nodes on these hosts: first those that the run needs, the rest as spares.
 
-    If the spec names a network interface, only the host knows its address, which is left open.
+    If the spec names a network interface, the address is left open, as only the host knows it.
     """
     left_open = plan.interface is not None
     return with_hosts(plan, [(host, "" if left_open else address) for host, address in hosts.items()])
 
 
 def index_of(plan: Plan, host: str) -> int:
-    """Return the index of this host in the plan. Raises LaunchError if it has none."""
+    """Return the index of this host in the plan; raise LaunchError if it has none."""
     for node in plan.nodes:
         if node.host == host:
             return node.index
@@ -38,7 +38,7 @@ def index_of(plan: Plan, host: str) -> int:
 
 
 def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cause, str]:
-    """Return the cause and text for a job that was started again although its attempt left no end.
+    """Return cause and text for an attempt that left no end before its job was started again.
 
     `host` was the attempt's first node, `since` its start.
     """
@@ -59,7 +59,7 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
 def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
     """Return the hosts that were lost in this attempt and have not reported since.
 
-    If our own node is among them, it was this node that was cut off, and none is known to be lost.
+    If this host is among them, it was cut off itself, and none is known to be lost.
     """
     last: dict[int, Event] = {}
     for event in history:

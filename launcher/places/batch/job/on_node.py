@@ -1,6 +1,6 @@
 """Supervise one node's agent in a batch job, on every node but the first: start it, restart it, end what it leaves.
 
-    python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     by srun, or what a scheduler has in its place
+    python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     started by srun, or the scheduler's counterpart
 
 A job step reports a task's end only when all tasks have ended, and nothing else on the node would clean up after a
 killed agent.
@@ -48,6 +48,7 @@ def main() -> int:
 
 
 def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
+    """Supervise this node's agent until the attempt has ended, on node 0 only pass on preemptions."""
     wakeup = Wakeup(queue.warnings)
     plan, attempt = read_plan(run, number), run.attempt(number)
     index = index_of(plan, queue.this_host())
@@ -60,11 +61,11 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
 
 
 def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
-    """Keep the agent running as long as it is wanted; if it cannot hear the coordinator, look in the folder for
-    the attempt's end.
+    """Keep the agent running as long as it is wanted; if it cannot reach the coordinator, look in the folder for the
+    attempt's end.
 
-    The first agent of a role beside the main one coordinates that role: its end is that of the role's attempt. Of such
-    roles the folder tells first, because what started them may be killed alone.
+    The first agent of a role beside the main one coordinates that role: its end is that of the role's attempt. For such
+    roles the folder is read first, because what started them may be killed alone.
     """
     agent = agent_process(plan, attempt, index)
     agent.leads = index == 0
@@ -76,7 +77,7 @@ def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index
         agents.watch(time.monotonic() + _LOOK_S if alone and sure_at is None else sure_at, bring_back=sure_at is None)
         if not plan.is_beside_main and agent.may_miss_coordinator():
             alone = True
-            see_to_the_first_node(queue, plan)
+            requeue_if_first_node_down(queue, plan)
         if alone and sure_at is None and (attempt.end.exists() or fence(run) > attempt.number):
             sure_at = time.monotonic() + _SURE_S
         if (wakeup.stop_asked or wakeup.warned) and sure_at is None:
@@ -89,10 +90,10 @@ def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index
         settle_end(run, attempt, plan, agent.last)
 
 
-def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:
+def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
     """Requeue the job if the coordinator has been silent for a whole lease and its host is down; return True if it was.
 
-    A job that the scheduler must not end for a lost node stays as it is, without anything in charge.
+    A job that the scheduler must not end for a lost node is left as it is.
     """
     if queue.leaves_with is not None:
         return False  # no process but that of the lost host could do it: the scheduler has to, and by itself
@@ -114,8 +115,8 @@ def see_to_the_first_node(queue: BatchSystem, plan: Plan) -> bool:
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
     """Pass a preemption on from the first node's task to the batch process, which has the agent there.
 
-    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so there is one here too. It returns when
-    the agent has exited.
+    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so there is one here too. Return when the
+    agent has exited.
     """
     while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not wakeup.stop_asked:
         wakeup.sleep(_STEP_S)

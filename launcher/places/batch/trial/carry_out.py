@@ -16,22 +16,22 @@ from pathlib import Path
 
 from launcher.errors import Unreachable
 from launcher.health.checks import shared_findings
+from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding
 from launcher.health.network import Member, measured
-from launcher.health.wish import DoctorWish
 from launcher.places.batch.trial.checks import (
     Expected,
     Hello,
     NodeClock,
     NodeReport,
-    QueueWords,
+    QueueNames,
     SeenNode,
     Stage,
     Trial,
     silence_finding,
     trial_findings,
 )
-from launcher.places.batch.trial.mailbox import AT_WORK, LOG, Mailbox, said_by_nodes
+from launcher.places.batch.trial.mailbox import AT_WORK, LOG, Mailbox, trial_output
 from launcher.places.batch.trial.trial_jobs import JobOnTrial, NoTrial, TrialJobs
 from launcher.remote.parallel import for_all
 from launcher.run import drafts
@@ -49,48 +49,51 @@ def minutes(longest_s: float = math.inf) -> int:
     return int(max(1, min(_MINUTES, longest_s // 60)))
 
 
-def looked_over(
-    site: Generator[Finding, None, TrialJobs | None], words: QueueWords, wish: DoctorWish, tell: Callable[[str], None]
+def all_findings(
+    site: Generator[Finding, None, TrialJobs | None],
+    words: QueueNames,
+    request: DoctorRequest,
+    tell: Callable[[str], None],
 ) -> Iterator[Finding]:
     """Yield the findings of a site's programs, then of a trial on nodes if one is wanted, then of the shared folder."""
     seen_on: list[str] | None = None
     try:
         queue = yield from site
-        if queue is not None and wish.trial:
-            seen_on = yield from tried(queue, wish, tell)
+        if queue is not None and request.trial:
+            seen_on = yield from tried(queue, request, tell)
     except Unreachable as error:
         yield silence_finding(error.lines, words)
-    yield from shared_findings(wish, seen_on)
+    yield from shared_findings(request, seen_on)
 
 
 def tried(
-    queue: TrialJobs, wish: DoctorWish, tell: Callable[[str], None]
+    queue: TrialJobs, request: DoctorRequest, tell: Callable[[str], None]
 ) -> Generator[Finding, None, list[str] | None]:
-    """Yield what a trial found on nodes, and return those where all our files were found; None if there was no
-    trial.
+    """Yield what a trial found on nodes, and return the nodes where all files of the launcher were found; None
+    if there was no trial.
     """
     try:
-        trial = try_nodes(queue, wish, queue.minutes, tell)
+        trial = try_nodes(queue, request, queue.minutes, tell)
     except NoTrial as reason:
         yield reason.finding
         return None
-    yield from trial_findings(trial, Expected(wish.python, str(wish.runs_root)), queue.words)
+    yield from trial_findings(trial, Expected(request.python, str(request.runs_root)), queue.words)
     return trial.seen_on
 
 
-def try_nodes(queue: TrialJobs, wish: DoctorWish, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
-    """Have a job examine nodes and return the trial; `tell` gets a line about what takes long. Raises NoTrial,
-    Unreachable.
+def try_nodes(queue: TrialJobs, request: DoctorRequest, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
+    """Have a job examine nodes and return the trial; `tell` is called with a line about what takes long. Raise
+    NoTrial or Unreachable.
     """
     limit_s = limit_minutes * 60.0 - _SPARE_S
-    with _folder(wish.runs_root) as folder:
-        (folder / AT_WORK).write_text(wish.chosen.get("interface", ""))
+    with _folder(request.runs_root) as folder:
+        (folder / AT_WORK).write_text(request.chosen.get("interface", ""))
         job = JobOnTrial(queue, queue.submit(batch_script(queue, folder, sys.executable, limit_s)))
         trial = Trial(job.id)
         try:
-            job.wait_for_nodes(wish.within_s, tell)
-            _talk(trial, job, folder, wish, time.monotonic() + limit_s)
-            trial.state, trial.log = job.state, said_by_nodes(folder)
+            job.wait_for_nodes(request.within_s, tell)
+            _talk(trial, job, folder, request, time.monotonic() + limit_s)
+            trial.state, trial.log = job.state, trial_output(folder)
         finally:
             with contextlib.suppress(OSError):  # a disk in trouble: the job is ended all the same
                 (folder / AT_WORK).unlink()  # nodes leave then
@@ -99,8 +102,8 @@ def try_nodes(queue: TrialJobs, wish: DoctorWish, limit_minutes: int, tell: Call
 
 
 def batch_script(queue: TrialJobs, folder: Path, python: str, limit_s: float) -> str:
-    """Return the job's script; a shell checks first, because without the folder or Python no program of ours
-    can report.
+    """Return the job's script; a shell checks first, because without the folder or Python no program of the
+    launcher can report.
     """
     where, interpreter, log = (shlex.quote(str(path)) for path in (folder, python, folder / LOG))
     program = f"""\
@@ -134,13 +137,14 @@ def _folder(runs_root: Path) -> Iterator[Path]:
                 empty.rmdir()
 
 
-def _talk(trial: Trial, job: JobOnTrial, folder: Path, wish: DoctorWish, until: float) -> None:
-    """Ask every node until it has answered all, is known not to, or the job has ended or used up its time."""
+def _talk(trial: Trial, job: JobOnTrial, folder: Path, request: DoctorRequest, until: float) -> None:
+    """Ask every node until it has answered all questions, is known not to, or the job has ended or used up its time."""
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
     patience_s = min(_ANSWER_S, _FOR_TALKING * (until - time.monotonic()))
     boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}
 
     def meet(host: str, box: Mailbox) -> None:
+        """Wait for the node's first answer, and measure its clock with a second one."""
         first = box.ask(None, Hello, patience_s)
         trial.first_word_s = trial.first_word_s or time.monotonic() - job.began
         node = trial.seen[host] = SeenNode(first)
@@ -149,13 +153,14 @@ def _talk(trial: Trial, job: JobOnTrial, folder: Path, wish: DoctorWish, until: 
         node.clock = NodeClock(again.now - (now + asked_at) / 2, now - asked_at)
 
     def look(host: str, box: Mailbox) -> None:
+        """Ask the node for its report."""
         limit_s = max(1.0, until - time.monotonic())
-        asked = {"do": "report", "python": wish.python, "limit_s": 0.8 * limit_s}
+        asked = {"do": "report", "python": request.python, "limit_s": 0.8 * limit_s}
         trial.seen[host].report = box.ask(asked, NodeReport, limit_s)
 
     for_all(boxes, meet)
     there = {host: box for host, box in boxes.items() if host in trial.seen and trial.seen[host].clock}
-    for name in dict.fromkeys(("", wish.chosen.get("interface", ""))):
+    for name in dict.fromkeys(("", request.chosen.get("interface", ""))):
         addresses = {host: trial.seen[host].hello.addresses.get(name, "") for host in there}
         members = [Member(there[host], address) for host, address in addresses.items() if address]
         trial.ways[name] = measured(members, flood=False)

@@ -29,7 +29,7 @@ _STOPPED = re.compile(r"stopped (\S+) ([0-9]{1,3})")
 
 
 class Stage(IntEnum):
-    """The exit codes of the trial job's script: how far a node came."""
+    """The exit codes of the trial job's script: the stage at which a node failed."""
 
     NOT_THERE = 41
     NOT_WRITABLE = 42
@@ -47,7 +47,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """The last of a node."""
+    """A node's last answer: torch and the number of GPUs."""
 
     torch: Torch
     gpus: int
@@ -55,7 +55,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeClock:
-    """The offset of a node's clock from ours, and how long asking took, which limits its accuracy."""
+    """The offset of a node's clock from this machine's, and how long asking took, which limits its accuracy."""
 
     ahead_s: float
     took_s: float
@@ -63,7 +63,7 @@ class NodeClock:
 
 @dataclass(slots=True)
 class SeenNode:
-    """A node that answered, with what it said of itself."""
+    """A node that answered, with its answers."""
 
     hello: Hello
     clock: NodeClock | None = None
@@ -87,7 +87,7 @@ class TrialJob:
 
 @dataclass(slots=True)
 class Trial:
-    """A trial job, as far as it came."""
+    """A trial job, and what was found as far as it came."""
 
     job: str
     hosts: Sequence[str] = ()
@@ -101,11 +101,12 @@ class Trial:
 
     @property
     def reported(self) -> bool:
+        """Return whether any node has reported."""
         return any(node.report for node in self.seen.values())
 
     @property
     def seen_on(self) -> list[str]:
-        """Return the hosts if all our files were found on each of them, else an empty list."""
+        """Return the hosts if all files of the launcher were found on each of them, else an empty list."""
         told = {name for name, node in self.seen.items() if node.clock}
         return list(self.hosts) if self.hosts and set(self.hosts) <= told else []
 
@@ -118,7 +119,7 @@ def launcher_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The versions and devices that nodes have if they are like this machine."""
+    """The versions and folders that nodes should have, which are this machine's."""
 
     rank_python: str
     runs_root: str
@@ -143,7 +144,7 @@ def read_stopped(log: str) -> dict[str, tuple[int, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueWords:
+class QueueNames:
     """The names of a batch system and its programs in findings."""
 
     queue: type[BatchSystem]
@@ -158,7 +159,7 @@ class QueueWords:
     complaint: re.Pattern[str]  # of the starter, in the nodes' log
 
 
-def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueWords) -> Finding:
+def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueNames) -> Finding:
     """Return the finding that the trial waited for nodes as long as it may and was cancelled."""
     text = f"no node was free within {within_s:g} s; job {job} was cancelled: {why}"
     if starts_at is None:
@@ -168,17 +169,18 @@ def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | Non
     return warning("trial", text, hint)
 
 
-def silence_finding(lines: Sequence[str], words: QueueWords) -> Finding:
+def silence_finding(lines: Sequence[str], words: QueueNames) -> Finding:
     """Return the finding that the scheduler did not answer, with its client's error."""
     hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), words.silent_hint)
     return problem(words.server, lines[0], hint, unreachable=True)
 
 
-def refused_finding(said: str, words: QueueWords) -> Finding:
+def refused_finding(said: str, words: QueueNames) -> Finding:
+    """Return the finding that the scheduler refused the trial."""
     return problem("trial", f"{words.queue.called} refuses a job: {said}", f"{words.others} ask for others")
 
 
-def trial_findings(trial: Trial, expected: Expected, words: QueueWords) -> Iterable[Finding]:
+def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Iterable[Finding]:
     """Yield everything that the nodes reported."""
     stopped = read_stopped(trial.log)
     if trial.state.exit_code in list(Stage) and trial.hosts and not stopped:
@@ -201,11 +203,13 @@ def trial_findings(trial: Trial, expected: Expected, words: QueueWords) -> Itera
     if trial.state.requeue:
         yield ok("requeue", "the job was taken as one that may be requeued")
     elif trial.state.requeue is False:
-        hint = "a run that is preempted or reaches its time limit goes on in a new job instead, at the end of the queue"
+        hint = (
+            "a run that is preempted or reaches its time limit continues in a new job instead, at the end of the queue"
+        )
         yield warning("requeue", "the job asked to be requeued, and the site has taken that away", hint)
 
 
-def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueWords) -> Iterable[Finding]:
+def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNames) -> Iterable[Finding]:
     """Yield the first reason why not everything happened, if anything is missing."""
     state, where = trial.state, f" on {all_of(trial.hosts)}" if trial.hosts else ""
     gone = f"`{words.shows_nodes}` shows whether nodes are well; one that has just gone is called idle for a while"
@@ -236,12 +240,13 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueWo
 
 
 def _is_lost(trial: Trial, host: str) -> bool:
-    """Return whether the node is lost; one that only does not hear us goes on until the job ends."""
+    """Return whether the node is lost; one that only cannot be reached stays until the job ends."""
     node = trial.seen.get(host)
     return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))
 
 
 def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Finding:
+    """Return the finding about a node that failed at this stage."""
     match code:
         case Stage.NOT_THERE:
             return problem("runs root", f"{expected.runs_root} is not the same folder on {node}", _RUNS_ROOT_HINT)
@@ -256,6 +261,7 @@ def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Fin
 
 
 def _folder_findings(trial: Trial) -> Iterable[Finding]:
+    """Yield findings about the shared folder: whether nodes see what is written here, and how soon."""
     if deaf := [name for name, node in trial.seen.items() if node.clock is None]:
         text = f"what is written here was not seen on {all_of(deaf)} in time"
         yield warning("runs root", text, "the file system tells others late: `launch cancel` will take as long")
@@ -267,6 +273,7 @@ def _folder_findings(trial: Trial) -> Iterable[Finding]:
 
 
 def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
+    """Yield findings about the versions of Python and the launcher on the nodes."""
     versions = {name: (node.hello.python, node.hello.launcher) for name, node in trial.seen.items()}
     for (version, ours), nodes in _alike(trial, versions):
         text = f"{version} and launch {ours} on {all_of(nodes)}"
@@ -280,11 +287,13 @@ def _python_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
 
 
 def _torch_findings(trial: Trial, expected: Expected) -> Iterable[Finding]:
+    """Yield findings about torch and GPUs on the nodes."""
     for report, nodes in _alike(trial, {name: one.report for name, one in trial.seen.items() if one.report}):
         yield torch_finding(report.torch, f"{expected.rank_python} on {all_of(nodes)}", report.gpus, of_the_job=True)
 
 
 def _clock_findings(trial: Trial) -> Iterable[Finding]:
+    """Yield a finding about each node's clock."""
     for name, clock in ((name, node.clock) for name, node in trial.seen.items() if node.clock):
         text = f"{name} is {clock.ahead_s:+.2f} s from here, to within {clock.took_s / 2:.2f} s"
         if abs(clock.ahead_s) - clock.took_s / 2 > _CLOCK_S:
@@ -293,7 +302,8 @@ def _clock_findings(trial: Trial) -> Iterable[Finding]:
             yield ok("clock", text)
 
 
-def _network_findings(trial: Trial, words: QueueWords) -> Iterable[Finding]:
+def _network_findings(trial: Trial, words: QueueNames) -> Iterable[Finding]:
+    """Yield findings about the connections between the nodes."""
     need = "a run's nodes need each other's TCP ports from 20000 on"
     errors = {name: node.hello.error for name, node in trial.seen.items() if node.hello.error} | trial.closed
     for name, error in errors.items():

@@ -1,4 +1,4 @@
-"""The folder through which a node of the trial's job is asked: a file for each question, and one for its answer."""
+"""Ask a node of the trial job through a folder: a file for each question, and one for its answer."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ _MOST_BYTES = 1_000_000
 
 
 class Mailbox:
-    """A node of the job."""
+    """The questions to one node of the trial job, and its answers."""
 
     def __init__(self, name: str, folder: Path, job: JobOnTrial) -> None:
         self.name, self._folder, self._job, self._numbers = name, folder, job, count()
@@ -39,26 +39,28 @@ class Mailbox:
             if (said := read_end(self._folder / f"{file}.said")) is not None:
                 with contextlib.suppress(ValueError):
                     return read_answer(said, answer)
-                raise Unreachable(f"{self.name} answers what nobody asked for")
+                raise Unreachable(f"{self.name} gives an unexpected answer")
             now = time.monotonic()
-            if now >= until or state.restarts or self.name in read_stopped(said_by_nodes(self._folder)):
+            if now >= until or state.restarts or self.name in read_stopped(trial_output(self._folder)):
                 raise Unreachable(f"nothing more came from {self.name}")
             if state.has_ended:
                 until = min(until, now + (_LATE_S if state.exit_code == 0 and state.nodes else 0.0))
             time.sleep(LOOK_S)
 
 
-def said_by_nodes(folder: Path) -> str:
+def trial_output(folder: Path) -> str:
+    """Return what the trial job printed."""
     return (read_end(folder / LOG) or b"").decode(errors="replace")
 
 
 def file_of(node: str, number: int) -> str:
+    """Return the name of a node's question or answer with this number."""
     return f"{quote(node, safe='')}-{number}"
 
 
 def read_end(path: Path) -> bytes | None:
-    """Return the end of a file, as much as may be of use, or None; listing its folder shows new files on a
-    network disk.
+    """Return the last bytes of a file, or None if it does not exist; listing its folder first shows new files
+    on a network disk.
     """
     try:
         if path.name not in os.listdir(path.parent):

@@ -27,8 +27,8 @@ _STEP_S = 0.02
 
 
 def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> None:
-    """Answer the questions in the folder until there are no more; `me` and `address` are the node's as the
-    queue has them.
+    """Answer the questions in the folder until there are no more; `me` and `address` are the node's in the
+    queue's words.
     """
     until = time.monotonic() + limit_s
     interface = (folder / AT_WORK).read_text()
@@ -51,6 +51,7 @@ def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> Non
 
 
 def _hello(address: str, interface: str) -> Hello:
+    """Return the node's first answer about itself."""
     addresses, error = {"": address}, ""
     if interface:
         try:

@@ -1,4 +1,4 @@
-"""The job of a trial, as batch queues of all kinds have it: submitted, waited for, ended."""
+"""Submit, await and end the job of a trial, in batch queues of all kinds."""
 
 import math
 import shlex
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from launcher.errors import Unreachable
 from launcher.health.findings import Finding
 from launcher.places.batch.batch import BatchSystem, Phase
-from launcher.places.batch.client import Answer, said_by
-from launcher.places.batch.trial.checks import QueueWords, Trial, TrialJob, no_nodes_finding, refused_finding
+from launcher.places.batch.client import Answer, error_lines
+from launcher.places.batch.trial.checks import QueueNames, Trial, TrialJob, no_nodes_finding, refused_finding
 
 LOOK_S, ASK_S = 0.05, 1.0
 _SUBMIT_S = 30.0
@@ -19,7 +19,7 @@ _END_S = 45.0  # Slurm's KillWait, and then some
 
 
 class NoTrial(Exception):
-    """There is no trial; `finding` says why."""
+    """Raised if there is no trial; `finding` says why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text)
@@ -28,10 +28,10 @@ class NoTrial(Exception):
 
 @dataclass(frozen=True)
 class TrialJobs:
-    """A queue of this kind, for trials on so many nodes."""
+    """How to submit and watch trial jobs of this many nodes in one kind of queue."""
 
     queue: BatchSystem
-    words: QueueWords
+    words: QueueNames
     ask: Callable[..., Answer]
     submits: Sequence[str]  # this command; it gets the script on its stdin
     on_each: str  # see on_each_node; {program} stands for the program
@@ -44,7 +44,7 @@ class TrialJobs:
         answer = self.ask(self.submits, limit_s=_SUBMIT_S, stdin=script)
         job = self.queue.submitted(answer.out)
         if answer.code != 0 or job is None:
-            lines = said_by(self.words.submit, answer.err or answer.out)
+            lines = error_lines(self.words.submit, answer.err or answer.out)
             said = "; ".join(dict.fromkeys(lines)) or f"{self.words.submit} leaves with {answer.code}"
             raise NoTrial(refused_finding(said, self.words))
         return job
@@ -68,20 +68,23 @@ class TrialJobs:
         return TrialJob(waits, ended, word, why, found.hosts, found.starts_at, code)
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
+        """Return the names of the nodes."""
         return tuple(filter(None, nodes.split(",")))
 
     def cancel(self, job: str) -> None:
+        """End the job."""
         self.queue.cancel(job)
 
 
 class JobOnTrial:
-    """The trial's job, as the queue has it."""
+    """A submitted trial job and its newest state."""
 
     def __init__(self, queue: TrialJobs, job: str) -> None:
         self.id, self.began, self.state = job, time.monotonic(), TrialJob()
         self.queue, self._looked_at, self._turn = queue, -math.inf, threading.Lock()
 
     def look(self, *, every_s: float = 0.0) -> TrialJob:
+        """Return the job's state, asking the queue only if the last answer is older than `every_s`."""
         with self._turn:
             if time.monotonic() >= self._looked_at + every_s:
                 self.state = self.queue.look(self.id) or replace(self.state, waits=False, has_ended=True)

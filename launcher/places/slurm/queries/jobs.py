@@ -1,4 +1,4 @@
-"""Jobs: what squeue, sacct, scontrol and sbatch are asked of them, and reading what they answer."""
+"""The command lines of squeue, sacct, scontrol and sbatch about jobs, and the parsing of their answers."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -61,9 +61,9 @@ class SlurmJob(msgspec.Struct, frozen=True):
 def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
     """Return the squeue command for the jobs with these ids, or all of the caller, also in hidden partitions.
 
-    `name` limits them to jobs of that name. With one id that it has forgotten, squeue exits 1 and says "Invalid job
-    id"; with several it leaves it out. Waiting elements are told apart by us: with --array it leaves out the last one
-    if they are evenly spaced.
+    `name` limits them to jobs of that name. With one id that it has forgotten, squeue exits 1 with "Invalid job id";
+    with several it leaves it out. `read_jobs` splits waiting elements: with --array squeue leaves out the last one if
+    they are evenly spaced.
     """
     asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
     argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
@@ -72,7 +72,7 @@ def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
 
 
 def read_jobs(text: str) -> list[SlurmJob]:
-    """Return the jobs of `squeue_jobs`. Raises Unreachable if a row is damaged, as a job left out would seem gone."""
+    """Return the jobs of `squeue_jobs`; raise Unreachable if a row is damaged, as a job left out would seem gone."""
     rows, damaged = read_rows(text, len(_JOB_FIELDS), _JOBS_OF_A_ROW)
     if damaged:
         raise Unreachable(f"the answer of squeue is damaged: {damaged[0][:200]!r}")
@@ -98,6 +98,7 @@ def _indices(piece: str) -> range:
 
 
 def _job(name: str, row: Sequence[str]) -> SlurmJob:
+    """Return a job from a row."""
     raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
     job_id, array = _identity(name)
     return SlurmJob(
@@ -144,6 +145,7 @@ def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
 
 
 def _accounted(fields: Sequence[str]) -> SlurmJob:
+    """Return a job from a row of sacct."""
     name, raw_id, state, exit_code, submitted_at, starts_at, ended_at, hosts = fields
     job_id, array = _identity(name)
     code, _, signal = exit_code.partition(":")
@@ -162,22 +164,26 @@ def _accounted(fields: Sequence[str]) -> SlurmJob:
 
 
 def requeue(job_id: str) -> list[str]:
-    """End the job's processes and queue it again, to start at the soonest after `cred_expire`, which is two minutes."""
+    """Return the command that ends the job's processes and queues it again; it starts after `cred_expire`, two
+    minutes, at the earliest.
+    """
     return ["scontrol", "requeue", _job_id(job_id)]
 
 
 def update(job_id: str, **fields: str) -> list[str]:
-    """Change fields of a job, by the names that `scontrol show job` gives them."""
+    """Return the command that changes fields of a job, by the names that `scontrol show job` gives them."""
     return ["scontrol", "update", f"JobId={_job_id(job_id)}", *(f"{name}={value}" for name, value in fields.items())]
 
 
 def release(job_id: str) -> list[str]:
-    """Let a job go that its user holds."""
+    """Return the command that releases a job that its user holds."""
     return ["scontrol", "release", _job_id(job_id)]
 
 
 def cancel(job_id: str, signal: str | None = None, batch: bool = False) -> list[str]:
-    """End a job. With a signal: send it instead, to the job's steps, or to its batch script alone."""
+    """Return the command that ends a job, or with a signal sends it to the job's steps, or to its batch script
+    alone.
+    """
     # Without --state, a signal for a job that waits keeps scancel busy for 95 s before it fails.
     how = [] if signal is None else [f"--signal={signal}", "--state=RUNNING"]
     return ["scancel", *how, *(["--batch"] if batch else []), _job_id(job_id)]
@@ -205,7 +211,7 @@ def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
 
 
 def _job_id(text: str) -> str:
-    """Return an id that is safe in a command line. Raises ValueError."""
+    """Return an id that is safe in a command line; raise ValueError."""
     if JOB_ID.fullmatch(text) is None:
         raise ValueError(f"expected the id of a Slurm job, got {text!r}")
     return text
@@ -217,13 +223,13 @@ def show_job(job: str) -> list[str]:
 
 
 def is_expedited(text: str) -> bool:
-    """Return whether Slurm puts this job back at once, and first, after it loses a node, by `scontrol show job`."""
+    """Return whether Slurm requeues this job at once, and first, after it loses a node, by `scontrol show job`."""
     return read_fields(text).get("ExpeditedRequeue") == "Yes"
 
 
 def fate_of(text: str, restarts: int) -> Fate:
-    """Return the fate from `scontrol show job`; `restarts` is how often the job had been put back when this
-    start began.
+    """Return what happens to the job, from `scontrol show job`; `restarts` is how often it had been requeued
+    when this start began.
     """
     fields = read_fields(text)
     counted = read_number(fields.get("Restarts", ""))

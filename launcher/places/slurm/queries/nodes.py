@@ -1,4 +1,4 @@
-"""Nodes and partitions: what scontrol and sinfo are asked of them, and reading what they answer."""
+"""The command lines of scontrol and sinfo about nodes and partitions, and the parsing of their answers."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _PARTITION_FORMAT = ("%P", "%a", "%l", "%L", "%F")
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node, and from sinfo one of its partitions; what is not known is empty or 0."""
+    """A node, and from sinfo one of its partitions; unknown values are empty or 0."""
 
     name: str
     state: tuple[str, ...]
@@ -40,7 +40,9 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def is_down(self) -> bool:
-        """Return whether Slurm has given the node up; one that is drained, or has not reported yet, need not be."""
+        """Return whether Slurm has given the node up; a node that is drained, or has not reported yet, need not
+        be down.
+        """
         return not _DOWN.isdisjoint(self.state)
 
     @property
@@ -79,7 +81,7 @@ def show_hostnames(hostlist: str) -> list[str]:
 
 
 def read_hostnames(text: str) -> list[str]:
-    """Return one name from each line, leaving out what cannot be a name, as scontrol prints such of damaged lists."""
+    """Return one name from each line, without what cannot be a name, as scontrol prints such text for damaged lists."""
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", line)]
 
@@ -90,6 +92,7 @@ def is_in_hostlist(host: str, text: str) -> bool:
 
 
 def _is_behind(host: str, part: str) -> bool:
+    """Return whether the host is `part`, a name with ranges in brackets."""
     pieces = re.split(r"\[([^\]]*)\]", part)  # text, and between the texts ranges
     found = re.fullmatch("([0-9]+)".join(map(re.escape, pieces[::2])), host)
     return found is not None and all(map(_is_in_ranges, found.groups(), pieces[1::2]))
@@ -126,6 +129,7 @@ _SIGNED = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\].*")  # who gave a reason and 
 
 
 def _node(line: str) -> Node:
+    """Return a node from a line of scontrol."""
     head, _, free = line.partition(" Reason=")  # what administrators write comes last, and may look like fields
     fields = read_fields(head)
     name, gres = fields["NodeName"], read_word(fields.get("Gres", ""))
@@ -225,11 +229,12 @@ _ANY = re.compile(r".+")
 
 
 def _operand(text: str) -> str:
-    """Return a list of hosts that cannot be taken for an option. Raises ValueError."""
+    """Return a list of hosts that cannot be mistaken for an option; raise ValueError."""
     if not text or text.startswith("-"):
         raise ValueError(f"expected a list of hosts, got {text!r}")
     return text
 
 
 def _of(partition: str | None) -> list[str]:
+    """Return the option that limits sinfo to this partition, or nothing."""
     return [] if partition is None else [f"--partition={partition}"]

@@ -128,6 +128,7 @@ def plain(reason: str) -> str:
 
 
 def _not_available(nodes: str | None, why: str | None) -> str:
+    """Return the sentence that nodes the job needs are not available."""
     if nodes is not None and (named := nodes.strip(" ()")):
         return f"a node that it needs is down, drained or does not answer: {named}"
     said = (why or "").strip(" ,()")

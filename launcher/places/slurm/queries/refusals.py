@@ -1,4 +1,4 @@
-"""Explain why sbatch refuses a job and what its user can do, with Slurm's own words. Pure functions."""
+"""Explain why sbatch refuses a job and what the user can do, with Slurm's own words. Pure functions."""
 
 import re
 
@@ -34,7 +34,7 @@ _KNOWN = (
            f"set slurm.partition to another one: {_PARTITIONS}"),
     _Known("no partition specified", "this site has no default partition", f"set slurm.partition: {_PARTITIONS}"),
     _Known("time limit is invalid", "its time limit is missing, or longer than its partition allows",
-           "set resources.time: `sinfo -o '%P %l'` lists the limits; the run goes on in a new job after each"),
+           "set resources.time: `sinfo -o '%P %l'` lists the limits; the run continues in a new job after each"),
     _Known("memory required by task", "asks for more memory on a node than its partition allows",
            "set resources.memory_gb lower: `scontrol show partition` has the limit as MaxMemPerNode or MaxMemPerCPU"),
     _Known("memory specification can not be satisfied", "asks for more memory than a node has",
@@ -74,6 +74,7 @@ def refusal(text: str) -> list[str]:
 
 
 def _line(text: str) -> str:
+    """Return Slurm's message on one line."""
     return _SAID.sub("", "".join(char if char.isprintable() else " " for char in text[:_LONGEST])).strip()
 
 

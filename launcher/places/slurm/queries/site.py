@@ -9,7 +9,9 @@ from launcher.places.slurm.queries.values import read_fields, read_number
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The settings that `scontrol show config` shows, as far as we use them; None if it does not show one."""
+    """The settings that `scontrol show config` shows, as far as the launcher uses them; None if it does not
+    show one.
+    """
 
     version: str | None
     cluster: str | None
@@ -26,13 +28,14 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class PartitionRules(msgspec.Struct, frozen=True):
-    """Limits of a partition from `scontrol show partition`, which sinfo does not tell."""
+    """Limits of a partition from `scontrol show partition`, which sinfo does not show."""
 
     preempt_mode: str
     grace_s: float
 
 
 def show_partitions() -> list[str]:
+    """Return the command that shows all partitions."""
     return ["scontrol", "--oneliner", "show", "partition"]
 
 
@@ -59,7 +62,7 @@ def show_config() -> list[str]:
 
 
 def read_config(text: str) -> Config:
-    """Return the settings that we use."""
+    """Return the settings that the launcher uses."""
     fields = read_settings(text, "=")
     storage = fields.get("AccountingStorageType")
     return Config(

@@ -1,4 +1,4 @@
-"""Map Slurm's words for a job's state to what each means for the run. Pure; an unlisted word is unknown."""
+"""Map Slurm's words for a job's state to phases and ends. Pure; an unlisted word is unknown."""
 
 import re
 
@@ -9,7 +9,7 @@ from launcher.states import Cause, State
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """The word that decides, its meaning, and who cancelled the job if Slurm says so."""
+    """The word that decides, its phase, and who cancelled the job if Slurm shows that."""
 
     word: str
     phase: Phase
@@ -88,6 +88,7 @@ def _word(part: str) -> str | None:
 
 
 def _deciding(words: set[str]) -> tuple[str, Phase]:
+    """Return the word that decides among several, and its phase."""
     for flag, phase in _FLAGS.items():
         if flag in words:
             return flag, phase
@@ -100,7 +101,7 @@ def _deciding(words: set[str]) -> tuple[str, Phase]:
 
 
 def end_of(word: str) -> tuple[State, Cause | None]:
-    """Return how a run ended whose job ended in this state and which left no end record."""
+    """Return how a run ended whose job ended in this state and left no end record."""
     match word:
         case "CANCELLED":
             return State.CANCELLED, Cause.CANCELLED

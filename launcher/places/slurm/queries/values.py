@@ -39,7 +39,7 @@ def read_duration(text: str) -> float | None:
 
 
 def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of `width` fields whose first one matches, and those that are damaged.
+    """Return the rows of `width` fields whose first one matches, and the damaged ones.
 
     What a site prints around them is in no row, and whatever a user wrote into the last field does not end one.
     """
@@ -66,4 +66,5 @@ def read_word(text: str) -> str:
 
 
 def read_number(text: str) -> int | None:
+    """Return the number in a field, or None if it is not one."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None

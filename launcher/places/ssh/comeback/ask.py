@@ -25,7 +25,9 @@ _EVERY_S = 15.0
 
 
 def ask_lost(run: RunDir) -> None:
-    """Start asking lost hosts of a run that goes on without them, or waits for them; at most once every few seconds."""
+    """Start asking lost hosts of a run that continues without them, or waits for them; at most once every few
+    seconds.
+    """
     last = readable(run.state, RunState)
     if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
         return
@@ -41,10 +43,12 @@ def ask_lost(run: RunDir) -> None:
 
 
 def main() -> int:
+    """Ask the hosts at once, and return 0."""
     run, hosts = RunDir(Path(sys.argv[1])), sys.argv[2:]
     places = [place for place in places_of(run) if place.host.name in hosts]
 
     def come_back(client: HostClient) -> str:
+        """Ask one host, and return why it does not take part, or ""."""
         limit_s = 2 * client.limits.soon_s  # a supervisor has to start there
         return client.ask(ComeBack(run.id, client.place.workdir), str, limit_s=limit_s)
 

@@ -1,7 +1,7 @@
-"""Supervise a run on a host that was lost: started again there, it takes part in the attempt that goes on.
+"""Supervise a run on a host that was lost: restarted there, it takes part in the attempt that continues.
 
-It never leads what it led before and opens no attempt by itself, so if no host goes on it exits. It has its newest vote
-in voter.json, and listens at the address that the others know.
+It never leads what it led before and opens no attempt by itself, so if no host continues the run it exits. It has its
+newest vote in voter.json, and listens at the address that the others know.
 """
 
 import time
@@ -48,10 +48,12 @@ class ReturningSupervisor(Strategy):
 
 
 def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Take part once another host leads and this one has what it needs; until then it holds no slots."""
+    """Take part once another host leads and this host has what it needs; until then it holds no slots. Return
+    the exit code.
+    """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
     while not wakeup.stop_asked and time.monotonic() < led_at + rules.lease_s + rules.wait_s:
-        if (goes_on := what_goes_on(supervisor)) is not None:
+        if (goes_on := running_attempt(supervisor)) is not None:
             led_at = time.monotonic()
             supervisor.rejoin(goes_on)
             slots.enqueue()
@@ -64,18 +66,19 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
     return Exit.OK
 
 
-def what_goes_on(supervisor: SupervisorState) -> OpenAttempt | None:
+def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
     """Return the newest attempt in which this host has a place, as its leader reports it, or None."""
     said = supervisor.rpc.ask(Rejoin(supervisor.node))
     sound = [
         one
         for number, one in said.items()
-        if isinstance(one, OpenAttempt) and supervisor.ballot.goes_on_with(number, one, supervisor.attempt.number)
+        if isinstance(one, OpenAttempt) and supervisor.ballot.is_attempt_of(number, one, supervisor.attempt.number)
     ]
     return max(sound, key=lambda one: one.attempt, default=None)
 
 
 def _take_part(supervisor: SupervisorState, wakeup: Wakeup) -> int:
+    """Run the attempts from now on as a supervisor that has begun, and return the exit code."""
     supervisor.ready.told = supervisor.ready.prepared = supervisor.ready.began = True
     supervisor.returning = False
     return carry_on(supervisor, wakeup, again=True)

@@ -1,9 +1,9 @@
-"""Start the supervisor again of every run that this host took part in, after a reboot, without a user's help.
+"""Restart the supervisor of every run that this host took part in, after a reboot, without a user's help.
 
     python -P -m launcher.places.ssh.comeback.there WORKDIR [RUN_ID]
 
 This is for the host's crontab; `launch doctor POOL` prints the line. Each run's supervisor is started by the launcher
-that it had.
+version that it had.
 """
 
 import os
@@ -22,6 +22,7 @@ _AGAIN_S, _GIVE_UP_S = 5.0, 300.0  # the network may come up later than we
 
 
 def main() -> int:
+    """Restart the supervisors of all runs in WORKDIR, or of one, and return the exit code."""
     os.umask(0o077)
     runs = Path(os.path.expanduser(sys.argv[1]), "runs")
     if len(sys.argv) > 2:
@@ -36,7 +37,7 @@ def main() -> int:
 
 
 def _brought_back(run: RunDir) -> bool:
-    """Return True if the run's supervisor was started, or nothing needs one."""
+    """Return True if the run's supervisor was started, or none is needed."""
     found = presence.begun(run)
     mine = presence.taken(found[0]) if found is not None else None
     if mine is None:
@@ -46,6 +47,7 @@ def _brought_back(run: RunDir) -> bool:
 
 
 def _come_back(run: RunDir) -> int:
+    """Start the run's supervisor with this launcher, and return the exit code."""
     try:
         receive.come_back(run)
     except (LaunchError, OSError) as error:

@@ -40,7 +40,7 @@ class AttemptOnHost:
 
     @property
     def index(self) -> int:
-        """Return this host's node in the plan. Raises Fenced if it has none."""
+        """Return this host's node in the plan; raise Fenced if it has none."""
         for node in self.plan.nodes:
             if node.host == self.host:
                 return node.index
@@ -48,10 +48,11 @@ class AttemptOnHost:
 
     @property
     def leads(self) -> bool:
+        """Return whether this host leads the attempt."""
         return self.index == 0
 
     def agent(self, gpus: Sequence[str] | None, fds: Sequence[int]) -> AgentProcess:
-        """Return our node's agent, which sees only the GPUs that we hold."""
+        """Return this node's agent, which sees only the GPUs that this host holds."""
         return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus)
 
     def role_agents(
@@ -63,18 +64,19 @@ class AttemptOnHost:
         return [coordinator_process(plan, attempt, keep=fds), *agents] if self.leads else agents
 
     def log_to(self) -> None:
+        """Write this process's output to its log of the attempt from now on."""
         make_dir(self.attempt.node(self.index))
         log_to(self.attempt.supervisor_log if self.leads else self.attempt.node_supervisor_log(self.index))
 
     def register(self) -> None:
-        """Record this process as the attempt's supervisor here, for those who ask about the attempt or end it."""
+        """Record this process as the attempt's supervisor on this host, for commands that show or end the attempt."""
         if self.leads or self.plan.disks_apart:
             write_record(self.attempt.handle, Handle(LOCAL, supervisor=this_process()))
 
     def open(self, *, again: bool = False) -> None:
-        """Take it up: there is one process that does, and nothing older writes here any more. Raises Fenced.
+        """Claim the attempt, so that no other process runs it here and no older one writes any more; raise Fenced.
 
-        `again`: the one that did is gone.
+        With `again`, the process that had claimed it is gone.
         """
         self.log_to()
         place = self.attempt.started if self.leads else self.attempt.node_started(self.index)
@@ -92,7 +94,9 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """Prepare the next attempt on this disk: our own plan on the hosts that its leader chose. Raises Fenced."""
+        """Prepare the next attempt on this disk: this host's own plan, on the hosts that its leader chose.
+        Raise Fenced.
+        """
         number = proposal.attempt
         raise_fence(self.run, number)
         if self.plan.disks_apart:
@@ -109,10 +113,13 @@ class AttemptOnHost:
         self.before, self.attempt = self.attempt, self.run.attempt(number)
 
     def pass_on_stop(self) -> None:
+        """Copy a stop request from the attempt before to this one."""
         pass_on_stop(self.before, self.attempt)
 
     def discard(self) -> None:
-        """Remove the run's folder: its submitter is gone and no host was told to go, so there was no such attempt."""
+        """Remove the run's folder: its submitter is gone and no host was told to begin, so there was no such
+        attempt.
+        """
         if self.plan.disks_apart and len(attempts(self.run)) == 1:
             shutil.rmtree(self.run.path, ignore_errors=True)
 
@@ -129,6 +136,7 @@ class AttemptOnHost:
         write_end(self.run, self.attempt, msgspec.structs.replace(end, alone=alone), self.plan)
 
     def _starting(self) -> RunState:
+        """Return the state of the run while this attempt starts."""
         before = readable(self.run.state, RunState)
         if before is None:
             return first_state(self.plan, self.attempt.number)

@@ -1,4 +1,4 @@
-"""Keep this host's part in the quorum on its disk, by the names of hosts; `quorum/core.py` has the rules."""
+"""Keep this host's part in the quorum on its disk, with hosts by name; `quorum/core.py` has the rules."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -24,10 +24,9 @@ class Ballot:
     """The votes of this host and the attempts it has accepted; every change is on disk before it takes effect."""
 
     def __init__(self, run: RunDir, me: int, hosts: Sequence[str], begun: int, *, on_disk: bool = True) -> None:
-        """Read the votes of this host since attempt `begun`, with which the run's supervisors were started and in
-        whose plan they have their numbers.
+        """Read the votes of this host since attempt `begun`, in whose plan the hosts have their numbers.
 
-        With `on_disk=False` all hosts share one disk, whose fence decides instead of votes. Raises Damaged: a host that
+        With `on_disk=False` all hosts share one disk, whose fence decides instead of votes. Raise Damaged: a host that
         cannot read how it voted might vote twice.
         """
         self.me, self.hosts, self.path = me, tuple(hosts), run.attempt(begun).voter
@@ -42,9 +41,11 @@ class Ballot:
 
     @property
     def voted(self) -> tuple[int, int]:
+        """Return the number and the candidate of this host's newest vote."""
         return self.voter.voted
 
     def keep(self, voter: Voter) -> None:
+        """Write the votes to disk, then use them."""
         if voter != self.voter and self._on_disk:
             write_sealed(self.path, voter)
         self.voter = voter
@@ -78,18 +79,19 @@ class Ballot:
     # -- questions of others; each gives the reason for a refusal
 
     def against_vote(self, asked: Vote, leader: str) -> str:
-        """Return why this host refuses its vote, or ""; `leader` leads the present attempt, perhaps not yet
-        accepted here.
+        """Return why this host refuses its vote, or ""; `leader` leads the present attempt, which this host may
+        not have accepted yet.
         """
         hears = not self.leaderless and not (0 <= asked.node < len(self.hosts) and self.hosts[asked.node] == leader)
         return self.voter.against_vote(_request(asked), self.records(), hears_leader=hears)
 
     def vote(self, asked: Vote) -> None:
+        """Give this host's vote."""
         self.keep(self.voter.vote(_request(asked)))
 
     def against_record(self, replica: Replica) -> str:
-        """Return why the record is refused, or ""; it is taken from the newest attempt's leader and an elected
-        candidate.
+        """Return why the record is refused, or ""; records of the newest attempt's leader and of an elected
+        candidate are accepted.
         """
         known = self.voter.newest.attempt
         if not 0 <= replica.node < len(self.hosts):
@@ -103,8 +105,8 @@ class Ballot:
         return self.voter.against_append(Append(replica.attempt, replica.node))
 
     def elected(self, node: int) -> bool:
-        """Return whether this host voted for it and has not accepted its attempt yet: then its history replaces
-        ours.
+        """Return whether this host voted for the node and has not accepted its attempt yet, so that the node's
+        history replaces this host's.
         """
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
@@ -129,19 +131,23 @@ class Ballot:
         return self.voter.against_open(self._opened(said), self.records())
 
     def accept(self, said: OpenAttempt) -> None:
-        """Take up the attempt, once its plan is on disk."""
+        """Accept the attempt, once its plan is on disk."""
         if self._on_disk:
             self.keep(self.voter.accept(self._opened(said)))
         self.accepted = said
 
     def settle(self, said: Settled) -> None:
+        """Record that enough voters have accepted the attempt."""
         self.keep(self.voter.settle(Settle(said.attempt, said.node)))
 
     def join(self, said: OpenAttempt) -> None:
-        """Work in the attempt that goes on. One of its voters accepts it later, once the history was copied here."""
+        """Work in the attempt that is running; if this host is one of its voters, it accepts it once the
+        history was copied here.
+        """
         self._joined = (said.attempt, said.node)
 
     def _opened(self, said: OpenAttempt) -> Open:
+        """Return the message in the quorum's terms."""
         newest = Opening(said.attempt, said.node, frozenset(map(self.hosts.index, said.hosts)))
         before = (Opening(one.attempt, one.leader, frozenset(one.voters)) for one in said.before)
         return Open((*before, newest), Records(*msgspec.structs.astuple(said.records)))
@@ -175,8 +181,8 @@ class Ballot:
             if not (one.leads and one.attempt == attempt and one.silent_s > patience_s)
         }
 
-    def goes_on_with(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
-        """Return whether what a leader sent this lost host is an attempt of that leader with a place for it."""
+    def is_attempt_of(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
+        """Return whether what a leader sent this lost host is an attempt of that leader with a place for this host."""
         named = (*said.hosts, *said.away)
         return (
             self._is_sound(said)
@@ -186,7 +192,7 @@ class Ballot:
         )
 
     def _is_sound(self, said: OpenAttempt) -> bool:
-        """Return whether it names only hosts of this run, each once, its leader first."""
+        """Return whether the attempt names only hosts of this run, each once, its leader first."""
         names, all_ = (*said.hosts, *said.away), range(len(self.hosts))
         openings = all({one.leader} <= {*one.voters} <= {*all_} and one.attempt < said.attempt for one in said.before)
         known = len({*names}) == len(names) and {*names} <= {*self.hosts} and said.node in all_
@@ -195,8 +201,8 @@ class Ballot:
     def carries(self, others: Collection[int], *, leads: bool) -> bool:
         """Return whether this host and these others are a quorum.
 
-        The voter decides where each host has its own disk. On a shared disk a leader always is one, and another host
-        needs more than half.
+        If each host has its own disk, the votes decide. On a shared disk a leader always is one, and another host needs
+        more than half.
         """
         if self._on_disk:
             return self.voter.carries(others)
@@ -205,10 +211,12 @@ class Ballot:
 
 
 def _request(asked: Vote) -> RequestVote:
+    """Return the request for a vote in the quorum's terms."""
     return RequestVote(asked.attempt, asked.node, Records(*msgspec.structs.astuple(asked.records)))
 
 
 def _is_event(line: bytes) -> bool:
+    """Return whether the line is an intact event."""
     try:
         decoder_of(Event).decode(line)
     except NOT_JSON:

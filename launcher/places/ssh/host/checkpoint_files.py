@@ -1,4 +1,4 @@
-"""A host's side of moving checkpoints: what it has, giving a file, taking one in."""
+"""Serve checkpoints on a host: list them, send a file, store a file."""
 
 import os
 from collections.abc import Iterator
@@ -15,33 +15,36 @@ from trainer.checkpoint_files.durable import open_to_read
 _CHUNK = 1 << 20
 
 
-def answer(run: Path, wish: ListCheckpoints | SendFile | TakeFile, body: Body) -> object:
-    steps = wish.folder.split("/")
+def answer(run: Path, request: ListCheckpoints | SendFile | TakeFile, body: Body) -> object:
+    """Carry out a request about checkpoints, and return its answer."""
+    steps = request.folder.split("/")
     if {"", ".", ".."} & set(steps):
-        raise LaunchError(f"{wish.folder[:100]!r} is no folder of a run")
+        raise LaunchError(f"{request.folder[:100]!r} is no folder of a run")
     folder = run.joinpath(*steps)
-    match wish:
+    match request:
         case ListCheckpoints():
             return partial.inventory(folder)
         case SendFile(name=""):
-            manifest = partial.read_manifest(folder, wish.step, wish.kind)
+            manifest = partial.read_manifest(folder, request.step, request.kind)
             return WithBytes(None, len(manifest), [manifest])
         case SendFile():
-            file = _opened(folder, wish)
+            file = _opened(folder, request)
             size = os.fstat(file.fileno()).st_size
             return WithBytes(None, size, _pieces(file, size))
         case TakeFile():
-            keep_file(folder, body.exactly(wish.manifest_size), wish.name, body.pieces(wish.size), wish.kind)
+            keep_file(
+                folder, body.exactly(request.manifest_size), request.name, body.pieces(request.size), request.kind
+            )
             return None
 
 
-def _opened(folder: Path, wish: SendFile) -> BinaryIO:
-    """Open the committed file, or a draft's file of the same digest that another disk has committed."""
+def _opened(folder: Path, request: SendFile) -> BinaryIO:
+    """Open the committed file, or a draft's file with the digest of one that another disk has committed."""
     for held in partial.inventory(folder):
-        is_it = (held.step, held.digest, held.kind) == (wish.step, wish.digest, wish.kind)
-        if is_it and not held.committed and wish.name in held.present:
-            return os.fdopen(open_to_read(folder / held.folder / wish.name), "rb", buffering=0)
-    return partial.open_file(folder, wish.step, wish.name, wish.kind)
+        is_it = (held.step, held.digest, held.kind) == (request.step, request.digest, request.kind)
+        if is_it and not held.committed and request.name in held.present:
+            return os.fdopen(open_to_read(folder / held.folder / request.name), "rb", buffering=0)
+    return partial.open_file(folder, request.step, request.name, request.kind)
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:

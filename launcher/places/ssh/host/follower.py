@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from launcher.clock import boottime
 from launcher.errors import Exit
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
-from launcher.places.ssh.host.leader import elect, enough, open_next, tell_others, too_few
+from launcher.places.ssh.host.leader import elect, enough, open_next, send_end_to_others, too_few
 from launcher.places.ssh.host.roles_on_host import RolesOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, SupervisorStatus, statuses
 from launcher.places.ssh.host.supervisor_state import SupervisorState
@@ -26,7 +26,7 @@ _ASK_S = 1.0  # who does not answer may be the one that is gone
 
 
 class Follower:
-    """One attempt of a supervisor that does not lead."""
+    """One attempt of a supervisor that does not lead: it runs its agent and watches the leader."""
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
         self._supervisor, self._wakeup = supervisor, wakeup
@@ -50,6 +50,7 @@ class Follower:
         return following
 
     def _keep(self) -> int | None:
+        """Keep the agent running until the attempt has ended; return the number of the next one, or None."""
         supervisor = self._supervisor
         while True:
             if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
@@ -78,15 +79,18 @@ class Follower:
                 return taken
 
     def _wind_up(self) -> None:
+        """Ask the agent to leave, and set when it is ended."""
         self._sure_at = time.monotonic() + self._supervisor.plan.spec.recovery.grace_s + _SURE_S
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
-        """Return whether its agent has left, though it may come back."""
+        """Return whether the agent has left, though it may come back."""
         return self._agent.pid is None
 
     def _next_look(self) -> float | None:
-        """Return when to look again; if the agent has left for good, only a message from the leader is waited for."""
+        """Return when to check again, or None if the agent has left for good, as then only a message from the
+        leader matters.
+        """
         if self._sure_at is not None:
             return self._sure_at
         waits = self._supervisor.ballot.leaderless or self._is_left()
@@ -95,7 +99,7 @@ class Follower:
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:
-        """Return the next attempt, which was proposed to us or is on the shared disk, or None."""
+        """Return the number of the next attempt, which was proposed to this host or is on the shared disk, or None."""
         supervisor = self._supervisor
         if supervisor.ballot.accepted is not None:
             return supervisor.ballot.accepted.attempt
@@ -106,11 +110,12 @@ class Follower:
         return None
 
     def _is_over(self) -> bool:
+        """Return whether the run has ended with this attempt."""
         end = readable(self._supervisor.attempt.end, AttemptEnd)
         return end is not None and end.state.ended
 
     def _is_deserted(self) -> bool:
-        """Return whether our agent has left and the leader, which would say what follows, is gone."""
+        """Return whether the agent has left and the leader, which would send what follows, is gone."""
         if not self._is_left():
             return False
         supervisor = self._supervisor
@@ -135,7 +140,7 @@ def leader_of(supervisor: SupervisorState) -> int:
 
 
 class TakeOver:
-    """Finds a lost leader again, follows another one, or takes the run over."""
+    """Handles a lost leader: finds it again, follows another host, or takes the run over."""
 
     def __init__(self, supervisor: SupervisorState) -> None:
         self._supervisor = supervisor
@@ -143,20 +148,23 @@ class TakeOver:
         self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
 
     def open(self) -> None:
+        """Note that the leader is lost, and since when."""
         if not self._supervisor.ballot.leaderless:
             self._since = time.time()
             self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._supervisor.patience_s
         self._supervisor.lose_leader()
 
     def look(self) -> int | None:
-        """Return to the leader if it is back, leave it to another host that is next in line, or else take over."""
+        """Return to the leader if it is back, wait for another host that is next in line, or else take over;
+        return the number of the attempt that follows, or None.
+        """
         supervisor = self._supervisor
         answers = statuses(supervisor.rpc.ask(Ask(), limit_s=_ASK_S))
         supervisor.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
         rules = supervisor.plan.spec.recovery
         answers = supervisor.ballot.without_dead_leaders(answers, supervisor.attempt.number, rules.lease_s / 2)
         if any(one.leads and one.attempt == supervisor.attempt.number for one in answers.values()):
-            supervisor.hear_leader()
+            supervisor.leader_answered()
             return None
         answers = {number: one for number, one in answers.items() if one.has_vote}
         without = {number: one for number, one in answers.items() if one.leaderless}
@@ -169,7 +177,9 @@ class TakeOver:
         return None
 
     def _take_over(self, others: Mapping[int, SupervisorStatus]) -> int | None:
-        """Take over with the votes of more than half, which also promise that the old attempt writes no more."""
+        """Take over with the votes of more than half, which also ensure that the old attempt writes no more;
+        return the attempt's number, or None.
+        """
         supervisor = self._supervisor
         elected = elect(supervisor, others, leads=False)
         if elected is None:
@@ -177,10 +187,11 @@ class TakeOver:
         end = self._end = self._end or self._write_failure(len(elected.others) + 1)
         if end.state is State.QUEUED:
             return open_next(supervisor, elected, end.cause, leads=False)
-        tell_others(supervisor)
+        send_end_to_others(supervisor)
         return None
 
     def _write_failure(self, together: int) -> AttemptEnd:
+        """Write the failure that the leader is lost, and return what follows."""
         supervisor, lost = self._supervisor, self._supervisor.leader
         hosts = len(supervisor.plan.nodes) - len(supervisor.plan.away)
         text = f"{lost}, which led, is lost: {supervisor.host} takes over with {together} of {hosts} hosts"

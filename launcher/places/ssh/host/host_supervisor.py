@@ -1,8 +1,9 @@
-"""Supervise a run on one host: hold the host's slots, run its agent, and carry the run on with the other hosts.
+"""Supervise a run on one host: hold the host's slots, run its agent, and run the attempts together with the other
+hosts.
 
-It boots while the submitter is connected, reports where it listens, is told who the others are and then to go, and from
-then on needs no submitter. Until it is told to go it starts nothing. If it was told only who the others are, it asks
-them whether they were told to go.
+It boots while the submitter is connected, reports where it listens, receives the addresses of the others and then the
+message to begin, and from then on needs no submitter. Until that message it starts nothing. If it received only the
+addresses, it asks the others whether they were told to begin.
 
 It waits for slots until all hosts have theirs (Prepare). Then the leader runs the coordinator's agent, the others run
 their nodes' agents, and the next attempt follows. If the leader is lost, the next in line of a majority takes over.
@@ -22,7 +23,7 @@ from launcher.errors import Exit, Fenced, LaunchError
 from launcher.places.ssh.host import late_messages
 from launcher.places.ssh.host.disk.runs_here import RunsOnHost
 from launcher.places.ssh.host.follower import Follower, TakeOver, leader_of
-from launcher.places.ssh.host.leader import Leader, propose, tell, tell_others
+from launcher.places.ssh.host.leader import Leader, propose, send_end, send_end_to_others
 from launcher.places.ssh.host.supervisor_messages import Ask, Commit, Prepare, SupervisorStatus, granted, statuses
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.host.supervisor_state import SupervisorState
@@ -60,11 +61,12 @@ class HostSupervisor(Strategy):
         return encoded(Opened(self._supervisor.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run its part if told to go, else leave nothing here."""
+        """Run this host's part if told to begin, else remove the run's folder; return the exit code."""
 
         def stay() -> int:
+            """Wait for the message to begin, then run this host's part."""
             with go:
-                told = _told_to_go(self._supervisor, go)
+                told = _wait_for_go(self._supervisor, go)
             if not told:
                 self._supervisor.here.discard()
                 return Exit.OK
@@ -88,6 +90,7 @@ def to_its_end(supervisor: SupervisorState, work: Callable[[], int]) -> int:
 
 
 def _done(supervisor: SupervisorState, work: Callable[[], int]) -> int:
+    """Run `work` and return its exit code, or that of the error that ended it."""
     try:
         return work()
     except Fenced as fenced:
@@ -97,13 +100,13 @@ def _done(supervisor: SupervisorState, work: Callable[[], int]) -> int:
         print(error, file=sys.stderr)
         supervisor.here.give_up(str(error))
         if supervisor.leads:
-            tell_others(supervisor)
+            send_end_to_others(supervisor)
         return error.exit_code
 
 
-def _told_to_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
-    """Read who the others are, then the message to go; if the submitter died in between, ask whether another
-    one got it.
+def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
+    """Read the other supervisors' addresses, then the message to begin; if the submitter died in between, ask
+    whether another one received it.
     """
     knows = False
     for line in go:
@@ -115,11 +118,13 @@ def _told_to_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
             case GoAhead():
                 supervisor.ready.told = True
                 return True
-    return knows and _others_were_told(supervisor)
+    return knows and _another_was_told(supervisor)
 
 
-def _others_were_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> bool:
-    """Return whether another supervisor was told to go; False once all deny it, or none can be reached for a while."""
+def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> bool:
+    """Return whether another supervisor was told to begin; False once all deny it, or none can be reached for a
+    while.
+    """
     deadline, empty = time.monotonic() + _OTHERS_S, 0
     while time.monotonic() < deadline and empty < _NOBODY_TIMES:
         there = statuses(supervisor.rpc.ask(Ask()))
@@ -157,15 +162,18 @@ def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False
 
 
 def _carried_out(supervisor: SupervisorState, wakeup: Wakeup) -> int | None:
+    """Run one attempt as leader or follower; return the number of the next one, or None."""
     return Leader(supervisor, wakeup).carry_out() if supervisor.leads else Follower(supervisor, wakeup).carry_out()
 
 
 def _exit_code(supervisor: SupervisorState, unsaid: Exit) -> int:
+    """Return the exit code of the attempt's end, or this one if there is no end."""
     end = readable(supervisor.attempt.end, AttemptEnd)
     return end.exit_code if end is not None else unsaid
 
 
 def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
+    """Return the slots that the plan needs on this host."""
     share = most_of_a_host(plan)
     demand = Demand(share.gpus, share.cpus)
     stamp, cpus, priority = int(plan.submitted_at * 1000), len(os.sched_getaffinity(0)), plan.spec.queue.priority
@@ -173,14 +181,14 @@ def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
 
 
 def waits_first(plan: Plan) -> bool:
-    """Return whether the run waits for anything before it wants slots."""
+    """Return whether the run waits for anything before it takes slots."""
     return plan.spec.queue.hold or plan.starts_at is not None or bool(plan.awaited)
 
 
 def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
     """Wait until nothing holds the run back; return False if its turn never comes.
 
-    The leader checks, and the others ask it; until then none of them wants slots.
+    The leader checks, and the others ask it; until then none of them takes slots.
     """
     waits = Waiter(supervisor.run, supervisor.attempt, supervisor.plan, RunsOnHost().look)
     watch, supervisor.ready.held_back = QueueWatch(supervisor), True
@@ -192,7 +200,7 @@ def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
             never, reasons = waits.check()
             if never:
                 supervisor.here.end(cancelled(never))
-                tell_others(supervisor)
+                send_end_to_others(supervisor)
                 return False
             supervisor.ready.held_back = bool(reasons)
             if reasons:
@@ -224,14 +232,15 @@ def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -
 
 
 def _stopped(supervisor: SupervisorState) -> None:
+    """Write the end of a run that was stopped while it waited, and send it to the other hosts if this one leads."""
     supervisor.here.pass_on_stop()
     supervisor.here.end(cut_short(supervisor.attempt, "it waited for its hosts", time.time()))
     if supervisor.leads:
-        tell(supervisor)  # the others may not have been asked
+        send_end(supervisor)  # the others may not have been asked
 
 
 class QueueWatch:
-    """A check by a supervisor that waits for slots that there is still a leader to begin with."""
+    """Checks, for a supervisor that waits for slots, that there is still a leader."""
 
     def __init__(self, supervisor: SupervisorState, every_s: float = _LEADER_EVERY_S) -> None:
         self._supervisor, self._every_s = supervisor, every_s
@@ -239,8 +248,8 @@ class QueueWatch:
         self._attend()
 
     def look(self) -> bool:
-        """Return False once the run has ended. Raises Fenced if it goes on without us. Asks seldom, as waits
-        may be long.
+        """Check if that is due, as waits may be long; return False once the run has ended. Raise Fenced if it
+        continues without this host.
         """
         supervisor = self._supervisor
         if supervisor.ballot.accepted is not None:
@@ -256,15 +265,18 @@ class QueueWatch:
         return True
 
     def _attend(self) -> None:
+        """Begin to watch the leader of the present attempt."""
         self._heard_at, self._next = boottime(), time.monotonic() + self._every_s
         self._take_over = TakeOver(self._supervisor)
 
     def _move(self, number: int) -> None:
+        """Change to this attempt, and watch its leader."""
         self._supervisor.move(number)
         self._supervisor.here.register()
         self._attend()
 
     def _ask(self) -> None:
+        """Ask the leader for its state, and follow it."""
         supervisor = self._supervisor
         if supervisor.leads:
             if supervisor.ready.gpus is None:  # else it is looked at before all begin
@@ -281,11 +293,12 @@ class QueueWatch:
             self._move(number)
 
     def _follow(self, leader: SupervisorStatus, preparation: int) -> None:
+        """Take over what the leader reports: whether the run is held back, and whether it has begun."""
         supervisor = self._supervisor
         supervisor.check_part_in(leader.attempt)
         if leader.attempt != supervisor.attempt.number:
             return
-        supervisor.hear_leader()
+        supervisor.leader_answered()
         supervisor.ready.held_back = leader.held_back
         if leader.began:
             supervisor.ready.begin_late(supervisor.attempt.number)
@@ -294,7 +307,9 @@ class QueueWatch:
 
 
 def _all_begin(supervisor: SupervisorState) -> bool:
-    """Ask all hosts, as the leader, whether each has what it needs; if so, none of them lets go of it any more."""
+    """Ask all hosts, as the leader, whether each has what it needs; if so, begin with all of them, which then
+    keep it, and return True.
+    """
     there = statuses(supervisor.rpc.ask(Ask()))
     supervisor.check_lead(there)
     waits = [answer.waits_for for answer in there.values() if not answer.has_slots]
@@ -316,7 +331,7 @@ def _all_begin(supervisor: SupervisorState) -> bool:
 
 
 def _open_anew(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Open a new attempt, because the others have given this one up and promised not to begin it, and none has
+    """Open a new attempt, because the others have given this one up and agreed not to begin it, and none has
     followed.
     """
     number = propose(supervisor, there, None)

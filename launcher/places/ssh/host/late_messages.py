@@ -1,6 +1,6 @@
-"""Tell other supervisors that the run was cancelled or has ended, once hosts that were cut off can be reached again.
+"""Inform other supervisors that the run was cancelled or has ended, once hosts that were cut off can be reached again.
 
-`cancel`: a user has cancelled the run; `end`: it has ended by itself, as the records here say. This process holds no
+`cancel`: a user has cancelled the run; `end`: it has ended by itself, as the records here show. This process holds no
 slots and ends nothing here.
 """
 
@@ -38,7 +38,7 @@ _SURE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The limits, in seconds, for telling other supervisors."""
+    """The time limits, in seconds, for informing other supervisors."""
 
     again_s: float = 0.5  # between two tries to tell the rest
     ask_s: float = 2.0
@@ -47,7 +47,9 @@ class Patience:
 
 
 def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
-    """Start a process that tells these hosts and outlives this one; do nothing if no record says how to reach them."""
+    """Start a process that informs these hosts and outlives this one; do nothing if no record says how to reach
+    them.
+    """
     if not hosts or presence.begun(run) is None:
         return
     subprocess.Popen(
@@ -62,19 +64,19 @@ def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> N
 
 
 class LateMessages(Strategy):
-    """The process that tells other hosts; its arguments are cancel|end HOST..."""
+    """The process that informs other hosts; its arguments are cancel|end HOST..."""
 
     stands_by = False
 
     def supervise(self, _go: BinaryIO) -> int:
-        """Return once all hosts have been told, or each of the rest must have given up by itself."""
+        """Return once all hosts have been informed, or each of the rest must have given up by itself."""
         forbid_core_dumps()
         deliver(self.run, self.words[0], self.words[1:])
         return Exit.OK
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Return once all hosts were told, or every supervisor that was not must have given the run up by itself."""
+    """Return once all hosts were informed, or every supervisor that was not must have given the run up by itself."""
     patience = patience or Patience()
     begun, last = presence.begun(run), newest(run)
     if begun is None or last is None:
@@ -85,20 +87,20 @@ def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | N
     whom, rules = {number for number in rpc.others if rpc.peer(number).host in hosts}, plan.spec.recovery
     if word == "cancel":
         said = Cancelled(rpc.me)
-        _until_heard(rpc, whom, rules, patience, lambda left: left - {*granted(rpc.ask(said, left, patience.ask_s))})
+        _until_informed(rpc, whom, rules, patience, lambda left: left - {*granted(rpc.ask(said, left, patience.ask_s))})
     else:
         records = RecordReplicator(run, last, rpc, quiet_s=patience.quiet_s)
-        _until_heard(rpc, whom, rules, patience, lambda left: left & {*records.untold()})
+        _until_informed(rpc, whom, rules, patience, lambda left: left & {*records.lacking_end()})
         records.close()
     rpc.close()
 
 
 def gives_up_s(recovery: Recovery) -> float:
-    """Return the seconds that a supervisor may wait for the others before it gives the run up."""
+    """Return the seconds for which a supervisor may wait for the others before it gives the run up."""
     return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
 
 
-def _until_heard(
+def _until_informed(
     rpc: SupervisorRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
 ) -> None:
     """Call `tell`, which returns the hosts that still lack the message, until none is left or all must have
@@ -126,4 +128,5 @@ def _among(peers: Sequence[Peer], key: bytes) -> SupervisorRpc:
 
 
 def _declined(_question: SupervisorQuestion, _asker: str) -> SupervisorReply:
+    """Return the answer to any question of another supervisor: that the run has ended."""
     return Declined("the run has ended")

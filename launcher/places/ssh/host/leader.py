@@ -39,9 +39,9 @@ _AGAIN_S = 1.0
 _HEAR_S = 1.0
 
 
-class Hearing:
-    """Watch the other hosts while this one leads: avoid those that fall silent, and tell late ones that the
-    attempt has begun.
+class HostWatch:
+    """Watches the other hosts while this one leads: avoids those that fall silent, and informs late ones that
+    the attempt has begun.
     """
 
     def __init__(self, supervisor: SupervisorState, clock: Callable[[], float] = boottime) -> None:
@@ -54,15 +54,18 @@ class Hearing:
         self._thread.start()
 
     def close(self) -> None:
+        """Stop watching."""
         self._over.set()
         self._thread.join()
 
     def _work(self) -> None:
+        """Check the hosts at intervals until closed."""
         with waiting_for_disks():
             while not self._over.wait(_HEAR_S):
                 self.look()
 
     def look(self) -> None:
+        """Ask all hosts for their state, and act on those that are silent or late."""
         supervisor, now = self._supervisor, self._clock.now()
         there = statuses(supervisor.rpc.ask(Ask(), limit_s=_HEAR_S))
         number = supervisor.attempt.number
@@ -72,26 +75,26 @@ class Hearing:
         avoid_silent(supervisor, silent - self._silent)
         self._silent = silent
         if supervisor.plan.disks_apart:
-            tell_of_attempt(supervisor, there)
+            send_attempt(supervisor, there)
 
 
-def tell_of_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
+def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
     """Send the attempt to voters that came back, which accept it once they have the history, and then that it
     is settled.
     """
     number, voters = supervisor.attempt.number, supervisor.ballot.voter.newest.voters
     here = {one: status for one, status in there.items() if status.attempt == number}
     late = [one for one, status in here.items() if one in voters and status.accepted < number]
-    if late and (said := supervisor.goes_on()) is not None:
+    if late and (said := supervisor.running_attempt()) is not None:
         supervisor.rpc.ask(said, late, _HEAR_S)
     if unsettled := [one for one, status in here.items() if status.accepted == number and not status.settled]:
         supervisor.rpc.ask(Settled(number, supervisor.node), unsettled, _HEAR_S)
 
 
 def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:
-    """Avoid hosts that fell silent for a while, here and by whoever resumes the run."""
+    """Avoid hosts that fell silent for a while, in this run's next attempts."""
     recovery, number, now = supervisor.plan.spec.recovery, supervisor.attempt.number, time.time()
-    text = f"no heartbeat for {recovery.lease_s:g} s"
+    text = f"no answer for {recovery.lease_s:g} s"
     here = {node.host for node in supervisor.plan.nodes if node.index not in supervisor.plan.away}
     names = [name for one in sorted(gone) if (name := supervisor.rpc.peer(one).host) in here]
     if names and recovery.avoid_s:
@@ -114,7 +117,7 @@ class Leader:
                 supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
                 voters=voters, copies=agent.copies,
             )  # fmt: skip
-        hearing = Hearing(supervisor)
+        hearing = HostWatch(supervisor)
         over = False
         try:
             while (left_s := supervisor.starts_from - boottime()) > 0 and not self._wakeup.stop_asked:
@@ -162,7 +165,7 @@ class Leader:
             supervisor.ballot.leaderless = True  # a host with newer records may lead
             if time.monotonic() > give_up_at:
                 supervisor.here.end(too_few(supervisor, there, end.ended_at, leads=True))
-                tell_others(supervisor)
+                send_end_to_others(supervisor)
                 return None
             self._wakeup.wait(_AGAIN_S)
         self._stopped(end)
@@ -172,13 +175,13 @@ class Leader:
         """Write the end of a run that was stopped when a next attempt was due."""
         self._supervisor.here.pass_on_stop()
         self._supervisor.here.end(cut_short(self._supervisor.attempt, "it was to start again", end.ended_at))
-        tell(self._supervisor)
+        send_end(self._supervisor)
 
 
 def exclude_lost_hosts(supervisor: SupervisorState) -> None:
     """Avoid hosts whose disks ended generations, or which are unfit, in the next attempt, even one that a user opens.
 
-    Our own host, which leads as long as it is there, is avoided only if it is unfit; then a user has to act.
+    This host, which leads as long as it is up, is avoided only if it is unfit; then a user has to act.
     """
     number, recovery, now = supervisor.attempt.number, supervisor.plan.spec.recovery, time.time()
     said = [one for one in read_lines(supervisor.run.events, Event) if one.attempt == number]
@@ -194,14 +197,16 @@ def exclude_lost_hosts(supervisor: SupervisorState) -> None:
 
 
 def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool) -> bool:
-    """Return whether a run may go on with these hosts: they are enough nodes, and the rest cannot go on without us."""
+    """Return whether a run may continue with these hosts: they are enough nodes, and the rest cannot continue
+    without them.
+    """
     return supervisor.ballot.carries(others, leads=leads) and len({*others, supervisor.node}) >= least_hosts(
         supervisor.plan
     )
 
 
-def tell(supervisor: SupervisorState) -> Sequence[int]:
-    """Send how the attempt ended to hosts with disks of their own; return those that did not take it."""
+def send_end(supervisor: SupervisorState) -> Sequence[int]:
+    """Send how the attempt ended to hosts with disks of their own; return those that did not accept it."""
     return (
         RecordReplicator(supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names).close()
         if supervisor.plan.disks_apart
@@ -209,24 +214,24 @@ def tell(supervisor: SupervisorState) -> Sequence[int]:
     )
 
 
-def tell_others(supervisor: SupervisorState) -> None:
-    """Send how the attempt ended, and keep the hosts that did not take it to be told later."""
-    supervisor.to_be_told = tell(supervisor)
+def send_end_to_others(supervisor: SupervisorState) -> None:
+    """Send how the attempt ended, and keep the hosts that did not accept it, to be informed later."""
+    supervisor.to_be_told = send_end(supervisor)
 
 
 def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *, leads: bool) -> AttemptEnd:
-    """Return the end of an attempt that too few hosts can go on with: which are missing, and what the user can do."""
+    """Return the end of an attempt that too few hosts can continue: which are missing, and what the user can do."""
     missed = [supervisor.rpc.peer(number).host for number in sorted(set(supervisor.rpc.others) - set(there))]
     last = readable(supervisor.run.state, RunState)
     step = (last.safe_checkpoint or last.checkpoint) if last is not None else None
     safe = "no checkpoint was told of" if step is None else f"the checkpoint of step {step} is the newest"
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
-    who = f"{len(there) + 1} of its {len(supervisor.rpc.others) + 1} hosts answer, too few to go on: since {at} "
+    who = f"{len(there) + 1} of its {len(supervisor.rpc.others) + 1} hosts answer, too few to continue: since {at} "
     who += f"{', '.join(missed) or 'too many'} did not; {safe}"
     if supervisor.ballot.carries(there, leads=leads) or not missed:  # no quorum is missing, but nodes for the job
         return AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), who)
     command = f"launch resume {supervisor.plan.run_id} {' '.join(f'--without {name}' for name in missed)}"
-    text = f"{who}; they may go on where they are. If they are gone for good: {command}"
+    text = f"{who}; they may still run on their own. If they are gone for good: {command}"
     return AttemptEnd(State.INTERRUPTED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), text)
 
 
@@ -245,7 +250,7 @@ class Elected:
 
 
 def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
-    """Ask these hosts for their votes; return None if too few give them. On a shared disk nobody votes."""
+    """Ask these hosts for their votes; return None if too few give them. On a shared disk there is no vote."""
     used = max(attempt.number for attempt in attempts(supervisor.run))
     if not supervisor.plan.disks_apart:
         return Elected(used + 1, tuple(there))
@@ -261,7 +266,7 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
 
 
 def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None, *, leads: bool) -> int | None:
-    """Have the attempt accepted that this host was elected for; return its number, or None if too few do."""
+    """Have the attempt accepted that this host was elected for; return its number, or None if too few hosts accept."""
     bad = {exclusion.host for exclusion in avoided(supervisor.run)}
     names = [supervisor.rpc.peer(number).host for number in elected.others]
     here = [supervisor.host, *sorted(names, key=lambda name: name in bad)]
@@ -283,15 +288,15 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
         supervisor.rpc.ask(Settled(attempt.number, supervisor.node), took)  # a host that misses it is told again
     missing = [supervisor.rpc.peer(number).host for number in elected.others if number not in took]
     if missing:
-        text = f"attempt {attempt.number} goes on without {', '.join(missing)}"
+        text = f"attempt {attempt.number} continues without {', '.join(missing)}"
         append_line(supervisor.run.events, Event(time.time(), attempt.number, "hosts", text))
     return attempt.number
 
 
 def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool) -> float:
-    """Return the moment from which no ranks of this attempt run on hosts that have not taken up the next one.
+    """Return the time from which no ranks of this attempt run on hosts that have not accepted the next one.
 
-    A leader that was replaced has ended its own ranks before anyone was elected.
+    A leader that was replaced has ended its own ranks before another was elected.
     """
     if not (supervisor.ready.began and supervisor.plan.disks_apart):
         return 0.0
@@ -309,6 +314,6 @@ def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool
 
 
 def _take_back(attempt: AttemptDir) -> None:
-    """Remove an attempt that too few hosts took up; its folder stays, so that its number is not given again."""
+    """Remove an attempt that too few hosts accepted; its folder stays, so that its number is not used again."""
     attempt.intent.unlink()
     attempt.plan.unlink()

@@ -1,6 +1,7 @@
-"""Tell whether a run has its supervisor on this host.
+"""Show whether a run has its supervisor on this host.
 
-There is one supervisor per run and host: it holds a name that the kernel frees with the last process that has it.
+There is one supervisor per run and host: it holds a socket name that the kernel frees with the last process that has
+it.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _AGAIN_S = 0.05
 
 
 class HostIndex(msgspec.Struct, frozen=True):
-    """This host's place in an attempt, for a supervisor that is started here again."""
+    """This host's place in an attempt, for a supervisor that is restarted here."""
 
     node: int
     gpus: tuple[str, ...]
@@ -35,9 +36,9 @@ class HostIndex(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
-    """Hold the run's name until the end of whichever process inherits the socket.
+    """Hold the run's name until every process that inherits the socket has exited.
 
-    Raises LaunchError if another supervisor has it for longer than `leaves_s`.
+    Raise LaunchError if another supervisor has it for longer than `leaves_s`.
     """
     deadline = time.monotonic() + leaves_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
@@ -80,13 +81,13 @@ def is_here(address: str) -> bool:
 
 
 def began(attempt: AttemptDir) -> bool:
-    """Return whether the attempt's supervisor was told to go."""
+    """Return whether the attempt's supervisor was told to begin."""
     told = attempt.handle.exists() or attempt.started.exists()
     return told or any(attempt.path.glob("node-*/started"))
 
 
 def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
-    """Return the newest attempt that supervisors were started with, and who they are, or None."""
+    """Return the newest attempt that supervisors were started with, and their addresses, or None."""
     for attempt in reversed(attempts(run)):
         if (peers := read_record(attempt.supervisors, tuple[Peer, ...])) is not None:
             return attempt, peers
@@ -94,7 +95,7 @@ def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
 
 
 def decided(run: RunDir) -> AttemptDir | None:
-    """Return the newest attempt, once its supervisor was told to go or is gone. Raises LaunchError if that
+    """Return the newest attempt, once its supervisor was told to begin or is gone; raise LaunchError if that
     takes too long.
     """
     deadline = time.monotonic() + _DECIDES_S
@@ -109,6 +110,7 @@ def decided(run: RunDir) -> AttemptDir | None:
 
 
 def _bound(name: socket.socket, run: RunDir) -> bool:
+    """Bind the socket to the run's name; return False if another process has it."""
     try:
         name.bind(_name(run))
     except OSError as error:
@@ -126,4 +128,5 @@ def _name(run: RunDir) -> str:
 
 
 def _own_name() -> bytes:
+    """Return this host's name."""
     return os.uname().nodename.encode(errors="surrogateescape")

@@ -1,4 +1,6 @@
-"""Receive an attempt on a host: write its code and records, and start its supervisor, which waits to be told to go."""
+"""Receive an attempt on a host: write its code and records, and start its supervisor, which waits for the
+message to begin.
+"""
 
 import contextlib
 import os
@@ -32,17 +34,21 @@ _STARTS_S = 30.0
 
 
 class _PlanNode(msgspec.Struct, frozen=True):
+    """The host of a node, from a plan."""
+
     host: str
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """The part of a plan that tells which hosts should see which disk."""
+    """The part of a plan that shows which hosts should see which disk."""
 
     nodes: tuple[_PlanNode, ...]
     disks_apart: bool
 
 
 class _OpenedOn(msgspec.Struct, frozen=True):
+    """The host that an attempt was opened on."""
+
     host: str
 
 
@@ -53,6 +59,9 @@ class AttemptReceiver:
         self._supervisor: StandbySupervisor | None = None
 
     def open(self, run: RunDir, opening: Open, body: Body) -> Opened:
+        """Write the attempt's records and start its supervisor; return where it listens, or that the code is
+        wanted first or another host has the same disk.
+        """
         records = {one.name: body.exactly(one.size) for one in opening.records}
         workdir = run.path.parent.parent
         for name in ("runs", "code"):
@@ -74,19 +83,20 @@ class AttemptReceiver:
         return decoder_of(Opened).decode(self._supervisor.report())
 
     def pass_on(self, word: Supervisors | GoAhead) -> None:
+        """Send the supervisor a message; raise LaunchError if there is none."""
         if self._supervisor is None:
             raise LaunchError("there is no supervisor that could be told")
         self._supervisor.send(encoded(word))
 
 
 def come_back(run: RunDir) -> str:
-    """Start a missing supervisor of a run again, to take part in what goes on elsewhere; return why not, or ""."""
+    """Start a missing supervisor of a run again, to take part in what continues elsewhere; return why not, or ""."""
     if presence.is_held(run):
         return "its supervisor is there"
     found, last = presence.begun(run), newest(run)
     mine = presence.taken(found[0]) if found is not None else None
     if found is None or last is None or mine is None or has_ended(run, last):
-        return "nothing of it goes on here, as far as this host knows"
+        return "nothing of it runs here, as far as this host knows"
     if not presence.is_here(found[1][mine.node].address):
         return "this host's place in the run is another host's of the same name"
     with presence.held(run) as lock:
@@ -97,7 +107,7 @@ def come_back(run: RunDir) -> str:
 
 
 def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
-    """Keep the user's code under its digest, once it is proved to be that."""
+    """Keep the user's code under its digest, once that was verified."""
     kept_trees.keep(workdir / "code", code.digest, code.files, body.some, links_out=True)
 
 
@@ -137,7 +147,9 @@ def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> No
 
 
 def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
-    """Return the sent history if it continues ours; else ours with the sent events of the attempt that begins."""
+    """Return the sent history if it continues this host's; else this host's with the sent events of the attempt
+    that begins.
+    """
     if told.startswith(before):
         return told
     known = set(before.splitlines())
@@ -147,16 +159,18 @@ def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
 
 
 def _is_of(line: bytes, attempt: int) -> bool:
+    """Return whether the line is an event of this attempt."""
     event = record_in(line, Event)
     return event is not None and event.attempt == attempt
 
 
 def _disks(opening: Open) -> _Disks:
+    """Return which hosts should see which disk."""
     return decoder_of(_Disks).decode(opening.plan)
 
 
 def _on_one_disk(run: RunDir, opening: Open) -> bool:
-    """Return whether another host opened the attempt on this same disk although each is said to have its own."""
+    """Return whether another host opened the attempt on this same disk although each is configured to have its own."""
     plan = _disks(opening)
     if not plan.disks_apart:
         return False
@@ -169,6 +183,7 @@ def _on_one_disk(run: RunDir, opening: Open) -> bool:
 
 
 def _add_attempt(run: RunDir, opening: Open) -> int:
+    """Write the attempt's records, fence off older attempts, and return the attempt's number."""
     attempt = run.attempt(opening.intent.attempt)
     make_dir(run.attempts)
     make_dir(attempt.path)

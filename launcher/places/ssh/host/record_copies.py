@@ -43,13 +43,13 @@ _READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class KeptRecord:
-    """A file that every host has as the leader has it: one record of this type, or a history of such lines."""
+    """A file that the leader copies to every host: one record of this type, or a history of lines of this type."""
 
     path: Path
     kind: Any
 
     def check(self, data: bytes) -> None:
-        """Raise one of NOT_JSON if this is no such record."""
+        """Raise one of NOT_JSON if the data is no such record."""
         decoder_of(self.kind).decode(data)
 
 
@@ -123,7 +123,7 @@ def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
 
 
 def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: bool = False) -> None:
-    """Keep what the leader has sent of the run and of these roles. `cuts`: at the end of its history ours ends, too."""
+    """Write what the leader has sent; with `cuts`, this host's history ends where the leader's does."""
     copied = _named(run, replica, roles)
     if copied is None:
         raise LaunchError(f"no record is called {replica.name[:40]!r}")
@@ -156,7 +156,7 @@ def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool
 
 
 def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
-    """Write a piece at byte `at`, keeping what is there already; whatever differs after it is of another history."""
+    """Write a piece at byte `at`, unless it is there already; whatever differs after it belongs to another history."""
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
         if at > os.fstat(fd).st_size:
@@ -177,8 +177,9 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
 def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
 ) -> None:
-    """Give these hosts all records of the attempt, and the run's whole history; each that does not take them is asked
-    once more for each piece that there is."""
+    """Send these hosts all records of the attempt and the whole history; a host that refuses a piece is asked
+    once more.
+    """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()
     with contextlib.suppress(FileNotFoundError):
@@ -203,9 +204,10 @@ class RecordReplicator:
         voters: Collection[int] = (),
         copies: Callable[[], HistoryCopies | None] = lambda: None,
     ) -> None:
-        """Start sending; a host that did not answer is left alone for `quiet_s`, so that the others need not wait.
+        """Start sending; a host that did not answer is skipped for `quiet_s`, so that the others need not wait.
 
-        What half of the attempt's voters have, this host and these others, is told to the coordinator by `copies`.
+        How much of the history half of the attempt's voters have (this host and `voters`) is passed to the coordinator
+        by `copies`.
         """
         self._run, self._attempt, self._rpc, self._roles = run, attempt, rpc, roles
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
@@ -222,13 +224,14 @@ class RecordReplicator:
         self._thread.join()
         self._quiet_until.clear()
         self.send()
-        return self.untold()
+        return self.lacking_end()
 
-    def untold(self) -> list[int]:
-        """Return the hosts that have not taken the record of the end."""
+    def lacking_end(self) -> list[int]:
+        """Return the hosts that have not accepted the record of the end."""
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
+        """Send at intervals until closed."""
         quick_until, due = time.monotonic() + _QUICK_FOR_S, 0.0
         while not self._over.wait(_QUICK_S):
             now, copies = time.monotonic(), self._copies()
@@ -237,7 +240,8 @@ class RecordReplicator:
                 due = time.monotonic() + _SLOW_S
 
     def send(self) -> None:
-        self._tell_copied()
+        """Send whatever is new since the last call."""
+        self._report_copied()
         for name, copied in replicated(self._run, self._attempt, self._roles).items():
             try:
                 status = copied.path.stat()
@@ -255,6 +259,7 @@ class RecordReplicator:
                 self._sent[number][name] = mark
 
     def _send_whole(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
+        """Send a record whole; return the hosts that accepted it."""
         with contextlib.suppress(FileNotFoundError, *NOT_JSON):
             data = copied.path.read_bytes()
             copied.check(data)
@@ -264,7 +269,8 @@ class RecordReplicator:
     def _send_events(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
         """Send each host the events that it lacks; return those that then have all.
 
-        A host that refuses a part may have lost what comes before it, as we may have; then everything is sent again.
+        A host that refuses a part may have lost what comes before it, as this host may have; then everything is sent
+        again.
         """
         done = []
         for number in whom:
@@ -282,12 +288,13 @@ class RecordReplicator:
                 self._sent[number][f"{name} bytes"] = 0
                 continue
             self._sent[number][f"{name} bytes"] = at + len(whole)
-            self._tell_copied()
+            self._report_copied()
             if len(piece) < _PIECE:
                 done.append(number)
         return done
 
-    def _tell_copied(self) -> None:
+    def _report_copied(self) -> None:
+        """Tell the coordinator how much of the history half of the voters have."""
         copies = self._copies()
         if copies is not None:
             copies.copied = held_by_half([self._bytes_of(number) for number in self._voters])
@@ -300,9 +307,11 @@ class RecordReplicator:
         return at
 
     def _replica(self, name: str, at: int, data: str) -> Replica:
+        """Return the message with this part of a record."""
         return Replica(self._rpc.me, self._attempt.number, name, at, data)
 
     def _told(self, replica: Replica, whom: list[int]) -> list[int]:
+        """Send the message and return the hosts that accepted it; the others are skipped for a while."""
         taken = granted(self._rpc.ask(replica, whom, _ASK_S))
         now = time.monotonic()
         self._quiet_until |= {number: now + self._quiet_s for number in whom if number not in taken}
@@ -310,7 +319,9 @@ class RecordReplicator:
 
 
 def held_by_half(others: Sequence[int]) -> float:
-    """Return how many bytes of the history half of the voters have: the leader has all, and the others this many."""
+    """Return how many bytes of the history half of the voters have, the leader, which has all, included;
+    `others` are the other voters' bytes.
+    """
     needed = quorum(len(others) + 1) - 1
     return sorted(others, reverse=True)[needed - 1] if needed else inf
 

@@ -1,4 +1,5 @@
-"""`python -m launcher.places.ssh.host.server`: the side of a host. Answers a submitter on stdin until it hangs up.
+"""`python -m launcher.places.ssh.host.server`: the host's side of a connection. It answers a submitter on stdin until
+that hangs up.
 
 Nothing that was begun depends on the connection, and nothing begins before GoAhead.
 """
@@ -66,11 +67,13 @@ _MOST_OF_LOGS = MOST_OF_A_REPORT - MOST_OF_EVENTS
 
 
 class _PlanNode(msgspec.Struct, frozen=True):
+    """The host of a node, from a plan."""
+
     host: str
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """The part of a plan that its hosts alone may know; `launch status` must not wait to load the whole."""
+    """The part of a plan that only its hosts may know; `launch status` must not wait to load the whole."""
 
     nodes: tuple[_PlanNode, ...]
     overrides: tuple[str, ...]
@@ -78,21 +81,24 @@ class _PlanHead(msgspec.Struct, frozen=True):
 
     @property
     def hosts(self) -> tuple[str, ...]:
+        """Return the hosts of the plan's nodes."""
         return tuple(node.host for node in self.nodes)
 
 
 def main() -> int:
+    """Serve the submitter on stdin and stdout, and return the exit code."""
     os.umask(0o077)
     return serve(Request, HostServer().answer)
 
 
 class HostServer:
-    """One connection."""
+    """Answers the requests of one connection."""
 
     def __init__(self) -> None:
         self._arrival: AttemptReceiver | None = None
 
     def answer(self, request: Request, body: Body) -> object:
+        """Carry out a request and return its answer."""
         match request:
             case AskReport():
                 return _report(_run(request), request.events_from)
@@ -130,6 +136,7 @@ class HostServer:
         return None
 
     def _arrive(self, request: Open | CodeTree | Supervisors | GoAhead, body: Body) -> Opened | None:
+        """Carry out a request of a submit."""
         from launcher.places.ssh.host import receive  # late: `launch status` needs none of it
 
         match request:
@@ -146,14 +153,17 @@ class HostServer:
 
 
 def _folder(workdir: str) -> Path:
+    """Return the folder with `~` expanded."""
     return Path(os.path.expanduser(workdir))
 
 
 def _run(asked: OfRun) -> RunDir:
+    """Return the run that the request is about."""
     return RunDir(_folder(asked.workdir) / "runs" / asked.run_id)
 
 
 def _report(run: RunDir, events_from: int) -> object:
+    """Return this host's report on the run, followed by new events and logs."""
     attempt = presence.decided(run)
     if attempt is None:
         return RunReport(None)
@@ -213,6 +223,7 @@ def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
 
 
 def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
+    """Yield the history from this byte on."""
     with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
         events.seek(at)
         yield tails.Tail(run.events.name, at, events.read(MOST_OF_EVENTS))
@@ -232,10 +243,12 @@ def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tail
 
 
 def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
+    """Return the answer with the contents of these files behind it."""
     return WithBytes(answer, sum(len(one.content) for one in found), [one.content for one in found])
 
 
 def _submitted(run: RunDir) -> Submitted:
+    """Return how the run was submitted."""
     attempt = newest(run)
     if attempt is None:
         raise LaunchError("there is no such run")
@@ -252,6 +265,7 @@ def release_here(run: RunDir) -> None:
 
 
 def _cancel(run: RunDir) -> CancelReport:
+    """End everything of the run on this host, and report what was ended."""
     from launcher.places.local.cluster import end_here  # late: only to end a run
 
     left, begun = remains(run), newest(run) is not None

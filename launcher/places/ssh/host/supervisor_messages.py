@@ -25,7 +25,7 @@ Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
-    """The state of a supervisor."""
+    """The state of a supervisor, its host's slots and its votes."""
 
     node: Number  # in the plan that the supervisors were started with
     attempt: Number  # the one it carries out, or waits to
@@ -47,10 +47,12 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
-    pass
+    """Ask for the other supervisor's state."""
 
 
 class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
+    """A record, or a piece of one, as the leader has it."""
+
     node: Number  # of the sender
     attempt: Number
     name: Text  # see record_copies.py
@@ -60,16 +62,20 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
+    """Ask the host to keep what it has, until all have prepared or one has not."""
+
     attempt: Number
 
 
 class Commit(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
+    """Begin, as all hosts have prepared; or, without `by_all`, release what the host has."""
+
     attempt: Number
     by_all: bool
 
 
 class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
-    """The age of a host's records: see `Records` of the quorum."""
+    """How new a host's records are: see `Records` of the quorum."""
 
     attempt: Number
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -85,6 +91,8 @@ class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
+    """Ask for a vote for the attempt of this number, so that no older attempt writes on the host any more."""
+
     attempt: Number
     node: Number  # of the candidate
     records: RecordsSaid
@@ -103,25 +111,31 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
+    """Report that enough voters have accepted the attempt."""
+
     attempt: Number
     node: Number  # of the leader
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
-    """A user has cancelled the run on the sender's host and could not reach all."""
+    """Report that a user has cancelled the run on the sender's host and could not reach all."""
 
     node: Number  # of the sender
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag="rejoin", tag_field="t"):
+    """Ask for the running attempt, as a lost host that is back."""
+
     node: Number  # of the sender
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed", tag_field="t"):
-    pass
+    """The answer that the request was carried out."""
 
 
 class Declined(msgspec.Struct, frozen=True, tag="declined", tag_field="t"):
+    """The answer that the request was refused, and why."""
+
     why: Text
 
 
@@ -130,7 +144,7 @@ SupervisorReply = SupervisorStatus | Agreed | Declined | OpenAttempt
 
 
 def statuses(replies: Mapping[int, SupervisorReply]) -> dict[int, SupervisorStatus]:
-    """Return the states of those that answered."""
+    """Return the states of the supervisors that answered with one."""
     return {number: reply for number, reply in replies.items() if isinstance(reply, SupervisorStatus)}
 
 

@@ -1,7 +1,7 @@
-"""Let the supervisors of a run ask each other: each listens on its host's address, and both sides prove the run's
-secret.
+"""Let the supervisors of a run ask each other: each listens on its host's address, and both sides prove that they know
+the run's secret.
 
-Each question is one short connection. All of it is in a thread of its own.
+Each question is one short connection; all of it runs in a thread of its own.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ class SupervisorRpc:
     """The connections of a supervisor to the others; `answer` is called in their thread for every authenticated
     question.
 
-    `port` is where the others know us if we return, 0 for any. `ask_s` limits answers, unless a question says
-    otherwise.
+    `port` is the one that the others have from an earlier start, or 0 for any. `ask_s` limits answers, unless a
+    question sets another limit.
     """
 
     def __init__(
@@ -65,19 +65,22 @@ class SupervisorRpc:
         self.port = first
 
     def join(self, peers: Sequence[Peer], me: int) -> None:
-        """Set who the other supervisors are, by their numbers."""
+        """Set the addresses of the other supervisors, by their numbers."""
         self._peers = {number: peer for number, peer in enumerate(peers) if number != me}
         self._me = me
 
     @property
     def me(self) -> int:
+        """Return this supervisor's number."""
         return self._me
 
     @property
     def others(self) -> tuple[int, ...]:
+        """Return the numbers of the other supervisors."""
         return tuple(self._peers)
 
     def peer(self, number: int) -> Peer:
+        """Return the address of the supervisor with this number."""
         return self._peers[number]
 
     def ask(
@@ -90,6 +93,7 @@ class SupervisorRpc:
         return future.result()
 
     def ask_one(self, question: SupervisorQuestion, whom: int, limit_s: float | None = None) -> SupervisorReply | None:
+        """Ask one host and return its answer, or None if none came in time."""
         return self.ask(question, [whom], limit_s).get(whom)
 
     def gone(self, for_s: float) -> set[int]:
@@ -100,10 +104,11 @@ class SupervisorRpc:
         return {number for number, peer in self._peers.items() if self._gone_since.get(peer, inf) < before}
 
     def all_gone(self, for_s: float) -> bool:
-        """Return whether no other supervisor has been there for `for_s`."""
+        """Return whether no other host has had a supervisor for `for_s`."""
         return len(self.gone(for_s)) == len(self._peers)
 
     def close(self) -> None:
+        """Stop listening and end the thread."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
         self._telling.shutdown(wait=False)
@@ -111,6 +116,7 @@ class SupervisorRpc:
     # -- in the thread
 
     async def _work(self, started: "queue.SimpleQueue[int | OSError]", port: int) -> None:
+        """Listen until closed; `started` receives the port, or the error."""
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         listener = WireServer(self._key, _questions, self._serve, _MOST_ASKERS, _LINE_BYTES)
         try:
@@ -128,9 +134,10 @@ class SupervisorRpc:
             if question is not None:
                 pool = self._telling if isinstance(question, Ask) else None
                 answering = self._loop.run_in_executor(pool, self._answered, question, wire.address)
-                await wire.say(await answering)
+                await wire.deliver(await answering)
 
     def _answered(self, question: SupervisorQuestion, asker: str) -> SupervisorReply:
+        """Return the answer to a question, or the refusal."""
         try:
             return self._answer(question, asker)
         except LaunchError as error:
@@ -139,16 +146,18 @@ class SupervisorRpc:
     async def _ask_all(
         self, question: SupervisorQuestion, whom: Sequence[int], limit_s: float
     ) -> dict[int, SupervisorReply]:
+        """Ask these hosts at the same time and return the answers that came."""
         replies = await asyncio.gather(*(self._ask(question, self._peers[number], limit_s) for number in whom))
         return {number: reply for number, reply in zip(whom, replies, strict=True) if reply is not None}
 
     async def _ask(self, question: SupervisorQuestion, peer: Peer, limit_s: float) -> SupervisorReply | None:
+        """Ask one host and return its answer, or None."""
         try:
             async with asyncio.timeout(limit_s):
                 wire = await dial(peer.address, peer.port, self._address, self._key, _replies, _LINE_BYTES)
                 try:
                     self._gone_since.pop(peer, None)
-                    await wire.say(question)
+                    await wire.deliver(question)
                     return await wire.receive()
                 finally:
                     wire.close()
@@ -161,5 +170,5 @@ class SupervisorRpc:
 
 @functools.cache
 def addresses_of(host: str) -> frozenset[str]:
-    """Return the addresses that a host's name has, which are those its connections come from."""
+    """Return the addresses that a host's name resolves to, from which its connections come."""
     return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))

@@ -1,4 +1,4 @@
-"""Hold a supervisor's state and its answers to the others; a thread answers from it while the supervisor changes it."""
+"""A supervisor's state and its answers to the others; a thread answers from it while the supervisor changes it."""
 
 import threading
 import time
@@ -47,9 +47,11 @@ _ToBeDone = Prepare | Commit | Cancelled | OpenAttempt | Rejoin | Replica | Sett
 
 
 class Readiness:
-    """The slots that this host holds for the run, and whether it may still give them back, so that all begin together.
+    """The slots that this host holds for the run, and whether it may still release them, so that all hosts begin
+    together.
 
-    With all it needs it prepares: then it keeps that until the leader says whether all do, and begins or is free again.
+    Once it has all it needs it prepares: then it keeps that until the leader reports whether all hosts do, and begins
+    or is free again.
     """
 
     def __init__(self, lock: threading.RLock, host: str) -> None:
@@ -65,7 +67,7 @@ class Readiness:
         self._slots: Slots | None = None
 
     def take(self, slots: Slots) -> None:
-        """Take the slots that the host can give now, or set why they are not enough."""
+        """Take the slots that the host has now, or set why they are not enough."""
         self._slots = slots
         self.gpus, self.fds = slots.try_take(), slots.fds
         self.waits_for = "" if self.gpus is not None else slots.ahead()
@@ -79,7 +81,7 @@ class Readiness:
         return ""
 
     def begin(self, *, by_all: bool) -> str:
-        """Begin if all hosts are prepared, else be free again; return why it can do neither, or ""."""
+        """Begin if all hosts are prepared, else be free again; return why neither is possible, or ""."""
         if not self.prepared:
             return "it has not prepared"
         self.began = self.began or by_all
@@ -87,7 +89,7 @@ class Readiness:
         return ""
 
     def begin_late(self, attempt: int) -> None:
-        """Begin because the leader has. Raises Fenced if this host had not prepared, as the run then goes on
+        """Begin because the leader has; raise Fenced if this host had not prepared, as the run then continues
         without it.
         """
         with self._lock:
@@ -107,7 +109,7 @@ class Readiness:
             self._slots.release()
 
     def let_go(self, slots: Slots) -> bool:
-        """Give the slots back, unless this host has prepared to begin."""
+        """Release the slots and return True, unless this host has prepared to begin."""
         with self._lock:
             if self.prepared or self.began:
                 return False
@@ -143,22 +145,27 @@ class SupervisorState:
 
     @property
     def run(self) -> RunDir:
+        """Return the run."""
         return self.here.run
 
     @property
     def attempt(self) -> AttemptDir:
+        """Return the present attempt."""
         return self.here.attempt
 
     @property
     def plan(self) -> Plan:
+        """Return the plan of the present attempt."""
         return self.here.plan
 
     @property
     def host(self) -> str:
+        """Return this host's name."""
         return self.here.host
 
     @property
     def leads(self) -> bool:
+        """Return whether this host leads the present attempt."""
         return self.here.leads
 
     @property
@@ -168,6 +175,7 @@ class SupervisorState:
 
     @property
     def patience_s(self) -> float:
+        """Return the seconds for which hosts wait for each other, `recovery.wait` of the spec."""
         return self.plan.spec.recovery.wait_s
 
     @property
@@ -176,7 +184,7 @@ class SupervisorState:
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 
     def agent(self) -> AgentProcess:
-        """Return the attempt's agent here, which the standby of the attempt before becomes if there is one."""
+        """Return this host's agent, with the GPUs and slots that it holds."""
         agent = self.here.agent(self.ready.gpus, self.ready.fds)
         agent.place, self.place = self.place, None
         return agent
@@ -191,7 +199,7 @@ class SupervisorState:
             self._alone.clear()
 
     def rejoin(self, said: OpenAttempt) -> None:
-        """Change to the attempt that goes on, as its leader reports it. Raises Fenced."""
+        """Change to the running attempt, as its leader reports it; raise Fenced."""
         with self._lock:
             if said.attempt > self.attempt.number:
                 self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
@@ -199,7 +207,7 @@ class SupervisorState:
         if said.attempt > self.attempt.number:
             self.move(said.attempt)
 
-    def goes_on(self) -> OpenAttempt | None:
+    def running_attempt(self) -> OpenAttempt | None:
         """Return the attempt that a lost host may join, or None if this host does not lead it."""
         end = readable(self.attempt.end, AttemptEnd)
         if not self.leads or not self.ready.began or (end is not None and end.state.ended):
@@ -208,24 +216,25 @@ class SupervisorState:
         return self.opening(self.attempt.number, names[:here], None, names[here:])
 
     def opening(self, number: int, hosts: Sequence[str], cause: Cause | None, away: Sequence[str]) -> OpenAttempt:
-        """Return the message by which others learn of an attempt that this host leads."""
+        """Return the message that announces an attempt that this host leads."""
         records = self.ballot.records()
         said = RecordsSaid(records.attempt, records.length, records.digest)
         return OpenAttempt(number, self.node, tuple(hosts), cause, tuple(away), self.ballot.before(), said)
 
     def lose_leader(self) -> None:
-        """Note that the leader was silent for a whole lease, and wake whoever waits for that."""
+        """Record that the leader was silent for a whole lease, and show that to runs that wait for this host's
+        slots.
+        """
         self.ballot.leaderless = True
         self._alone.set()
 
-    def hear_leader(self) -> None:
+    def leader_answered(self) -> None:
+        """Record that the leader has answered."""
         self.ballot.leaderless = False
         self._alone.clear()
 
     def stand(self, above: int) -> int | None:
-        """Give this host's vote to itself, for a number beyond that; return the number, or None if the host has
-        accepted an attempt meanwhile, whose leader could not count it any more.
-        """
+        """Give this host's vote to itself, for a number above `above`, and return the number."""
         with self._lock:
             if self.ballot.accepted is not None:
                 return None
@@ -242,20 +251,21 @@ class SupervisorState:
             return True
 
     def settle(self, number: int) -> None:
+        """Record that enough voters have accepted the attempt of this number."""
         with self._lock:
             self.ballot.settle(Settled(number, self.node))
 
     def check_lead(self, statuses: Mapping[int, SupervisorStatus]) -> None:
-        """Raise Fenced where the run that we led goes on under another's lead."""
+        """Raise Fenced if the run that this host led continues under another leader."""
         check_fence(self.run, self.attempt.number)
         for one in statuses.values():
             if one.attempt >= self.attempt.number and one.led_by != self.host:
                 raise Fenced(f"attempt {one.attempt} is led by {one.led_by}, not by {self.host}")
 
     def check_part_in(self, attempt: int) -> None:
-        """Raise Fenced if the run is in a newer attempt that nobody has proposed to us."""
+        """Raise Fenced if the run is in a newer attempt that was not proposed to this host."""
         if attempt > self.attempt.number and self.ballot.accepted is None:
-            raise Fenced(f"attempt {attempt} goes on without {self.host}")
+            raise Fenced(f"attempt {attempt} continues without {self.host}")
 
     def status(self) -> SupervisorStatus:
         """Return this supervisor's state without waiting for disk writes, as it would otherwise seem to be gone."""
@@ -263,6 +273,7 @@ class SupervisorState:
             return self._status()
 
     def _status(self) -> SupervisorStatus:
+        """Return this supervisor's state."""
         voter, apart = self.ballot.voter, self.plan.disks_apart
         return SupervisorStatus(
             node=self.node,
@@ -285,16 +296,19 @@ class SupervisorState:
         )
 
     def _coordinators_silence_s(self) -> float:
-        """Return how long the coordinator has been silent, by its last record on our disk and this machine's clock."""
+        """Return for how many seconds the coordinator has been silent, by its last record on this disk and this
+        machine's clock.
+        """
         last = readable(self.run.state, RunState)
         known = last is not None and last.attempt == self.attempt.number and last.boot_id == boot_id()
         spoke_at = last.monotonic_s if last is not None and known else 0.0
         return max(0.0, boottime() - max(self.coordinator_due_at, spoke_at))
 
     def answering(self, wakeup: Wakeup) -> Callable[[SupervisorQuestion, str], SupervisorReply]:
-        """Return the function that answers each question in the other thread."""
+        """Return the function that answers each question in the other thread, and wakes the supervisor."""
 
         def answer(question: SupervisorQuestion, asker: str) -> SupervisorReply:
+            """Carry out the question and return the answer."""
             if self.returning and not isinstance(question, Cancelled):
                 return Declined("it has come back, and does not take part yet")
             if isinstance(question, Ask):
@@ -305,7 +319,7 @@ class SupervisorState:
                 with self._lock:
                     why = self._against_asker(question, asker)
                     if isinstance(question, Rejoin) and not why:
-                        return self.goes_on() or Declined("it does not lead")
+                        return self.running_attempt() or Declined("it does not lead")
                     why = why or self._against(question)
                     wakeup.stop_asked |= isinstance(question, Cancelled) and not why
             except OSError as error:  # the peer asks again; waiting here would make this host seem gone
@@ -321,7 +335,7 @@ class SupervisorState:
         return answer
 
     def _against_asker(self, question: _ToBeDone, asker: str) -> str:
-        """Return why the asker is refused, or ""; it has to have the address of the host for which it speaks."""
+        """Return why the asker is refused, or ""; it must have the address of the host that it names as its own."""
         match question:
             case Prepare() | Commit():
                 name = self.leader
@@ -340,7 +354,7 @@ class SupervisorState:
         return f"{asker} does not speak for {name[:100] or 'nobody'}"
 
     def _against(self, question: _ToBeDone) -> str:
-        """Do what was asked, and return why not, or ""."""
+        """Carry out the request, and return why not, or ""."""
         match question:
             case Prepare(attempt=attempt):
                 return self._against_leader_of(attempt) or self.ready.prepare()
@@ -362,13 +376,14 @@ class SupervisorState:
                 raise AssertionError("it is answered with more than a word")
 
     def _against_leader_of(self, attempt: int) -> str:
+        """Return why a message from the leader of this attempt is refused, or ""."""
         if attempt != self.attempt.number or (self.plan.disks_apart and self.ballot.voted[0] > attempt):
             return f"attempt {self.attempt.number} is the newest here, or a newer one has its vote"
         return ""
 
     def _vote(self, asked: Vote) -> str:
-        """Vote, and return why not, or ""; what holds older attempts back is on disk before the vote is given."""
-        why = "nobody votes where all hosts have one disk" if not self.plan.disks_apart else ""
+        """Vote, and return why not, or ""; the fence for older attempts is on disk before the vote is given."""
+        why = "there is no vote if all hosts have one disk" if not self.plan.disks_apart else ""
         if not self._has_vote() and self.ballot.hosts[asked.node] != self.leader:
             why = f"it has no vote in attempt {self.attempt.number}"
         why = why or self.ballot.against_vote(asked, self.leader)
@@ -379,7 +394,9 @@ class SupervisorState:
         return why
 
     def _take_up(self, said: OpenAttempt) -> str:
-        """Accept the next attempt, or the one at hand, that this host came back to before it had the history."""
+        """Accept the next attempt, or the present one that this host came back to before it had the history;
+        return why not, or "".
+        """
         apart, newest = self.plan.disks_apart, self.attempt.number
         why = "" if apart or said.attempt > newest else f"attempt {newest} is the newest here"
         why = why or self.ballot.against_open(said)
@@ -393,6 +410,7 @@ class SupervisorState:
         return ""
 
     def _keep(self, replica: Replica) -> str:
+        """Write the leader's record, and return why not, or ""."""
         if not self.ballot.comes_before(replica):
             self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
         why = self.ballot.against_record(replica)
@@ -412,6 +430,7 @@ class SupervisorState:
         return self.host in names and self.ballot.voter.has_vote
 
     def _leads_or_has_left(self) -> bool:
+        """Return whether this host leads the attempt; False if it has no place in it."""
         try:
             return self.leads
         except Fenced:

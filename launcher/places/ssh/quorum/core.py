@@ -22,7 +22,7 @@ Host = int
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The age of a host's records: its newest attempt, and the length and digest of its history."""
+    """How new a host's records are: its newest attempt, and the length and digest of its history."""
 
     attempt: int
     length: int
@@ -56,6 +56,8 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class RequestVote:
+    """A candidate's request for a vote for this attempt number."""
+
     attempt: int
     candidate: Host
     records: Records
@@ -70,6 +72,7 @@ class Open:
 
     @property
     def newest(self) -> Opening:
+        """Return the attempt that is being opened."""
         return self.openings[-1]
 
 
@@ -99,6 +102,7 @@ class Voter:
 
     @property
     def newest(self) -> Opening:
+        """Return the newest attempt that this host has accepted."""
         return self.openings[-1]
 
     @property
@@ -108,6 +112,7 @@ class Voter:
 
     @property
     def leads(self) -> bool:
+        """Return whether this host leads the newest attempt, which is settled, and has voted for no newer one."""
         return self.settled and self.newest.leader == self.me and self.voted[0] == self.newest.attempt
 
     @property
@@ -117,22 +122,26 @@ class Voter:
 
     @property
     def counts(self) -> bool:
-        """Return whether the newest attempt's leader may count this host as heard: not once it voted for another."""
+        """Return whether the newest attempt's leader may count this host as a follower: not once it voted for
+        another.
+        """
         return self.has_vote and self.voted[0] == self.newest.attempt
 
     @property
     def next_number(self) -> int:
+        """Return the lowest attempt number for which this host has not voted."""
         return 1 + max(self.voted[0], self.newest.attempt)
 
     # -- votes
 
     def stand(self, number: int) -> "Voter":
-        """Return the voter with its vote for itself. Raises ValueError for a number whose vote was given."""
+        """Return the voter with its vote for itself; raise ValueError for a number whose vote was given."""
         if number < self.next_number:
             raise ValueError(f"attempt {number} had the vote of host {self.me} already")
         return replace(self, voted=(number, self.me))
 
     def against_vote(self, asked: RequestVote, mine: Records, *, hears_leader: bool) -> str:
+        """Return why the vote is refused, or ""."""
         if (asked.attempt, asked.candidate) == self.voted:
             return ""  # the answer was lost, and is given again
         if asked.attempt < self.next_number:
@@ -144,9 +153,11 @@ class Voter:
         return ""
 
     def vote(self, asked: RequestVote) -> "Voter":
+        """Return the voter with its vote given."""
         return replace(self, voted=(asked.attempt, asked.candidate))
 
     def is_as_new(self, records: Records, mine: Records) -> bool:
+        """Return whether the candidate's records lack nothing of this host's."""
         return records.as_new_as(mine)
 
     def carries(self, others: Collection[Host]) -> bool:
@@ -163,7 +174,7 @@ class Voter:
     # -- attempts
 
     def open(self, number: int, voters: Iterable[Host]) -> "Voter":
-        """Begin an attempt as its leader, once elected. Raises ValueError for one that it was not elected for."""
+        """Return the voter with a new attempt that it leads; raise ValueError if it was not elected for this number."""
         chosen = frozenset(voters)
         if self.voted != (number, self.me) or number <= self.newest.attempt or self.me not in chosen:
             raise ValueError(f"host {self.me} was not elected for attempt {number}")
@@ -179,13 +190,14 @@ class Voter:
         return "" if mine.digest == said.records.digest else "it lacks some of the leader's history"
 
     def accept(self, said: Open) -> "Voter":
+        """Return the voter with the opening accepted."""
         if said.newest == self.newest:
             return self
         return replace(self, voted=(said.newest.attempt, said.newest.leader), openings=said.openings)
 
     def against_append(self, said: Append) -> str:
-        """Return why the entry is refused, or ""; it is taken from the newest attempt's leader and an elected
-        candidate.
+        """Return why the entry is refused, or ""; entries of the newest attempt's leader and of an elected
+        candidate are accepted.
         """
         why = self._against_leader(said.attempt, said.leader)
         follows = said.attempt == self.newest.attempt and said.leader == self.newest.leader
@@ -194,12 +206,13 @@ class Voter:
         return f"host {said.leader} does not lead attempt {said.attempt} for it"
 
     def settle(self, said: Settle) -> "Voter":
-        """Forget what was before the attempt, if it is the newest here."""
+        """Return the voter without the openings before the attempt, if that is the newest here."""
         if (said.attempt, said.leader) != (self.newest.attempt, self.newest.leader):
             return self
         return replace(self, openings=self.openings[-1:])
 
     def _against_leader(self, attempt: int, leader: Host) -> str:
+        """Return why a message of this leader is refused because of a vote, or ""."""
         if self.voted[0] > attempt:
             return f"attempt {self.voted[0]} has its vote"
         if self.voted[0] == attempt and self.voted[1] != leader:
@@ -209,10 +222,10 @@ class Voter:
     # -- time: seconds by the clock of the host that asks, which runs as fast as the others' do
 
     def leads_until(self, confirmed_at: Mapping[Host, float], lease_s: float) -> float:
-        """Return the moment until which a leader leads.
+        """Return the time until which a leader leads.
 
-        `confirmed_at` is when it sent the newest answer that each voter is known to have received. The voter got it
-        later, and gives nobody its vote for a lease from then on.
+        `confirmed_at` is when it sent the newest answer that each voter is known to have received. The voter received
+        it later, and gives no candidate its vote for a lease from then on.
         """
         at = sorted((confirmed_at.get(one, -inf) for one in self.newest.voters - {self.me}), reverse=True)
         others = (len(self.newest.voters) + 1) // 2 - 1
@@ -220,21 +233,21 @@ class Voter:
 
 
 def ranks_until(asked_at: float, lease_s: float) -> float:
-    """Return until when ranks may run on a host whose question, asked at this moment, was answered; delays do
-    not add to it.
+    """Return the time until which ranks may run on a host whose question, asked at `asked_at`, was answered;
+    delays do not extend it.
     """
     return asked_at + lease_s
 
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:
-    """Return from when on a host counts as one that hears no leader; one that starts now has just heard it."""
+    """Return the time from which a host counts as without leader; a host that starts now counts as just answered."""
     return answered_at + lease_s
 
 
 def may_start_from(opened_at: float, lease_s: float, *, all_ended: bool) -> float:
-    """Return when ranks of the next attempt may start.
+    """Return the time at which ranks of the next attempt may start.
 
     `all_ended` is set if every host of the last one has ended its ranks; a replaced leader need not be among them, as
-    its time was over before anybody could be elected. Else the lease of those answered last has to run out.
+    its time was over before another could be elected. Else the lease of the last answers has to expire.
     """
     return opened_at if all_ended else opened_at + lease_s

@@ -24,23 +24,26 @@ _LONGEST = 1 << 62  # the manifest says how long a file is
 
 
 class HostDisk:
-    """A host as a CheckpointHolder of clusters.mirror."""
+    """A host as a `CheckpointHolder` of launcher/copies/mirror."""
 
     def __init__(self, client: HostClient, run_id: RunId, folder: str) -> None:
         self._client = client
         self._where = (run_id, client.place.workdir, folder)
 
     def held(self) -> tuple[Held, ...]:
+        """Return the checkpoints that the host has."""
         return self._client.ask(ListCheckpoints(*self._where), tuple[Held, ...])
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        wish = SendFile(*self._where, wanted.step, name, wanted.digest, kind=wanted.kind)
-        with self._client.stream(wish, _LONGEST if name else _LONGEST_MANIFEST) as pieces:
+        """Pass the bytes of a checkpoint's file to `take` and return its result."""
+        request = SendFile(*self._where, wanted.step, name, wanted.digest, kind=wanted.kind)
+        with self._client.stream(request, _LONGEST if name else _LONGEST_MANIFEST) as pieces:
             return take(pieces)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        wish = TakeFile(*self._where, len(manifest), name, size, kind=wanted.kind)
-        self._client.ask(wish, type(None), itertools.chain([manifest], pieces))
+        """Send a checkpoint's file to the host."""
+        request = TakeFile(*self._where, len(manifest), name, size, kind=wanted.kind)
+        self._client.ask(request, type(None), itertools.chain([manifest], pieces))
 
 
 Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and what that has
@@ -52,6 +55,7 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
     mine = mine or {}
 
     def ask(client: HostClient) -> tuple[HostDisk, tuple[Held, ...]]:
+        """Return the host's disk and its checkpoints."""
         disk = HostDisk(client, run.id, folder)
         return disk, disk.held()
 

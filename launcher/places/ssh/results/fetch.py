@@ -1,4 +1,4 @@
-"""Results come home: the logs, metrics and chosen checkpoints of a run on hosts, resumable and verified."""
+"""Fetch the logs, metrics and chosen checkpoints of a run from its hosts, resumable and verified."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ def bring_logs(run: RunDir) -> None:
     """Copy what is new of the logs, until the run has ended and all is here."""
 
     def bring(left: Sequence[AttemptDir]) -> dict[str, LaunchError]:
+        """Copy what is new, and return the errors of hosts that could not be asked."""
         before = places_ever(run, left)
         return _bring(run, (before | {place.host.name: place for place in places_of(run)}).values())
 
@@ -26,7 +27,9 @@ def bring_logs(run: RunDir) -> None:
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Bring home logs, metrics and a checkpoint: `newest` with the best, `none`, or a step; a line for each thing."""
+    """Copy logs, metrics and a checkpoint here (`newest` with the best, `none`, or a step); return a line for
+    each thing.
+    """
     return mirror.fetch(
         run,
         checkpoint,
@@ -37,18 +40,19 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(run: RunDir) -> None:
-    """Bring the checkpoint here from which the run would go on elsewhere, and its logs as far as they can be had."""
+    """Copy the checkpoint from which the run would continue elsewhere, and its logs as far as they can be reached."""
     mirror.bring_newest(run, holders_of(run))
     bring_logs(run)
 
 
 def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-    """Have what ranks wrote beside their code on each host below this folder; gives the folder of each host."""
+    """Copy what ranks wrote beside their code on each host below this folder; return the folder of each host."""
     known = {f"{run.code.name}/{name}": logs.ALL for name in frozen}
     places = places_ever(run)
     folders = {name: draft / f"{number:03d}" / name.replace("/", "_") for number, name in enumerate(places)}
 
     def fetch_from(client: HostClient) -> None:
+        """Copy the outputs of one host."""
         _follow(client, run, (run.code.name,), known, folders[client.place.host.name])
 
     if troubles := failures(ask_all([*places.values()], fetch_from)):
@@ -66,6 +70,7 @@ def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Ma
     """Copy what is new in these folders of the run on a host to below `root`."""
 
     def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:
+        """Return the next new parts of files, and whether there are more."""
         question = AskTails(run.id, client.place.workdir, folders, mine)
         limit_s = client.limits.soon_s
         grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, limit_s)

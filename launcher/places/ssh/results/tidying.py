@@ -27,7 +27,7 @@ Answer = tuple[str, list[RunId], Tidied | LaunchError]  # of a host, about these
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """The part of a plan that tells whether each host has a disk of its own."""
+    """The part of a plan that shows whether each host has a disk of its own."""
 
     disks_apart: bool
 
@@ -50,6 +50,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def _told(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
+    """Yield each host's answer."""
     for hosts in _rounds(runs):
         results = ask_all([place for place, _ in hosts.values()], partial(_ask, hosts, remove), anew=remove)
         for name, one in results.items():
@@ -65,6 +66,7 @@ def _most_first(answer: Answer) -> int:
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
+    """Ask one host about its runs."""
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)
 

@@ -27,8 +27,8 @@ _MOST_NAMED, _LONGEST_NAME = 8, 100
 
 
 def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
-    """Cancel the run on every host at once; each answers when nothing is left there. The report names hosts not
-    reached.
+    """Cancel the run on every host at once and return a report, which names hosts that were not reached; each host
+    answers when nothing is left there.
 
     Hosts in `gone` that do not answer are given up from now on.
     """
@@ -51,10 +51,12 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
+    """Cancel the run on every host and return the report; raise Unreachable if something may be left on one."""
     plan = read_plan(run, attempt.number)
     let_in: set[str] = set()
 
     def end(client: HostClient) -> CancelReport:
+        """Cancel the run on one host."""
         let_in.add(client.place.host.name)
         if client.place.host.name in gone:  # that it says anything at all, it says soon
             client.ask(ListRuns(client.place.workdir), list[RunId], limit_s=GREETING_S)
@@ -65,19 +67,19 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
     told = answers(results)
     missing = _not_waited_for(run, results, gone)
     for name in sorted(missing & let_in):
-        news.say(f"{name} lets us in and says nothing: it counts as gone, and what is left of the run there goes on")
+        news.say(f"{name} accepts the login and then does not answer: it counts as gone, and ranks left there continue")
     troubles = {name: one for name, one in failures(results).items() if name not in missing}
     ended = tuple(f"{what} on {name}" for name, one in told.items() for what in one.ended)
     if troubles:
-        _have_told(run, [*told], [*troubles])
+        _have_others_informed(run, [*told], [*troubles])
         raise _not_ended(run, troubles, let_in, ended)
-    _refuse_to_forget_strangers(run, plan)
+    _refuse_unknown_hosts(run, plan)
     word = None if is_open(run, attempt) else judge(run, attempt)
     by_word = word is not None and bool(missing) and _end_without(run, missing, word)
     return CancelReport(ended, already=not by_word and all(one.already for one in told.values()))
 
 
-def _refuse_to_forget_strangers(run: RunDir, plan: Plan) -> None:
+def _refuse_unknown_hosts(run: RunDir, plan: Plan) -> None:
     """Raise Unreachable for a run from another machine if it is on hosts that are in no pool here."""
     if plan.project:
         return
@@ -90,10 +92,11 @@ def _refuse_to_forget_strangers(run: RunDir, plan: Plan) -> None:
         raise Unreachable(text, "hint: launch cancel it on the machine that submitted it")
 
 
-def _have_told(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
-    """Have the hosts that were reached tell the others, which may come back or be cut off only from here."""
+def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
+    """Have the hosts that were reached inform the others, which may come back or be cut off only from here."""
 
     def pass_on(client: HostClient) -> None:
+        """Ask one host to inform the others."""
         client.ask(PassOnCancel(run.id, client.place.workdir, tuple(missed)), type(None), limit_s=client.limits.soon_s)
 
     places = run_hosts.everywhere(run)
@@ -130,7 +133,9 @@ def _not_ended(
 
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> bool:
-    """Write that the run was cancelled, if no host that answered has anything left or knows another end."""
+    """Write that the run was cancelled, if no host that answered has anything left or knows another end; return
+    whether it was written.
+    """
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None
     if last is None or (end is not None and end.state.ended):
@@ -146,6 +151,7 @@ def include_hosts(run: RunDir, hosts: Collection[str]) -> None:
     """Have the supervisors of an active run include these hosts again, or all."""
 
     def forget(client: HostClient) -> None:
+        """Include the hosts again on one host."""
         client.ask(IncludeHosts(run.id, client.place.workdir, tuple(hosts)), type(None), limit_s=client.limits.soon_s)
 
     troubles = failures(ask_all(places_of(run), forget))

@@ -1,8 +1,8 @@
 """Find runs that were submitted from another machine on the hosts of the pools, and mirror them here.
 
-There is no plan of ours for such a run. Of the spec on its host we use what says how the run is watched, fetched and
-ended, after our own parser accepted it; our own clusters file says where the hosts are. Nothing of it ever runs here:
-its code stays there, and so does `resume`.
+This machine has no plan for such a run. Of the spec on its host only what says how the run is watched, fetched and
+ended is used, after this launcher's parser accepted it; this machine's clusters file says where the hosts are. Nothing
+of it ever runs here: its code stays there, and so does `resume`.
 """
 
 import time
@@ -21,7 +21,7 @@ from launcher.places.ssh.facts import WORKDIR
 from launcher.places.ssh.host_client import Place, settled_in
 from launcher.places.ssh.host_clients import ask_all, client_to
 from launcher.places.ssh.messages import AskSubmitted, ListRuns, Submitted
-from launcher.places.ssh.submit.report import ask_report, begin, best_of, knowing
+from launcher.places.ssh.submit.report import ask_report, begin, best_of, with_the_run
 from launcher.plan.model import FrozenCode, Plan, RankCommand
 from launcher.plan.on_hosts import with_hosts
 from launcher.remote.connect import Line
@@ -51,7 +51,7 @@ class FoundRun:
 
 
 def discover(ref: str) -> Path | None:
-    """Return the folder here of the one run on a pool with this id, or beginning of one, or None."""
+    """Return the folder here of the only run on a pool whose id is this or begins so, or None."""
     found: dict[RunId, FoundRun] = {}
     troubles: dict[str, LaunchError] = {}
     for name, place in named_pools().items():
@@ -94,7 +94,7 @@ def _mirrored(found: FoundRun) -> Path | None:
     path = registry.adopted(found.id)
     run = RunDir(path)
     said = ask_all([*found.places.values()], lambda client: ask_report(run, client))
-    told = best_of(knowing(said))
+    told = best_of(with_the_run(said))
     if told is None:
         if silent := failures(said):
             raise Unreachable(*reasons(silent))
@@ -137,7 +137,7 @@ def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
     ours |= {name: place.address for name, place in found.places.items()}
     hosts = [name for name in dict.fromkeys(submitted.hosts) if name in ours]
     if len(submitted.spec) > _LONGEST_SPEC or not hosts:
-        raise LaunchError(f"{host}: what it says of {found.id} is no spec, or of none of the hosts of {found.pool}")
+        raise LaunchError(f"{host}: its record of {found.id} is no spec, or names none of the hosts of {found.pool}")
     try:
         theirs = parse_spec(submitted.spec, f"{host}: spec.yaml", submitted.overrides)
     except BadInput as error:  # what is wrong with an override is said of the command line: of which there is none here
@@ -184,11 +184,12 @@ def _silent(found: FoundRun, name: str) -> Place:
 
 
 def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Place | LaunchError]:
-    """Return how to reach each host of the pool, with our launcher installed there, or why not."""
+    """Return how to reach each host of the pool, with the launcher installed there, or why not."""
     surveyed, troubles = pool.surveyed(ssh, only)
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
 
     def settle(name: str, line: Line) -> Place:
+        """Install the launcher on one host, and return how to reach it."""
         found = surveyed[name]
         return Place(found.host, ssh.agent, settled_in(line, found), found.facts.workdir, found.address)
 
@@ -196,7 +197,7 @@ def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Plac
 
 
 def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
-    """Return hosts on which the run's own machine may have resumed it; a process that watches asks them seldom."""
+    """Return hosts on which the run's own machine may have resumed it; at most once in a while in one process."""
     known = run_hosts.everywhere(run)
     left = tuple(host.name for host in ssh.hosts if host.name not in known)
     until, found = _rests.get((ssh, left), (0.0, {}))
@@ -207,6 +208,6 @@ def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
 
 
 def follow(attempt: AttemptDir, hosts: Sequence[str], places: Mapping[str, Place]) -> None:
-    """Record the hosts of an attempt that goes on elsewhere, as far as they are in the pool here."""
+    """Record the hosts of an attempt that continues elsewhere, as far as they are in the pool here."""
     make_dir(attempt.path)
     write_record(attempt.hosts, [places[name] for name in dict.fromkeys(hosts) if name in places])

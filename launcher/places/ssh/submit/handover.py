@@ -1,6 +1,7 @@
-"""Hand an attempt to hosts: choose them, prepare them side by side, tell them of each other, and tell them to go.
+"""Hand an attempt to hosts: choose them, prepare them side by side, send each the others' addresses, and tell them to
+begin.
 
-Until the leader is told to go nothing has started and nothing is lost; from then on nothing here is needed.
+Until the leader is told to begin nothing has started and nothing is lost; from then on nothing here is needed.
 """
 
 import threading
@@ -22,7 +23,7 @@ from launcher.places.ssh.results.checkpoints import disks_of, holders_of
 from launcher.places.ssh.run_hosts import handed_to
 from launcher.places.ssh.submit.look import Asked, each
 from launcher.places.ssh.submit.predecessors import leaders_of
-from launcher.places.ssh.submit.report import ask_reports, knowing
+from launcher.places.ssh.submit.report import ask_reports, with_the_run
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import kept_at, least_hosts, most_of_a_host, with_hosts
 from launcher.remote.parallel import answers, failures, for_all
@@ -42,7 +43,7 @@ _CARRIED = ("spec.yaml", "secrets.json", "notify.json", "events.jsonl", "avoided
 
 
 class PoolHandover:
-    """An attempt that can be started on a pool. Hosts are made ready while the submitter still freezes the code."""
+    """An attempt that can be started on a pool; hosts are prepared while the submitter still freezes the code."""
 
     def __init__(self, run_dir: Path, found: Mapping[str, Surveyed], *, agent: bool) -> None:
         self._run = RunDir(run_dir)
@@ -60,7 +61,7 @@ class PoolHandover:
                 self.carry_out(attempt)
 
     def carry_out(self, attempt: int) -> None:
-        """Hand the attempt to hosts. The caller holds its lock."""
+        """Hand the attempt to hosts; the caller holds its lock."""
         self._getting_ready.join()
         there = self._run.attempt(attempt)
         plan, intent = read_plan(self._run, attempt), read_intent(there)
@@ -80,9 +81,11 @@ class PoolHandover:
             ready = {name: one for name, one in ready.items() if name not in failed}
 
     def drop(self) -> None:
+        """Wait until the hosts are no longer being prepared, as there will be no attempt."""
         self._getting_ready.join()
 
     def _get_ready(self) -> None:
+        """Install the launcher on the hosts; run in a thread of its own."""
         hosts = [one.host for one in self._found.values()]
         lines = pool.working(pool.lines_to(hosts, agent=self._agent))
         self._pythons = for_all(lines, lambda name, line: settled_in(line, self._found[name]))
@@ -99,7 +102,7 @@ class PoolHandover:
             return failed
         clients = {name: HostClient(line, places[name]) for name, line in pool.working(lines).items()}
         try:
-            failed = self._told_to_go(there, plan, intent, ready, clients)
+            failed = self._start_supervisors(there, plan, intent, ready, clients)
         finally:
             for one in clients.values():
                 one.close()  # a supervisor that waits and was not told to go exits
@@ -107,7 +110,7 @@ class PoolHandover:
             write_record(there.handle, Handle("ssh", submit_token=intent.submit_token))
         return failed
 
-    def _told_to_go(
+    def _start_supervisors(
         self,
         there: AttemptDir,
         plan: Plan,
@@ -115,11 +118,12 @@ class PoolHandover:
         ready: Mapping[str, Surveyed],
         clients: Mapping[str, HostClient],
     ) -> dict[str, LaunchError]:
-        """Send Open to all, then all supervisors to all, then GoAhead to the first and the rest; return errors
-        before GoAhead.
+        """Send Open to all, then all addresses to all, then GoAhead to the first and the rest; return errors
+        from before GoAhead.
         """
 
         def opened(name: str, one: HostClient) -> int:
+            """Send Open to one host, and return its supervisor's port."""
             return _open(one, *openings[name], self._run.code)
 
         openings = {node.host: self._opening(plan, intent, node, ready[node.host]) for node in plan.nodes}
@@ -156,6 +160,7 @@ class PoolHandover:
         holders = holders_of(self._run, disks)
 
         def supply(wanted: Held) -> None:
+            """Send one checkpoint."""
             if names := lacking(wanted, [held for _, held in disks.values()]):
                 holders.bring_home(wanted, names)
                 holders.send(wanted, plan.nodes[0].host, names)
@@ -171,10 +176,11 @@ class PoolHandover:
         return failed
 
     def _place(self, found: Surveyed, address: str) -> Place:
+        """Return the record of how to reach a host."""
         return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
-        """Return the plan and the records as they are on this host."""
+        """Return the message Open for one host, and the contents of the records that follow it."""
         paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
         records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
@@ -194,7 +200,7 @@ class PoolHandover:
 
 
 class _OneDisk(NotStarted):
-    """Two hosts see one disk, though the pool says that each has its own; leaving a host out would not help."""
+    """Two hosts see one disk, though the pool says that each has its own; excluding a host would not help."""
 
 
 def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
@@ -213,6 +219,7 @@ def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: 
 
 
 def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -> int | None:
+    """Send Open and return the supervisor's port, or None if the code is wanted first."""
     answer, name = client.ask(opening, Opened, contents), client.place.host.name
     if answer.on_one_disk:
         text = f"{name}: another host of the pool has this very disk for {opening.workdir}; nothing was started"
@@ -236,23 +243,27 @@ def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str
 
 
 def _too_few(plan: Plan, there: int, troubles: Mapping[str, LaunchError]) -> NotStarted:
+    """Return the error that too few hosts can take part, with the reasons."""
     lines = [line for one in troubles.values() for line in one.lines]
     return _not_started(f"{there} of at least {least_hosts(plan)} hosts can be used; nothing was started", *lines)
 
 
 def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
+    """Return the error that nothing was started."""
     error = NotStarted(*lines)
     error.exit_code = exit_code
     return error
 
 
 def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
-    """Hand over the attempts whose submitter is gone; return, by the attempt's folder, why that cannot be done now."""
+    """Hand over the attempts whose submitter is gone; return, by the attempt's folder, why that is impossible now."""
     return failures(each(wanted, _mend))
 
 
 def _mend(run: RunDir, attempt: AttemptDir) -> None:
-    """Adopt what the attempt's hosts have begun, or start it; do nothing while a host that may know does not answer."""
+    """Record what the attempt's hosts have begun, or start it; do nothing while a host that may know does not
+    answer.
+    """
     handover = Handover.of(run, attempt)
     if handover.is_in_hand():
         return
@@ -260,7 +271,7 @@ def _mend(run: RunDir, attempt: AttemptDir) -> None:
         if lock is None or not handover.is_open():
             return
         reports = ask_reports(run, handed_to(run, attempt))
-        if any(one.has_begun(attempt) for one in knowing(reports)):
+        if any(one.has_begun(attempt) for one in with_the_run(reports)):
             write_record(attempt.handle, Handle("ssh", submit_token=handover.intent.submit_token))
         elif not failures(reports):
             ssh = read_plan(run, attempt.number).spec.ssh

@@ -1,4 +1,4 @@
-"""Mirror the run's folders on its hosts in its folder here, which keeps the copies while hosts are silent."""
+"""Mirror the run's folders on its hosts in its folder here, which keeps the copies while hosts do not answer."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from launcher.places.ssh.host_client import Place
 from launcher.places.ssh.messages import RunReport
 from launcher.places.ssh.run_hosts import handed_to, places_of
 from launcher.places.ssh.submit import discovery
-from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, keep, knowing
+from launcher.places.ssh.submit.report import HostReport, ask_reports, best_of, keep, with_the_run
 from launcher.plan.model import Plan
 from launcher.plan.on_hosts import least_hosts
 from launcher.remote.parallel import AT_ONCE, answers, failures, for_all, reasons
@@ -30,13 +30,13 @@ _MAY_TAKE_OVER = 2  # hosts; one is never more than half of those that count
 
 
 def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterAnswer | None]:
-    """Return the word of each run's hosts, copying their records; an error of one run does not affect the others.
+    """Return the state of each run by its hosts, copying their records; an error of one run does not affect the others.
 
-    `not_mended` is why an attempt could not be handed to its hosts now, by its folder.
+    `not_mended` has the reasons why attempts could not be handed to their hosts now, by their folders.
     """
     why_not = not_mended or {}
     words = each(wanted, lambda run, attempt: _looked(run, attempt, why_not.get(str(attempt.path))))
-    return [_said_of(words[str(attempt.path)]) for _, attempt in wanted]
+    return [_as_answer(words[str(attempt.path)]) for _, attempt in wanted]
 
 
 def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> dict[str, T | LaunchError]:
@@ -45,6 +45,7 @@ def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> di
     """
 
     def done(_: str, pair: Asked) -> T:
+        """Return the result for one attempt."""
         try:
             return work(*pair)
         except LaunchError:
@@ -55,11 +56,13 @@ def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> di
     return for_all({str(attempt.path): (run, attempt) for run, attempt in wanted}, done, at_once=AT_ONCE)
 
 
-def _said_of(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None:
+def _as_answer(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None:
+    """Return the state, or for an error that the hosts do not answer."""
     return ClusterAnswer("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
 
 
 def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterAnswer | None:
+    """Return the state of one run; `why_not` is why an open attempt could not be handed over."""
     if is_open(run, attempt):
         handover = Handover.of(run, attempt)
         if handover.is_in_hand():
@@ -70,13 +73,13 @@ def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> Cl
 
 
 def judge(run: RunDir, attempt: AttemptDir) -> ClusterAnswer:
-    """Return the run's state: the first host's word if no other can know better, else that of all."""
+    """Return the run's state: by the first host's report if no other can know better, else by all reports."""
     plan = read_plan(run, last_attempt(run).number)
     places = _leader_first(plan, places_of(run))
     said = ask_reports(run, places[:1])
-    if not any(one.lives and one.is_of(attempt) and not one.head.stale for one in knowing(said)):
+    if not any(one.lives and one.is_of(attempt) and not one.head.stale for one in with_the_run(said)):
         said |= ask_reports(run, places[1:])
-        if registry.is_adopted(run.path) and not any(one.lives for one in knowing(said)):
+        if registry.is_adopted(run.path) and not any(one.lives for one in with_the_run(said)):
             return _of_another_machine(run, attempt, plan, said)
     return _judged(run, attempt, plan, said)
 
@@ -87,12 +90,12 @@ def _of_another_machine(
     """Return the state of another machine's run, which may have resumed it on further hosts: while one is
     silent, no end counts.
     """
-    best = best_of(knowing(said), apart=plan.disks_apart)
+    best = best_of(with_the_run(said), apart=plan.disks_apart)
     if best is not None and best.head.state is State.SUCCEEDED:
         return _judged(run, attempt, plan, said)
     others = discovery.rest_of_pool(run, plan.spec.ssh)
     heard = ask_reports(run, [*answers(others).values()])
-    newer = best_of([one for one in knowing(heard) if best is None or one.head.attempt > best.head.attempt])
+    newer = best_of([one for one in with_the_run(heard) if best is None or one.head.attempt > best.head.attempt])
     if newer is not None:
         begun, there = newer.head.begun, run.attempt(newer.head.attempt)
         hosts = (*(begun.hosts if begun is not None else ()), newer.host)
@@ -110,7 +113,7 @@ def _judged(
     It is unknown if a host that did not answer may have a newer one, and lost if all answer and none knows the attempt.
     """
     silent = reasons(failures(said))
-    best = best_of(knowing(said), apart=plan.disks_apart)
+    best = best_of(with_the_run(said), apart=plan.disks_apart)
     if best is None or not best.is_of(attempt):
         if silent:
             return _unanswered(attempt, silent, best)
@@ -125,34 +128,35 @@ def _judged(
 
 
 def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> bool:
-    """Return whether the report holds whatever silent hosts know: it succeeded, or they are too few to have gone on.
+    """Return whether the report holds whatever silent hosts know: it succeeded, or they are too few to have continued.
 
-    One host alone never takes over; two may, of an attempt on three. The leader may have gone on if others report that
-    they lost it; and any may if the run was cancelled without them.
+    One host alone never takes over; two may, of an attempt on three. The leader may have continued if others report
+    that they lost it; and any host may if the run was cancelled without it.
     """
     if best.head.state in (None, State.LOST, State.UNKNOWN, State.CANCELLED):
         return False
     if best.has_ended and (best.head.state is State.SUCCEEDED or not plan.disks_apart):
         return True
-    of_it = [one for one in knowing(said) if one.head.attempt == best.head.attempt]
+    of_it = [one for one in with_the_run(said) if one.head.attempt == best.head.attempt]
     if not best.has_ended and best.leader not in {one.host for one in of_it}:
         return False
     agreed = sum(one.has_ended for one in of_it)
-    return 2 * agreed >= len(said) or len(said) - len(knowing(said)) < max(_MAY_TAKE_OVER, least_hosts(plan))
+    return 2 * agreed >= len(said) or len(said) - len(with_the_run(said)) < max(_MAY_TAKE_OVER, least_hosts(plan))
 
 
 def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of an attempt whose submitter is gone, or None if its hosts were told to go all the same."""
+    """Return the state of an attempt whose submitter is gone, or None if its hosts were told to begin all the same."""
     if handover.is_locked():
         return ClusterAnswer("queued", "", time.time(), text="it is being handed to its hosts")
     said = ask_reports(run, handed_to(run, attempt))
-    if any(one.has_begun(attempt) for one in knowing(said)):
+    if any(one.has_begun(attempt) for one in with_the_run(said)):
         return None
     never = "it was never handed over" + (f": {why_not.lines[0]}" if why_not is not None else "")
     return _unanswered(attempt, reasons(failures(said)) or [never], None)
 
 
 def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterAnswer:
+    """Return the state while hosts that may know better do not answer."""
     why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
     if best is not None and best.head.state is State.CANCELLED:
         why = f"{why}; the others say CANCELLED, without a word of those that it has ended there and holds no slots"
@@ -168,6 +172,7 @@ def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
 
 
 def _word(said: RunReport) -> ClusterAnswer:
+    """Return the run's state from a host's report."""
     now = time.time()
     match said.state:
         case State.QUEUED:

@@ -1,4 +1,4 @@
-"""Runs that one on a pool follows: which of its hosts sees how they are, and keeps it while it waits."""
+"""Find the hosts of a pool that can see the runs which a new one is to follow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from launcher.supervisor.waiting import WAITS_HERE, has_happened
 
 
 def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return a problem for each run to follow that no host sees which sees the others too."""
+    """Return a problem for each run to follow that no host sees which also sees the others."""
     common: set[str] | None = None
     for index, one in enumerate(awaited):
         if has_happened(one):
@@ -40,7 +40,7 @@ def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
 
 
 def leaders_of(plan: Plan) -> set[str] | None:
-    """Return the hosts one of which must come first, as they see the runs that the plan follows; None if any will do.
+    """Return the hosts one of which must be first, as they see the runs that the plan follows; None if any will do.
 
     A run whose wait is over still goes where those runs left their files.
     """
@@ -51,12 +51,13 @@ def leaders_of(plan: Plan) -> set[str] | None:
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
-    """Release the run on its hosts. Raises Refused if it was not handed to any, and Unreachable."""
+    """Release the run on its hosts; raise Refused if it was not handed to any, or Unreachable."""
     places = run_hosts.handed_to(run, attempt)
     if not places:
         raise Refused(f"{run.id} is being handed to its hosts", f"hint: launch status {run.id}")
 
     def tell(client: HostClient) -> None:
+        """Release the run on one host."""
         client.ask(Release(run.id, client.place.workdir), type(None), limit_s=client.limits.soon_s)
 
     told = ask_all(places, tell)

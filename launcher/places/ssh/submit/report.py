@@ -43,8 +43,8 @@ class HostReport:
 
     @property
     def lives(self) -> bool:
-        """Return whether the run goes on as far as this host knows; after its attempt another host may have the
-        next.
+        """Return whether the run continues as far as this host knows; after its attempt another host may have
+        the next.
         """
         waits = self.head.state is State.QUEUED and self.head.end is None
         return waits or self.head.state in (State.STARTING, State.RUNNING, State.REGROUPING)
@@ -71,8 +71,8 @@ class HostReport:
         return self.is_of(attempt) and self.head.began
 
 
-def knowing(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
-    """Return the reports of hosts that know the run; one that does not may have a new disk."""
+def with_the_run(said: Mapping[str, HostReport | LaunchError]) -> list[HostReport]:
+    """Return the reports of hosts that know the run; a host that does not may have a new disk."""
     return [one for one in said.values() if isinstance(one, HostReport) and one.head.state is not None]
 
 
@@ -82,6 +82,7 @@ def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | 
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
 
     def worth(one: HostReport) -> tuple[int, bool, bool, int]:
+        """Return a sort key for how much the report knows."""
         doubt = order.index(one.head.state) if one.head.state in order else len(order)
         return one.head.attempt, one.has_ended, one.lives, doubt
 
@@ -94,7 +95,9 @@ def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | 
 
 
 def ask_report(run: RunDir, client: HostClient) -> HostReport:
-    """Ask one host; nothing is kept yet. Where its events do not continue those that are here, all of them come."""
+    """Return one host's report, without keeping anything; if its events do not continue those here, all of them
+    are sent.
+    """
     known, tail = _end_of_events(run)
     head, events, logs = _asked(run, client, known - len(tail))
     if head.state is not None and not events.content.startswith(tail):
@@ -105,6 +108,7 @@ def ask_report(run: RunDir, client: HostClient) -> HostReport:
 
 
 def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport, tails.Tail, list[tails.Tail]]:
+    """Return a report with its events from this byte on, and its other files."""
     question = AskReport(run.id, client.place.workdir, events_from)
     head, told = client.ask_with_files(
         question, RunReport, lambda one: one.files, MOST_OF_A_REPORT, client.limits.soon_s
@@ -128,7 +132,7 @@ def _end_of_events(run: RunDir) -> tuple[int, bytes]:
 
 
 def begin(run: RunDir, told: HostReport) -> AttemptDir:
-    """Return the reported attempt, recorded here if it is new: only that it exists, not what became of it."""
+    """Return the reported attempt, recorded here if it is new: only that it exists, not how it ended."""
     attempt = run.attempt(told.head.attempt)
     if not attempt.intent.exists():
         _keep_beginning(run, attempt, told)
@@ -189,17 +193,17 @@ def _keep_roles(run: RunDir, attempt: AttemptDir, told: Sequence[RoleReport]) ->
 
 
 def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
-    """Record an attempt that hosts opened: our own plan, on those of the run's hosts that run it.
+    """Record an attempt that hosts opened: this machine's own plan, on those of the run's hosts that run it.
 
-    A run from another machine may be on hosts that our own pool lacks, which are not asked.
+    A run from another machine may be on hosts that this machine's pool lacks, which are not asked.
     """
     begun, plan = told.head.begun or OpenedByHosts((), None, time.time()), read_plan(run, attempt.number)
     addresses = {place.host.name: place.address for place in places_of(run)}
     strangers = [name for name in begun.hosts if name not in addresses]
     ours = [name for name in begun.hosts if name in addresses]
     if (strangers and plan.project) or not ours or len(set(begun.hosts)) < len(begun.hosts):
-        whom = repr(strangers[0][:100]) if strangers else "nobody, or somebody twice"
-        raise LaunchError(f"{told.host}: says of {run.id} that it goes on with {whom}: it was handed to {[*addresses]}")
+        whom = repr(strangers[0][:100]) if strangers else "no host, or one twice"
+        raise LaunchError(f"{told.host}: reports that {run.id} continues on {whom}: it was handed to {[*addresses]}")
     plan = with_hosts(plan, [(name, addresses[name]) for name in ours])
     make_dir(attempt.path)
     write_record(attempt.plan, plan)

@@ -62,7 +62,7 @@ def test_a_host_that_was_frozen_while_an_attempt_was_opened_has_no_part_in_what_
     assert opens(leader, [0]), "it is half of the voters"
     table.freeze(0)
     assert TakeOver(table.supervisors[1]).look() is None
-    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+    with pytest.raises(Fenced, match="attempt 2 continues without host2"):
         TakeOver(table.supervisors[2]).look()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.leader import Hearing, elect, enough, propose
+from launcher.places.ssh.host.leader import HostWatch, elect, enough, propose
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
@@ -44,7 +44,7 @@ def spared(tmp_path):
 @pytest.mark.parametrize("frozen", [1, 2])
 def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_frozen(spared, frozen):
     spared.silent = {frozen}
-    hearing = Hearing(spared.supervisors[0])
+    hearing = HostWatch(spared.supervisors[0])
     hearing.close()
     hearing.look()
     spared.lose(0)
@@ -56,7 +56,7 @@ def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_froz
 def test_a_host_is_avoided_once_for_each_time_that_it_falls_silent(tmp_path):
     spared = Table(tmp_path, lease_s=1.5)
     member, now = spared.supervisors[0], [0.0]
-    hearing = Hearing(member, lambda: now[0])
+    hearing = HostWatch(member, lambda: now[0])
     hearing.close()
     told = [({2}, []), ({2}, ["host2"]), ({2}, []), (set(), []), ({2}, []), ({2}, ["host2"])]
     for silent, avoided in told:
@@ -95,7 +95,7 @@ def test_a_guest_holds_nobody_up(tmp_path):
     table.silent = set()
     table.supervisors[1].ready.began = True
     guest = started_again(table, 0)
-    guest.rejoin(comeback.what_goes_on(guest))
+    guest.rejoin(comeback.running_attempt(guest))
     guest.returning = False
     for number, silent, state in ((2, {1}, State.FAILED), (0, {1, 2, 3}, State.INTERRUPTED)):
         table.lose(*silent)

@@ -16,7 +16,7 @@ from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host import follower, host_supervisor, leader, presence, record_copies
 from launcher.places.ssh.host.follower import Follower, TakeOver
 from launcher.places.ssh.host.host_supervisor import QueueWatch
-from launcher.places.ssh.host.leader import Hearing, Leader, avoid_silent, elect, enough, open_next, propose
+from launcher.places.ssh.host.leader import HostWatch, Leader, avoid_silent, elect, enough, open_next, propose
 from launcher.places.ssh.host.record_copies import RecordReplicator
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
@@ -283,9 +283,9 @@ def test_a_leader_whose_run_has_ended_without_it_leaves_once_it_is_told(table):
     taken_over(table)
     write_end(table.supervisors[1].run, table.supervisors[1].attempt, SUCCEEDED, table.supervisors[1].plan)
     table.silent = set()
-    assert leader.tell(table.supervisors[1]) == [0]  # what it has not taken tells it that the run went on
+    assert leader.send_end(table.supervisors[1]) == [0]  # what it has not taken tells it that the run went on
     table.silent = {1, 2}
-    with pytest.raises(Fenced, match="attempt 2 goes on without host0"):
+    with pytest.raises(Fenced, match="attempt 2 continues without host0"):
         Leader(table.supervisors[0], table.wakeups[0])._follow(ENDED)
     assert table.end(0) is None
 
@@ -405,7 +405,7 @@ def test_what_a_host_has_beyond_a_new_leaders_history_goes(table, had_all):
         one.move(2)
     table.supervisors[0].ready.began = True
     again = started_again(table, 2)
-    again.rejoin(comeback.what_goes_on(again))
+    again.rejoin(comeback.running_attempt(again))
     again.returning = False
     assert proposed(table, table.supervisors[0], [1, 2], None) == 3
     assert whole.read_bytes() == table.supervisors[0].run.events.read_bytes()
@@ -418,7 +418,7 @@ def test_what_nobody_else_has_of_a_lost_leaders_history_goes_where_the_run_went_
     table.silent = set()
     table.supervisors[1].ready.began = True
     member = started_again(table, 0)
-    member.rejoin(comeback.what_goes_on(member))
+    member.rejoin(comeback.running_attempt(member))
     member.returning = False
     assert proposed(table, table.supervisors[1], [0, 2], None) == 3
     assert old.run.events.read_bytes() == table.supervisors[1].run.events.read_bytes()
@@ -577,7 +577,7 @@ def test_who_comes_back_takes_part_in_what_goes_on_and_has_no_vote_before_the_ne
     table.supervisors[1].ready.began = True
     member = started_again(table, 0)
     assert isinstance(table.said(0, table.vote(3, 1)), Declined), "it does not know yet what goes on"
-    member.rejoin(comeback.what_goes_on(member))
+    member.rejoin(comeback.running_attempt(member))
     member.returning = False
     assert (member.attempt.number, member.leads, member.status().has_vote) == (2, False, False)
     assert [node.host for node in member.plan.nodes] == ["host1", "host2", "host0"]
@@ -607,9 +607,9 @@ def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
     leads.ready.began = True
     append_line(leads.run.events, Event(0.0, 2, "failure", "a rank was killed"))
     member = started_again(table, 2)
-    member.rejoin(comeback.what_goes_on(member))
+    member.rejoin(comeback.running_attempt(member))
     member.returning = False
-    hearing = Hearing(leads)
+    hearing = HostWatch(leads)
     hearing.close()
     hearing.look()
     assert member.status().accepted == 1
@@ -622,9 +622,9 @@ def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
 
 def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
     member = started_again(table, 2)
-    assert comeback.what_goes_on(member) is None, "it has not begun"
+    assert comeback.running_attempt(member) is None, "it has not begun"
     table.supervisors[0].ready.began = True
-    said = comeback.what_goes_on(member)
+    said = comeback.running_attempt(member)
     assert (said.attempt, said.hosts) == (1, ("host0", "host1", "host2"))
     forged = [
         msgspec.structs.replace(said, hosts=("host1", "host0", "host2")),
@@ -634,10 +634,10 @@ def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):
         msgspec.structs.replace(said, hosts=()),
         msgspec.structs.replace(said, attempt=0),
     ]
-    assert [member.ballot.goes_on_with(0, one, 1) for one in forged] == [False] * 6
-    assert member.ballot.goes_on_with(0, said, 1)
+    assert [member.ballot.is_attempt_of(0, one, 1) for one in forged] == [False] * 6
+    assert member.ballot.is_attempt_of(0, said, 1)
     write_record(table.supervisors[0].attempt.end, SUCCEEDED)
-    assert comeback.what_goes_on(member) is None, "it is over"
+    assert comeback.running_attempt(member) is None, "it is over"
 
 
 def test_its_vote_binds_a_supervisor_that_is_started_again(table):
@@ -733,7 +733,7 @@ def test_a_host_that_missed_the_proposal_leaves(table, agents):
     table.deafen(2, OpenAttempt)
     assert proposed(table, table.supervisors[0], [1, 2], None) == 2
     table.supervisors[0].move(2)
-    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+    with pytest.raises(Fenced, match="attempt 2 continues without host2"):
         left_out._is_deserted()
 
 
@@ -751,10 +751,10 @@ def test_a_host_that_missed_the_proposal_leaves_once_somebody_has_records_of_wha
         table.supervisors[leads].run, table.supervisors[leads].run.attempt(2), SUCCEEDED, table.supervisors[leads].plan
     )
     table.supervisors[leads].move(2)
-    leader.tell(table.supervisors[leads])
-    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+    leader.send_end(table.supervisors[leads])
+    with pytest.raises(Fenced, match="attempt 2 continues without host2"):
         Follower(table.supervisors[2], table.wakeups[2])._keep()
-    with pytest.raises(Fenced, match="attempt 2 goes on without host2"):
+    with pytest.raises(Fenced, match="attempt 2 continues without host2"):
         QueueWatch(table.supervisors[2]).look()
 
 
@@ -890,7 +890,7 @@ def test_who_is_left_alone_says_which_hosts_are_missed_and_what_a_person_can_do(
     assert watch.look() and not watch.look()
     end = table.end(2)
     assert (end.state, end.cause, end.state.ended) == (State.INTERRUPTED, Cause.NODE_LOST, True)
-    assert "1 of its 3 hosts answer, too few to go on: since " in end.message
+    assert "1 of its 3 hosts answer, too few to continue: since " in end.message
     assert "host0, host1 did not; the checkpoint of step 1200 is the newest" in end.message
     assert f"launch resume {table.supervisors[2].plan.run_id} --without host0 --without host1" in end.message
 
@@ -942,9 +942,9 @@ def test_nobody_there_is_not_believed_at_once(table, monkeypatch):
 
     monkeypatch.setattr(table, "reach", lambda *_: bool(asked.append(0)) or len(asked) > 2 * len(member.rpc.others))
     monkeypatch.setattr(table, "said", late)
-    assert host_supervisor._others_were_told(member, turn_s=0.0)
+    assert host_supervisor._another_was_told(member, turn_s=0.0)
     table.supervisors[0].ready.told = table.supervisors[2].ready.told = False
-    assert not host_supervisor._others_were_told(member, turn_s=0.0)
+    assert not host_supervisor._another_was_told(member, turn_s=0.0)
 
 
 def test_a_new_supervisor_waits_longer_than_one_without_a_word_may_take_to_leave():

@@ -15,21 +15,22 @@ from launcher.supervisor.waiting import OtherRun
 
 
 class _Disks(msgspec.Struct, frozen=True):
-    """The part of a plan that tells whether other hosts may know better."""
+    """The part of a plan that shows whether other hosts may know more."""
 
     nodes: tuple[msgspec.Raw, ...]
     disks_apart: bool
 
 
 class RunsOnHost:
-    """The other runs on this host: any host may say that one succeeded, but another end counts only if none can
-    know better.
+    """The other runs on this host: a success is believed from any host, another end only if no other host can
+    know more.
     """
 
     def __init__(self) -> None:
         self._seen: set[Path] = set()
 
     def look(self, run_dir: Path) -> OtherRun:
+        """Return the state of the run in this folder, as far as this host knows it."""
         run = RunDir(run_dir)
         attempt = newest(run)
         if attempt is None:

@@ -1,4 +1,4 @@
-"""Report what runs and code take of a host's disk, and delete what is over."""
+"""Report what runs and code take of a host's disk, and delete what is not live."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from launcher.run.removal import remove_tree, size_of, unneeded
 
 
 def tidy(workdir: Path, wanted: Tidy) -> Tidied:
-    """Return what is here of these runs; with `remove`, delete it except for what lives."""
+    """Return what is on this host of these runs; with `remove`, delete it except for what is live."""
     there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
     tags = tagged_any([str(run.path) for run in there.values()], os.getuid())
     live = tuple(run_id for run_id, run in there.items() if tags[str(run.path)] or presence.is_held(run))
@@ -26,12 +26,13 @@ def tidy(workdir: Path, wanted: Tidy) -> Tidied:
     if wanted.remove:
         for run in over.values():
             with presence.held(run):  # no supervisor of it can begin
-                _take_away(run.path)
+                _delete(run.path)
         for tree in code:
-            _take_away(tree)
+            _delete(tree)
     return Tidied(sizes, freed, live)
 
 
-def _take_away(path: Path) -> None:
+def _delete(path: Path) -> None:
+    """Delete the folder, unless another host of the same disk has."""
     with contextlib.suppress(FileNotFoundError):  # another host of the same disk was quicker
         remove_tree(path)

@@ -17,7 +17,7 @@ _EARLIEST_S = 120.0
 _ASK_S = 5.0
 
 
-class BatchWishes:
+class JobEndRequests:
     """The requests to end an attempt in a batch job.
 
     SIGTERM means that the nodes are taken now, one of the queue's warning signals that they soon will be, and
@@ -32,9 +32,11 @@ class BatchWishes:
         self._kind = "limit"
 
     def next_check(self) -> float | None:
+        """Return the moment at which to read the requests again."""
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:
+        """Return True once the attempt is to end, after writing the reason to its folder."""
         now = time.monotonic()
         if self._wakeup.stop_asked:
             ask_to_stop(self._attempt, "preempt")
@@ -53,7 +55,7 @@ class BatchWishes:
     def _time_left_s(self) -> float:
         """Return the seconds until ranks should save; 0 means now, also if the scheduler does not answer.
 
-        A warning may come a minute early.
+        A warning may come up to a minute early.
         """
         try:
             jobs = self._queue.jobs([self._job], limit_s=_ASK_S)

@@ -12,8 +12,8 @@ OF_THIS_MACHINE = "of this machine"
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorWish:
-    """One check-up."""
+class DoctorRequest:
+    """The options of one check: what to check, for which job, and whether to run a trial."""
 
     runs_root: Path
     python: str  # the interpreter that would run ranks
@@ -28,13 +28,13 @@ class DoctorWish:
 
     @property
     def chosen(self) -> dict[str, str]:
-        """Return the options of the job to try: those of the clusters file, overridden by the person's."""
+        """Return the options of the trial job: those of the clusters file, overridden by the user's."""
         usual = {path.partition(".")[2]: read_tree(text).root for path, text in self.defaults}
         words = {name: one.text for name, one in usual.items() if isinstance(one, Scalar) and not one.is_null}
         return words | dict(self.asked)
 
     def refuse_all_but(self, *known: str) -> None:
-        """Raise BadInput if an option was given that is of no use here."""
+        """Raise BadInput if an option was given other than these."""
         for name, whose in self.given.items():
             if name not in known:
                 place = "" if whose == OF_THIS_MACHINE else " slurm"
