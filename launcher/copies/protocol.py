@@ -41,6 +41,7 @@ class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     @classmethod
     def of(cls, held: "Held") -> "Save":
+        """Return the identity of a checkpoint that a disk holds."""
         return cls(held.kind, held.step, held.digest)
 
     def __str__(self) -> str:

@@ -71,6 +71,7 @@ async def coordinate(run: RunDir, plan: Plan, number: int) -> Exit:
     server = CoordinatorServer(run, attempt, plan, plan.coordinator, read_intent(attempt).token)
 
     def stop() -> None:
+        """Stop the coordinator, for the reason in the stop request."""
         request = readable(attempt.stop, StopRequest)
         server.stop("preempt" if request is None else request.kind)
 

@@ -320,8 +320,8 @@ def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], byt
 
 
 def place_that_asks(name: str) -> str:
-    """Return the line of the user's code that reads the variable, or "" if a package does, mostly for its logs,
-    or the trainer.
+    """Return the line of user code that reads the variable; "" if a package reads it, mostly for its logs, or
+    the trainer does.
     """
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
@@ -1143,7 +1143,9 @@ def stand_by(agents_end: int, gate: int) -> None:
 
 
 def give(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
-    """Give these descriptors these numbers, and one more the number that is returned; close all others."""
+    """Make these descriptors available under these numbers, in order, and `more` under a further number, which
+    is returned; close all others.
+    """
     free = max([*numbers, *fds, more, 2]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in (more, *fds)]
     close([fd for fd in open_fds() if fd not in moved])

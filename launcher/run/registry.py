@@ -64,12 +64,12 @@ def variable_of(path: str) -> str | None:
     """
     at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
     root, state = Path(named).absolute() if named else None, _folder().parent
-    if (root and _meet(at, root)) or "/.launch/runs/" in f"{at}/":
+    if (root and _one_contains_other(at, root)) or "/.launch/runs/" in f"{at}/":
         return "LAUNCH_RUNS"
-    return "XDG_STATE_HOME" if _meet(at, state) else None
+    return "XDG_STATE_HOME" if _one_contains_other(at, state) else None
 
 
-def _meet(one: Path, other: Path) -> bool:
+def _one_contains_other(one: Path, other: Path) -> bool:
     """Return whether one of the paths is the other or above it."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 

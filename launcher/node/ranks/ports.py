@@ -47,6 +47,7 @@ def address_drawer(seed: str) -> Callable[[str], str]:
     numbers, taken = drawn(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
 
     def draw(address: str) -> str:
+        """Return an address on this host with a random port that was not returned before."""
         found = next(one for one in (f"{address}:{number}" for number in numbers) if one not in taken)
         taken.add(found)
         return found

@@ -237,7 +237,7 @@ class LoginCluster(Place):
         files.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-
+        """Return what each login node keeps of these runs; with `remove`, delete what is not live."""
         return tidy(runs, remove=remove)
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:

@@ -103,15 +103,18 @@ def _named(run: RunDir, replica: Replica, roles: Collection[str]) -> KeptRecord 
 
 
 def _of_role(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
+    """Return the replicated records of a role's attempt."""
     of_run = _of_run(run, attempt)
     return {name: of_run[name] for name in (ENDPOINT, "end", EVENTS, "state")}
 
 
 def _is_history(name: str) -> bool:
+    """Return whether a record of this name is a history of events."""
     return name.rpartition(" ")[2] == EVENTS
 
 
 def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
+    """Return the replicated records of the run's own attempt."""
     return {
         ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
         "avoided": KeptRecord(run.avoided, list[Exclusion]),

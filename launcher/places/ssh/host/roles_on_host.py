@@ -62,6 +62,7 @@ class RolesOnHost:
                 self._let_leave(name, here)
 
     def _start(self, name: str, plan: Plan, attempt: AttemptDir) -> None:
+        """Start this host's agents of a role's attempt."""
         ready = self._supervisor.ready
         agents = self._supervisor.here.role_agents(ready.gpus, ready.fds, plan, attempt)
         self._here[name] = _Here(plan, attempt, agents)
@@ -77,6 +78,7 @@ class RolesOnHost:
             self._end(name, here)
 
     def _end(self, name: str, here: _Here) -> None:
+        """End this host's agents of a role's attempt."""
         self._agents.end_now(here.agents)
         self._agents.drop(here.agents)
         del self._here[name]
@@ -104,4 +106,5 @@ class RolesOnHost:
         return attempt
 
     def _token_of(self, run: RunDir, number: int) -> str:
+        """Return the token of a role's attempt, derived from the run's secret."""
         return attempt_token(role_secret(self._token, run.path.name), number)

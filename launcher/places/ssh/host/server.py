@@ -207,6 +207,7 @@ def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
 
 
 def _reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
+    """Yield the state of each role's newest attempt, as this host knows it."""
     for role in map(RunDir, role_dirs(run)):
         if there := attempts(role):
             last = there[-1]
