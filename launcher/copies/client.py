@@ -24,7 +24,7 @@ from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
 from trainer.checkpoint_files.partial import Held
 from trainer.errors import CheckpointDamaged
 
-_ON_DISK_S = 120.0  # from the last byte to the word that it is durable
+_ON_DISK_S = 120.0  # from the last byte to the answer that it is durable
 _LAST_ANSWER_S = 1.0
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class DiskFailed(Exception):
 async def inventory(link: ReplicaLink) -> list[Held]:
     """Return the checkpoints that the peer has."""
     listed = await _record(link, words.List(), list[Held])
-    try:  # what others are told of it by whoever asked
+    try:  # others receive it from the caller
         converted([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
     except msgspec.ValidationError as error:
         raise WireError(f"it has checkpoints that cannot be: {error}") from error
@@ -101,7 +101,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Thr
     if size != put.size:
         raise WireError(f"{put.name} has {size} bytes here, not {put.size}")
     await link.send(put)
-    async with asyncio.timeout(_ON_DISK_S):  # a peer whose power is gone never says that it is
+    async with asyncio.timeout(_ON_DISK_S):  # a peer without power never answers
         wanted = isinstance(await link.expect(words.Go, words.InPlace), words.Go)
     if not wanted:
         return

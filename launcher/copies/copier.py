@@ -25,7 +25,7 @@ class Patience:
     give_up_s: float
     list_s: float = 5.0  # for one list of a member
     others_s: float = 2.0  # for that of a node that is no member, and may be cut off
-    members_s: float = 15.0  # until each member has given its list: without it nobody knows what it has
+    members_s: float = 15.0  # until each member has sent its list, without which its files are unknown
     retry_s: float = 0.2  # between two tries of what ranks wait for
     copy_retry_s: float = 2.0  # between two tries of a second copy: a peer that is busy or just comes back
     stall_s: float = STALL_S
@@ -68,7 +68,7 @@ class Copier:
         self._pace = Throttle(limit_bytes_per_s)
         self._known: set[int] = set()
         self._waiting: set[int] = set()
-        self._failed: set[str] = set()  # of which that was said
+        self._failed: set[str] = set()  # that were reported
         self._ends = False
         self._more = asyncio.Event()
         self._rest = asyncio.Event()  # of the generation that it follows: its newest does not wait any more

@@ -18,7 +18,7 @@ from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
 from trainer.checkpoint_files.partial import Held, order
 from trainer.errors import CheckpointDamaged
 
-# What says that a checkpoint, or a file of it, is not here, or is not what it should be.
+# Errors that mean that a checkpoint, or a file of it, is not here or is damaged.
 NOT_HERE = (FileNotFoundError, NotADirectoryError, CheckpointDamaged)
 
 

@@ -85,7 +85,7 @@ class ReplicaLink:
                 peer.shutdown(socket.SHUT_RDWR)
             await asyncio.wait([task])
             if not task.cancelled():
-                task.exception()  # that of a thread whose socket was taken away: looked at, and nobody's
+                task.exception()  # the error of a thread whose socket was closed: retrieved and ignored
             raise
         finally:
             peer.close()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LINE_BYTES = 1 << 16
 MOST_LISTED_BYTES = 64 << 20
 MOST_MANIFEST_BYTES = 256 << 20
-REASON_CHARS = 500  # it goes on to the coordinator, whose lines are bounded too
+REASON_CHARS = 500  # it is passed to the coordinator, whose lines are bounded too
 
 Name = Annotated[str, msgspec.Meta(max_length=64)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARS)]
@@ -54,8 +54,8 @@ class SaveChoice(msgspec.Struct, frozen=True):
     save: Save | None = None  # None: there is none
     with_manifest: tuple[int, ...] = ()  # nodes that have its manifest
     holders: dict[str, tuple[int, ...]] = {}  # by file: nodes that have it
-    hopeless: tuple[Save, ...] = ()  # newer ones that nobody who is here can complete
-    passed_over: tuple[Save, ...] = ()  # newer ones that somebody who is away may complete
+    hopeless: tuple[Save, ...] = ()  # newer ones that no present node can complete
+    passed_over: tuple[Save, ...] = ()  # newer ones that an absent node may complete
     fetches: bool = False  # some member lacks something
 
 

@@ -103,7 +103,7 @@ class Replication:
 
     async def _look_for(self, step: int) -> None:
         """Set `keeps` if the committed step is a checkpoint in this node's folder."""
-        with suppress(OSError):  # the disk that cannot be read is the copier's to tell of
+        with suppress(OSError):  # the copier reports a disk that cannot be read
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
     async def settle(self) -> str:
@@ -305,7 +305,7 @@ class Replication:
 
     async def _report_damaged(self, server: ReplicaAddress, get: Get) -> None:
         """Ask the server to check a damaged file, so that it is not chosen again."""
-        with suppress(WireError):  # whoever cannot be reached has nothing that counts
+        with suppress(WireError):  # files of an unreachable node do not count
             async with self._reach(server) as link:
                 await peer.report_damaged(link, get)
 

@@ -50,7 +50,7 @@ def borrow_packages(python: str) -> None:
         "-c",
         "import sysconfig; print(sysconfig.get_path('purelib'), sysconfig.get_path('platlib'), sep='\\n')",
     ]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the package is missing, which is told
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # then the package is missing, which is reported
         found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_PYTHON_S)
         sys.path.extend(dict.fromkeys(found.stdout.splitlines()))
         importlib.invalidate_caches()

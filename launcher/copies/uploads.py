@@ -229,7 +229,7 @@ class _Work:
                 raise StoreFailed(f"{store.url}: of step {manifest.step} {', '.join(missing)} did not arrive")
             if self._at_end is not None and not ends:
                 raise _Superseded
-            partial.read_manifest(self._folder, manifest.step)  # once it is pruned here, nobody else brings the rest
+            partial.read_manifest(self._folder, manifest.step)  # once it is pruned here, no other node uploads the rest
             self._pause(self._rules.retry_s)
 
     def _pieces(self, file: FileEntry, contents: BinaryIO) -> Iterator[bytes]:

@@ -63,7 +63,7 @@ class DeviceTrial(NamedTuple):
 def main(device: str) -> int:
     """Check the device; return 0 if it is fit or cannot be checked, else 1."""
     try:
-        import torch  # late: what goes wrong is told
+        import torch  # late: its errors are reported
     except Exception as error:  # noqa: BLE001 - whatever a package of the user's raises as it is imported
         _print_line(unable=f"torch cannot be imported: {_words(error)}")
         return 0
@@ -334,4 +334,4 @@ def _print_line(**words: Any) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(main(*sys.argv[1:2]))  # what was said is out; to take torch and CUDA apart takes longer than the check
+    os._exit(main(*sys.argv[1:2]))  # the output is flushed; a normal exit of torch and CUDA takes longer than the check

@@ -18,7 +18,7 @@ class DoctorRequest:
     runs_root: Path
     python: str  # the interpreter that would run ranks
     cluster: str = ""  # as the person calls it
-    defaults: tuple[tuple[str, str], ...] = ()  # what the clusters file says of it: options of the spec, and their YAML
+    defaults: tuple[tuple[str, str], ...] = ()  # its defaults in the clusters file: options of the spec, and their YAML
     trial: bool = False  # have nodes, or all hosts, try it out
     health: bool = False  # only whether the devices compute, keep and carry what they should
     nodes: int | None = None  # of so many

@@ -29,7 +29,7 @@ class Finding:
     text: str
     hint: str = ""  # what to do
     rows: tuple[tuple[str, ...], ...] = ()  # a table that shows it, head first
-    unreachable: bool = False  # a problem because nobody answers
+    unreachable: bool = False  # a problem because no host answers
 
 
 def ok(about: str, text: str, rows: Iterable[tuple[str, ...]] = ()) -> Finding:

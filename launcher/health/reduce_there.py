@@ -30,7 +30,7 @@ def main() -> None:
         go = _read_request()
         threading.Thread(target=_read_request, daemon=True).start()
         _print_line(**_reduced(asked["rank"], asked["world"], go, listener.detach() if listener else None))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
         _print_line(error=" ".join(str(error).split())[:200] or type(error).__name__)
         _read_request()  # who holds the store stays for the others
 

@@ -91,7 +91,7 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
     if not is_here(name):
         hint = "hint: submit on a login node of the cluster, or name one in the clusters file"
         raise BadInput(f"{name}: there is no `{kind.program}` on PATH", hint)
-    return ClusterEntry(name, name)  # what the spec says of it is all there is
+    return ClusterEntry(name, name)  # all its options are in the spec
 
 
 def section_of(name: str) -> Section:
@@ -195,7 +195,7 @@ def with_defaults(
     try:
         read = read_tree(read_text(spec, printable(str(spec))))
     except Wrong:
-        return tuple(overrides)  # reading the spec tells what is wrong with it
+        return tuple(overrides)  # reading the spec reports its problems
     root = read.root if isinstance(read.root, Mapping) else None
     if root is None or command_line.apply(root, overrides, JOB if job is None else job):
         return tuple(overrides)

@@ -23,7 +23,7 @@ LIMIT_S = 60.0  # a cloud's own CLI may log in first
 _FRESH_S = 10.0  # one `launch` asks several times, as for each spec of a submit
 _MOST_BYTES = 1 << 20
 _MOST_HOSTS = 1000  # the clusters file may have 10 000 values, and a host with all that may be said of it has 20
-_LINES_SHOWN, _LONGEST_LINE = 3, 200  # of what it says on stderr
+_LINES_SHOWN, _LONGEST_LINE = 3, 200  # of its stderr
 
 _answers: dict["HostsCommand", tuple[float, Sequence]] = {}
 

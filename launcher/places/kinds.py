@@ -25,9 +25,9 @@ class ClusterKind:
     """A kind of cluster, as it is known before its module is imported."""
 
     path: str  # MODULE:CLASS
-    asked: bool = True  # it knows of its runs what their folders and processes do not tell
+    asked: bool = True  # it knows more of its runs than their folders and processes show
     program: str = ""  # a cluster named as its kind is there where this program is; "": wherever it is named
-    fresh_s: float | None = None  # how old its word may be for those who watch, where that is not as usual
+    fresh_s: float | None = None  # how old its answer may be for watchers, if not as usual
     names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
 
 

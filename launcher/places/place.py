@@ -104,7 +104,7 @@ class Place(ABC):
     takes_roles = False  # a run may be of several programs
     supports_reach = False  # a program can be started beside the ranks of a node: `reach`
     supports_tunnel = False  # a node is reached over a connection that can carry others: `line_to`
-    lists_checkpoints = False  # it says which checkpoints there are where the run is: `checkpoints`
+    lists_checkpoints = False  # it lists the checkpoints where the run is: `checkpoints`
     most_in_order = 1  # runs of one submit that it knows to belong together, without taking them as one job
     most_files_at_once: int | None = None  # of code that a submit copies itself: the supervisor copies more; None: all
 

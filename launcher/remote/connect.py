@@ -16,7 +16,7 @@ from launcher.remote.target import Target, who
 class Transport(Protocol):
     """One open connection to a host."""
 
-    peer_address: str  # where it is; empty where that is not known, behind another host say
+    peer_address: str  # the host's address; empty if unknown, as behind a jump host
 
     def alive(self) -> bool:
         """Return False once the connection is known to have ended."""
@@ -76,7 +76,7 @@ class Line(ClosedAtTheEnd):
         with self.start(argv) as running:
             for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
                 if not running.feed(piece, deadline - time.monotonic()):
-                    break  # it wants no more: how it ended says why
+                    break  # it accepts no more, for a reason that its end shows
             done = running.finish(deadline - time.monotonic())
         if done.code is None and not self.alive:
             raise Broken(f"{who(self.target)}: the connection broke")

@@ -30,7 +30,7 @@ _SSH_FAILED = 255
 _LONGEST_FOLDER = 60
 _MARK = "launch-connected"
 _NOTICE_S = 0.2  # a connection's holder ends a little after those that share it
-# Never asks, never forwards, never stays behind; whatever the user says of hosts, keys and known hosts holds.
+# No prompts, no forwarding, no lasting connection; the user's settings of hosts, keys and known hosts apply.
 _OPTIONS = (
     "BatchMode=yes",
     "ForwardAgent=no",
@@ -39,7 +39,7 @@ _OPTIONS = (
     "ControlMaster=no",
     "RemoteCommand=none",
     "RequestTTY=no",
-    "LogLevel=ERROR",  # no banners: what it says is why it failed
+    "LogLevel=ERROR",  # no banners: its output is the reason of a failure
     f"ConnectTimeout={CONNECT_S}",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
@@ -47,7 +47,7 @@ _OPTIONS = (
 _KINDS = {"ssh-rsa": "rsa-sha2-512,rsa-sha2-256,ssh-rsa"}
 _HUNG_UP = ("kex_exchange_identification", "ssh_exchange_identification")
 _CLOSED = ("Connection closed", "Connection reset")
-_SAID_LINES = 8  # of what ssh says in the end: each host on the way may have a word
+_SAID_LINES = 8  # of ssh's last output, to which each jump host may add
 _HINTS = {
     "Host key verification failed": "`ssh {name}` by hand shows the host's key and asks whether it is the right one",
     "Permission denied": "`ssh {name} true` must work without a password: by a key, an agent or an open master",

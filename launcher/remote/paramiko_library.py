@@ -248,7 +248,7 @@ def read_key(path: Path) -> Key:
         seen = path.stat()
         with _reading:  # an RSA key takes a quarter of a second to check: once for all hosts
             return _read_key(path, seen.st_mtime_ns)
-    except (paramiko.PasswordRequiredException, TypeError):  # a TypeError is how cryptography says it
+    except (paramiko.PasswordRequiredException, TypeError):  # cryptography raises a TypeError for it
         raise ValueError(f"has a passphrase: `ssh-add {path}` and `agent: true`, or a key without one") from None
     except OSError as error:
         raise ValueError(f"cannot be read: {why(error)}") from None

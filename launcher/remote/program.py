@@ -36,7 +36,7 @@ class ProgramChannel:
         self._stdin, self._stdout = _pipe(self.process.stdin), _pipe(self.process.stdout)
         os.set_blocking(self._stdin.fileno(), False)
         self._told = 0  # bytes of the complaints that were given out
-        self._ended = False  # its stdout is kept open all the same: whoever waits for it hears of that
+        self._ended = False  # its stdout is kept open, so that a waiting reader notices the end
 
     @property
     def ready_fd(self) -> int:
@@ -98,7 +98,7 @@ class ProgramChannel:
         new = os.pread(fd, max(0, end - start), start)
         self._told = start + len(new)
         if end > _MOST_COMPLAINTS:
-            os.ftruncate(fd, 0)  # who writes goes on where it was
+            os.ftruncate(fd, 0)  # the writer continues at its old offset
         return new
 
 

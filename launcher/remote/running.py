@@ -12,7 +12,7 @@ from launcher.remote.failures import Broken, Silent
 
 _PACKET = 32 * 1024
 _TAIL_BYTES = 4096
-_MOST_UNREAD, _MOST_ERR = 64 << 20, 16 << 20  # what is kept of what it says: whoever lies may say it for ever
+_MOST_UNREAD, _MOST_ERR = 64 << 20, 16 << 20  # how much output is kept, as a hostile program may print for ever
 _SLICE_S = 0.05
 _TURN_S = 1.0  # a Ctrl-C that comes just before a wait is noticed at its end only
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./=:,@+-")
@@ -47,7 +47,7 @@ class Channel(Protocol):
 class Done:
     """The result of a command that has ended."""
 
-    code: int | None  # 128 + n where signal n ended it; None: the connection ended before it was told
+    code: int | None  # 128 + n if signal n ended it; None: the connection ended before it was known
     out: bytes
     err: bytes
 
@@ -75,7 +75,7 @@ class Running(ClosedAtTheEnd):
         self.who = who
         self._channel = channel
         self._out, self._err = bytearray(), bytearray()
-        self._ended = False  # it says no more
+        self._ended = False  # there is no more output
 
     @property
     def ready_fd(self) -> int:
@@ -154,7 +154,7 @@ class Running(ClosedAtTheEnd):
             left = deadline - time.monotonic()
             self._take(min(max(left, 0.0), _TURN_S))
             if left <= 0 and not there() and not self._ended:
-                raise self._late()  # however much else it says
+                raise self._late()  # however much else it prints
 
     def _take(self, wait_s: float) -> bool:
         """Store new output and return whether there was any."""

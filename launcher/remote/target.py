@@ -47,9 +47,9 @@ class Target:
     known_as: str  # what the host is called in the files of known hosts
     known_hosts: tuple[Path, ...]  # the first is the one that a newly trusted key is added to
     connect_timeout_s: float
-    asked_after_s: float = 3.0  # so much silence, the host is asked for a word
+    asked_after_s: float = 3.0  # silence after which a keepalive is sent
     silence_limit_s: float = 10.0  # after so much of it in all the connection is given up
-    agent_socket: str = ""  # empty: where $SSH_AUTH_SOCK says
+    agent_socket: str = ""  # empty: $SSH_AUTH_SOCK
     only_these_keys: bool = False  # of the agent's keys, none but those named here
     proxy_command: str = ""  # reaches the host in our place
     transport: str = "paramiko"  # or openssh, which looks up for itself what is not `said`
@@ -226,7 +226,7 @@ def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, age
             raise BadInput(f"{passed[-1]}: ProxyJump: expected user@host:port, got {word!r}")
         values = {keyword: found[keyword] for keyword in ("user", "port") if found[keyword]}
         jump = _target(found["host"] or found["six"], values, (), agent=agent, passed=passed)
-        # The nearest one is reached as the configuration says; the others through the one before.
+        # The nearest one is reached by the configuration, the others through the one before.
         jumps += [*(jump.jumps if not jumps else ()), replace(jump, jumps=())]
     return tuple(jumps)
 

@@ -24,7 +24,7 @@ _APPEND = os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, or a FIFO in the place of a record would hold the reader for ever.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MANY = 100
-_MOST_BYTES = 1 << 29  # of a record or a log of events; a hole costs whoever makes it nothing
+_MOST_BYTES = 1 << 29  # of a record or a log of events; a sparse file costs an attacker nothing
 _NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a socket"}
 
 

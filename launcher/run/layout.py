@@ -162,8 +162,8 @@ class RunDir:
     spec = NamedFile("spec.yaml")
     plan = NamedFile("plan.json")
     secrets = NamedFile("secrets.json")
-    notify = NamedFile("notify.json")  # who hears of it, with their addresses, which are secrets
-    notify_lock = NamedFile(".notify-lock")  # held by the one process that tells them
+    notify = NamedFile("notify.json")  # the recipients of notifications; their addresses are secrets
+    notify_lock = NamedFile(".notify-lock")  # held by the one process that sends to them
     code = NamedFile("code")
     fence = NamedFile("FENCE")
     fence_lock = NamedFile(".fence-lock")  # held only while the fence is looked at and raised
@@ -178,7 +178,7 @@ class RunDir:
     outputs = NamedFile("fetched-outputs")  # what was fetched of that which ranks wrote beside their code
     origin = NamedFile("origin.json")  # the commit that its code was at
     roles = NamedFile("roles")  # run directories of the roles beside the main one
-    labels = NamedFile("labels.json")  # what people call it and say of it
+    labels = NamedFile("labels.json")  # its name, tags and note by the user
     labels_lock = NamedFile(".labels-lock")
 
     @property

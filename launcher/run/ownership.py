@@ -16,7 +16,7 @@ def own_part(common: Path) -> Path:
         status = common.stat()
     except (FileNotFoundError, NotADirectoryError):
         return common
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's
         return common / _user()
     return common if _is_ours_alone(status) else common / _user()
 
@@ -70,7 +70,7 @@ def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str
         try:
             status = at.lstat()
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            return ""  # who uses it will be told
+            return ""  # its use will report the error
         if trusted is not None and status.st_uid not in trusted:
             return f"{at}: belongs to another user ({status.st_uid})"
         if stat.S_ISLNK(status.st_mode):

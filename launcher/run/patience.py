@@ -16,7 +16,7 @@ from typing import TypeVar
 from launcher.errors import said_by_the_system
 
 T = TypeVar("T")
-# No room, or the disk does not do as it is told. Nothing of ours is wrong then, and it may pass.
+# No room, or the disk fails: the launcher is not at fault, and it may pass.
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 AGAIN_S = 0.25
 _patient = threading.local()

@@ -84,7 +84,7 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     job_id: str = ""
     text: str = ""  # for people: why it waits, who ended it
     starts_at: float | None = None  # the cluster's own estimate
-    ended_as: State | None = None  # ended: what that means where the job left no word of its own
+    ended_as: State | None = None  # how the run ended, if the job left no end record
     cause: Cause | None = None
     said_by: str = ""  # name of the machine or program that answered
     silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
@@ -128,7 +128,7 @@ class Environment(msgspec.Struct, frozen=True):
 
     host: str
     python: str  # its path
-    version: str = ""  # such as 3.12.4, or 3.12 where that is all that files tell
+    version: str = ""  # such as 3.12.4, or 3.12 if files show no more
     packages: dict[str, str] = {}  # by name as the index spells it, and version
     cpus: int = 0
     gpus: tuple[str, ...] = ()  # what the driver calls them
@@ -161,10 +161,10 @@ class RankExit(msgspec.Struct, frozen=True):
     local_rank: int
     node: int
     pid: int
-    code: int | None = None  # exit status; None where a signal ended it or nobody saw the end
+    code: int | None = None  # exit status; None if a signal ended it or the end was not observed
     signal: int | None = None
     done: bool = False  # it had reported `done`: what happens after that is not a failure
-    stopping: bool = False  # it ended after the agent had told it to
+    stopping: bool = False  # it ended after the agent had asked it to
     asked: bool = False  # it had reported that it was asked to stop, as by a signal
     left: bool = False  # its script called sys.exit, or argparse did
     said: str = ""  # the last line of its log, of one that failed
@@ -236,7 +236,7 @@ class GpuLoad(msgspec.Struct, frozen=True):
     index: _Amount  # as the driver counts them
     memory: _Amount  # bytes in use
     memory_total: _Amount
-    busy: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None  # percent of the time; None: it does not say
+    busy: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None  # percent of the time; None: not reported
 
 
 class RankLoad(msgspec.Struct, frozen=True):
@@ -310,11 +310,11 @@ class RunState(msgspec.Struct, frozen=True):
 
 
 KEPT = "checkpoint_kept"  # the first checkpoint of the trainer's: from then on the run does not begin without one
-ANEW = "may_begin_anew"  # a person has said that it may
-EXPLAINED = "explained"  # the cluster has told afterwards what the attempt's last failure was: its `cause` holds
+ANEW = "may_begin_anew"  # a user has allowed it
+EXPLAINED = "explained"  # the cluster reported the cause of the attempt's last failure later: this `cause` counts
 NODE_UNFIT = "node_unfit"  # its `evidence` is what was seen of which device of the node
 MOVED, NOT_MOVED = "moved", "not_moved"  # what has come of `launch nodes move`, of the node that had the ranks
-TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is what was told, `evidence` to which recipient
+TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is the message, `evidence` the recipient
 
 
 class AttemptEnd(msgspec.Struct, frozen=True):
@@ -326,7 +326,7 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     ended_at: float
     message: str = ""
     delay_s: float = 0.0  # queued: how long the cluster waits before it starts the next attempt
-    alone: bool = False  # said by one host of several that did not lead it: the others may have gone on
+    alone: bool = False  # written by a host that did not lead it: the others may have continued
 
 
 class StopRequest(msgspec.Struct, frozen=True):
@@ -348,7 +348,7 @@ class DrainRequest(msgspec.Struct, frozen=True):
     """attempts/0001/drain.json: the nodes that are to have no ranks, and requested moves."""
 
     nodes: tuple[int, ...] = ()  # for good
-    why: dict[int, str] = {}  # of those of whom somebody else says so: the scheduler's words
+    why: dict[int, str] = {}  # the scheduler's reasons, for nodes that it drains
     moves: tuple[MoveRequest, ...] = ()  # now, each once, in this order; the node may have others later
 
 
@@ -376,6 +376,6 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     checkpoint: int | None = None  # newest checkpoint known then
     ran_s: float = 0.0  # of a failure, or of a regroup without one: how long its generation had been open
     still_s: float = 0.0  # of those too: how long its generation had made no step
-    in_place: bool = False  # of a failure: the ranks that lived were to go on in their processes, from that very step
+    in_place: bool = False  # of a failure: surviving ranks were to continue in their processes, from that step
     same: str = ""  # of a hang that no other start mends: by what it is known again
     evidence: str = ""

@@ -130,6 +130,6 @@ def _remove_unused(trees: Collection[Path], root: Path) -> None:
     used = {tree.name for tree in trees} if drafts.in_work(root) else _digests(root)
     for tree, draft in aside.items():
         if tree.name in used:
-            with contextlib.suppress(OSError):  # somebody has stored it anew meanwhile
+            with contextlib.suppress(OSError):  # it was stored again meanwhile
                 os.rename(draft, tree)
         drafts.remove(draft)

@@ -218,7 +218,7 @@ class WireServer(Generic[In, Out]):
                 oldest = next(iter(self._unproved.values()))
                 oldest.cancel()
                 await asyncio.wait([oldest])
-            await asyncio.sleep(0)  # whoever has come may prove itself before the next is let in
+            await asyncio.sleep(0)  # a new peer may authenticate before the next is accepted
 
     async def _attend(self, peer: socket.socket) -> None:
         """Authenticate one peer and serve it."""
@@ -309,7 +309,9 @@ async def _readable(listening: socket.socket) -> None:
 async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_bytes: int) -> Wire[In, Any]:
     """Return the wire on an authenticated socket."""
     try:
-        address, port = peer.getpeername()[:2]  # the transport has none to tell of a peer that has reset it by then
+        address, port = peer.getpeername()[
+            :2
+        ]  # the transport has no address of a peer that has reset the connection by then
         return Wire(await asyncio.open_connection(sock=peer, limit=line_bytes), decoder, (address, port))
     except BaseException:
         peer.close()

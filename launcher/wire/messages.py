@@ -90,7 +90,7 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     idle_s: float  # since its last report or output
     reported: bool  # it has used the progress wire in this generation
-    frozen: bool  # the kernel says that a signal has stopped it
+    frozen: bool  # a signal has stopped it, according to the kernel
     step: Count | None = None
     total_steps: Count | None = None
     checkpoint: Count | None = None
@@ -99,9 +99,9 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
     breakpoint: str = ""  # where it waits for a debugger
     malformed: Count = 0  # lines on its progress wire that were no reports
-    can_continue: bool | None = None  # it can go on here when another rank is replaced; None: it has not said so far
+    can_continue: bool | None = None  # it can continue here when another rank is replaced; None: not reported yet
     address: str = ""  # where it answers requests
-    resizes: bool = False  # beside `can_continue`: it can go on among fewer or more ranks, too
+    resizes: bool = False  # beside `can_continue`: it can continue with fewer or more ranks, too
     goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
     waits: bool = False  # it was started to join others, and waits for them
     slow: SlowRank | None = None  # as it has reported in this generation
@@ -221,7 +221,7 @@ class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
     number: Count
     bytes_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of its two ways the slower one's
     round_trip_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    problem: Name = ""  # why there is no more to say
+    problem: Name = ""  # why nothing more is known
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
@@ -305,7 +305,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     ] = ()  # where files are given away: the members' by group rank, then of all others that joined
     all_here: bool = True  # no other node may have files of the run's checkpoints
     kept: bool = False  # the run has had checkpoints: without any it does not begin
-    anew: bool = False  # a person has said that it may begin anew all the same
+    anew: bool = False  # a user has allowed it begin anew all the same
     joins: bool = False  # ranks on other nodes are in the middle of the training, and wait for these
 
 

@@ -52,13 +52,13 @@ class Report(msgspec.Struct, frozen=True):
     checkpoint: int | None = None
     fingerprint: str | None = None
     asked_to_stop: bool = False
-    called_exit: bool = False  # it calls sys.exit, or argparse does: its starter says so
+    called_exit: bool = False  # it calls sys.exit, or argparse does, as its starter reports
     start_failed: str = ""  # why it could not become the rank, as its starter reports
     done: bool | None = None  # false: there is more to do after all
     exception: ExceptionReport | None = None
     breakpoint: str | None = None  # where it waits for a debugger; "": no more
     address: str | None = None  # where it answers requests; "": no more
-    can_continue: int | None = None  # the generation in which it can go on when another rank is replaced; 0: in none
+    can_continue: int | None = None  # the generation in which it can continue when another rank is replaced; 0: in none
     resizes: bool = False  # beside `can_continue`: among fewer or more ranks, too
     goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
     waits: bool = False  # for ranks that are in the middle of the training, to meet them
@@ -147,7 +147,7 @@ class Progress:
             self.slow = SlowRank(report.slow_rank, report.slow_s, report.usual_s)
         if report.went_back_to is not None:
             self.went_back = WentBack(report.went_back_to, report.lost_steps, report.why[:_LONGEST_PLACE])
-        # A word of these is no sign of progress.
+        # These fields are no sign of progress.
         place = (report.exception, report.breakpoint, report.address, report.called_exit, report.start_failed)
         self.reported = self.reported or place == (None, None, None, False, "")
         values = dict(self._measured(words))

@@ -30,7 +30,7 @@ def _is_abandoned(owner: Owner) -> bool:
         return False
     try:
         last = newest(run) if run.path.exists() else None
-    except OSError:  # another run's folder cannot be read: nobody can tell, and it is no matter of this one
+    except OSError:  # another run's folder cannot be read: undecidable, and no concern of this run
         return False
     if last is None:
         return run.path.parent.is_dir()  # it was removed; else a disk may only be away

@@ -43,11 +43,13 @@ def drawn(draw: random.Random | None = None) -> Iterator[int]:
 
 
 def address_drawer(seed: str) -> Callable[[str], str]:
-    """Return what draws a new address on the machine with this one; with the same seed the same ones, in order."""
+    """Return a function that adds a new random port to a host's address; with the same seed it draws the same
+    ports in the same order.
+    """
     numbers, taken = drawn(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
 
     def draw(address: str) -> str:
-        """Return an address on this host with a random port that was not returned before."""
+        """Return the address with a port that was not drawn for it before."""
         found = next(one for one in (f"{address}:{number}" for number in numbers) if one not in taken)
         taken.add(found)
         return found

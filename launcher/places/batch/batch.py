@@ -112,7 +112,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
     element: tuple[str, int] | None = None  # of an array: the array's id, and which of its runs, from 0
     starts_at: float | None = None  # the scheduler's estimate while it waits
     ends_at: float | None = None  # by its time limit while it runs
-    ended_as: State | None = None  # what its end means where the job left no word of its own
+    ended_as: State | None = None  # how the run ended if it left no end record
     cause: Cause | None = None
     exit_code: int | None = None  # of its batch process, where its accounts have it
     suspended: bool = False  # it has its nodes, and all of it stands still there
@@ -162,8 +162,8 @@ class Fate(Enum):
     PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
     TIMED_OUT = auto()
     CANCELLED = auto()  # none of these: a person has ended it
-    RUNS = auto()  # nobody ends it
-    UNKNOWN = auto()  # the scheduler does not say
+    RUNS = auto()  # it is not being ended
+    UNKNOWN = auto()  # the scheduler does not report it
 
 
 class BatchSystem(ABC):
@@ -177,7 +177,7 @@ class BatchSystem(ABC):
     kind: str  # as the registry of kinds has it
     called: str  # for people: Slurm
     ask: Callable[..., Answer]  # `Programs(…).ask`: runs one of its programs
-    submits: Sequence[str] = ()  # the command whose last word is the script: qsub -terse
+    submits: Sequence[str] = ()  # the command whose last argument is the script: qsub -terse
     reads_stdin = False  # that command gets the script on its stdin instead
     sees: str  # what a person types to see a job, whose id follows: squeue -j
     ends: str  # and to end it
@@ -186,7 +186,7 @@ class BatchSystem(ABC):
     id_variable = "JOB_ID"  # has the job's id inside of it
     hosts_variable = "PE_HOSTFILE"  # names a file with the job's hosts, one at the start of a line, its own first
     leaves_with: int | None = None  # a job is put back by leaving with this code; None: by `requeue`
-    gpu_resource = "gpu"  # what it calls GPUs, where a spec does not say so
+    gpu_resource = "gpu"  # its name for GPUs, unless the spec has one
     most_in_array = 1  # runs that one array may have; 1: no arrays
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class BatchSystem(ABC):
         """Release a job that its user holds; return why that is refused, or ""."""
         return self.ask([*self.releases.split(), job]).refusal if self.releases else "it holds no jobs"
 
-    # -- how a job is started again: where it cannot, the run goes on in a new job
+    # -- how a job is started again: where it cannot, the run continues in a new job
 
     def fate(self, job: str) -> Fate:
         """Return why this job's batch process was asked to leave; asked inside the job, by default from the

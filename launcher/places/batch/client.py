@@ -33,7 +33,7 @@ class Programs(msgspec.Struct, frozen=True):
 
     called: str  # the scheduler, for people
     server: str
-    silence: Sequence[str]  # in what they say where no server took the question, or where they cannot tell if one did
+    silence: Sequence[str]  # in their output if no server received the request, or may not have
     environment: Callable[[Mapping[str, str]], Mapping[str, str]] = cleaned  # what they get of the caller's
     most_bytes: int = 128 << 20  # of an answer: of 200,000 jobs squeue writes about a fifth of that
 

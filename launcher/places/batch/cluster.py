@@ -31,7 +31,7 @@ class BatchCluster(Place):
     """A cluster with a batch system; a subclass adds what a node has, if the system lists no hosts."""
 
     supports_reach = True
-    takes: Sequence[str] = ()  # of what a spec says of waiting, `after` and `max_parallel` among it
+    takes: Sequence[str] = ()  # the supported options of `queue`, such as `after` and `max_parallel`
 
     def __init__(self, queue: BatchSystem) -> None:
         self.queue = queue

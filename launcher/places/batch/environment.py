@@ -20,7 +20,7 @@ from launcher.run.durable import write_bytes
 WITH_IT = (sys.executable, "-P", "-m", "launcher.places.batch.environment")
 FILE = "JOB_LAUNCH_ENVIRONMENT"  # the variable that names it
 HOST = "JOB_LAUNCH_HOST"  # on other hosts than the first, what the scheduler calls this one
-# A scheduler gives these values of its own that say nothing of the job.
+# A scheduler gives these variables values of its own that do not depend on the job.
 _PLAIN = frozenset({"PATH", "SHELL", "LANG", "TERM", "SHLVL", "PWD", "_"})
 
 # What a submitter in a job has of that one: not every job gets values of its own that would replace these.

@@ -24,7 +24,7 @@ from launcher.run.records import Handle, Intent, Site
 from launcher.supervisor.attempt_end import is_cancelled
 from launcher.supervisor.handover import Handover, is_open
 
-_STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be put back, and then it is the one that goes on
+_STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be requeued, and then it is the one that continues
 
 
 def run_of_element(where: Path, index: int | None) -> RunDir | None:

@@ -180,7 +180,7 @@ def script_of(
     chosen = options(plan, submit_token, where, avoid, rule)
     if follows:
         chosen["hold_jid"] = ",".join(job for _, job in follows)
-    # A clock of our own tells that the limit is near: of a job that has been put back once, s_rt is the end.
+    # A timer in the job warns of its limit: after a requeue, s_rt ends the job.
     limit_s, before_s = plan.spec.resources.time_s, GridEngineSystem().warn_before_s(plan)
     return batch.script_of("gridengine", directives("#$", chosen), where, limit_s, before_s)
 

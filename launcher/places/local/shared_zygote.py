@@ -108,7 +108,7 @@ class SharedZygote:
 
     def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         """Send a message with descriptors."""
-        with contextlib.suppress(OSError):  # it has ended: its stream says so too
+        with contextlib.suppress(OSError):  # it has ended, which its stream shows too
             send_arguments(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:

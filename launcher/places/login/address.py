@@ -71,6 +71,6 @@ def now(planned: Address) -> Address:
     try:
         place = named_clusters().get(planned.cluster)
     except BadInput:
-        return planned  # what was good at submit is worth trying; the next submit tells what is wrong with the file
+        return planned  # the address at submit is worth trying; the next submit reports what is wrong with the file
     login = login_of(place) if place is not None else None
     return planned if login is None or login.node is None else as_planned(planned.cluster, login)

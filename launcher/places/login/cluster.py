@@ -59,7 +59,7 @@ _LONG_S = 1200.0  # it may have to ask further hosts, whose disks are walked
 _MOST_WHERE = 200
 Names = dict[RunId, RunId]  # by what runs are called there: what they are called here
 
-LIMIT_S = 13.0  # for all login nodes together to say how their runs are
+LIMIT_S = 13.0  # for all login nodes together to report on their runs
 _ANSWER_S = 120.0
 _TREE_S = 600.0
 _MANY = 10_000
@@ -192,7 +192,7 @@ class LoginCluster(Place):
             with handover.held(wait=True):
                 if handover.is_open() and len(handover.members) == 1 and withdraw(handover):
                     return CancelReport((), already=False)
-            hand_over(handover)  # others were submitted with it, and go on
+            hand_over(handover)  # others were submitted with it, and continue
         handle = read_record(attempt.handle, Handle)
         if handle is None or (there := handle.run_there()) is None:
             return CancelReport((), already=True)

@@ -120,7 +120,7 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
     after: AttemptNumber
     overrides: tuple[str, ...]  # what is other than before
     defaults: tuple[tuple[str, str], ...] | None = None  # of the cluster, where they are other than before
-    anew: bool = False  # a person has said that it may begin anew where no checkpoint is whole
+    anew: bool = False  # a user has allowed it to begin anew if no checkpoint is whole
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):

@@ -55,7 +55,7 @@ _PHASES = {
     **dict.fromkeys(("PEND", "PSUSP", "PROV", "WAIT", "FWD_PEND"), Phase.QUEUED),
     **dict.fromkeys(("RUN", "USUSP", "SSUSP"), Phase.RUNNING),
     **dict.fromkeys(("DONE", "EXIT", "POST_DONE", "POST_ERR"), Phase.ENDED),
-    "ZOMBI": Phase.ENDING,  # it was given up, and its host has not said that nothing of it lives
+    "ZOMBI": Phase.ENDING,  # it was given up, and its host has not confirmed its end
 }
 _SIGNALS = {"REQUEUE_PEND": Fate.QUEUED_AGAIN, "KILL": Fate.CANCELLED, "TERM": Fate.CANCELLED}
 
@@ -79,7 +79,7 @@ class LsfSystem(BatchSystem):
     starts = ("blaunch", "-n")
     id_variable, hosts_variable = "LSB_JOBID", "LSB_DJOB_HOSTFILE"
     leaves_with: int | None = _AGAIN
-    most_in_array = 1000  # MAX_JOB_ARRAY_SIZE, where a site says nothing else
+    most_in_array = 1000  # LSF's default of MAX_JOB_ARRAY_SIZE
 
     def site(self) -> str:
         """Return the name of the LSF cluster."""

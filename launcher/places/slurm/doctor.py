@@ -36,7 +36,7 @@ WORDS = QueueNames(
     others="--partition, --account and --qos",
     starter="srun",
     starts="slurmd",
-    # The first thing that it says went wrong, and not of a program that ended: what follows comes from that.
+    # The first error in its output, other than that a program ended: later errors follow from it.
     complaint=re.compile(r"^srun: (?:error|fatal): (?!\S+: tasks? )(.+)$", re.MULTILINE),
 )
 

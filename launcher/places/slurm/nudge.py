@@ -32,7 +32,7 @@ def main() -> int:
                 return 0
         except Unreachable:
             return 1
-        time.sleep(_STEP_S)  # the job's old processes are still being ended; nothing tells when they are gone
+        time.sleep(_STEP_S)  # the job's old processes are still being ended, and no event shows their end
     return 1
 
 

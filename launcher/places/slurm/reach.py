@@ -16,12 +16,12 @@ _CLIENT_PREFIXES = (
 )  # fmt: skip
 # Of the indices of an array that wait squeue would show the first 64 characters alone, and leave out the rest.
 _FOR_ANSWERS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-# What a client prints if its question was not received, or if it cannot tell.
+# What a client prints if its request was not received, or may not have been.
 _NO_ANSWER = (
     "munge encode failed",
     "unable to contact slurm controller",
     "socket timed out",
-    "unexpected message received",  # all that scontrol requeue says of a controller that is down
+    "unexpected message received",  # the only output of scontrol requeue if the controller is down
     "controller not responding",
     "controller in standby mode",
     "controller is in standby mode",

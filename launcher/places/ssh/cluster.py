@@ -181,7 +181,7 @@ def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False
     some do.
     """
     able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
-    if not able and gpus is not None:  # the one that comes nearest says how many there are
+    if not able and gpus is not None:  # the host that comes nearest decides how many there are
         able = [max(found, key=lambda one: len(one.gpus))]
     able = able or [*found]
     fewest = min(able, key=lambda one: len(one.gpus))

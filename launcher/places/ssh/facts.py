@@ -57,7 +57,7 @@ class Facts(msgspec.Struct, frozen=True):
     libraries: tuple[str, ...]
     cpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     gpus: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=4096)]
-    sockets: tuple[str, ...]  # whose names say what any user there wants
+    sockets: tuple[str, ...]  # their names show what any user there wants
     disk_free: _Count
     inodes_free: _Count | None
     writable: bool

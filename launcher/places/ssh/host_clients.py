@@ -62,7 +62,7 @@ def ask_all(
         """Return the result for one host."""
         try:
             return work(client_to(by_name[name]))
-        except Unreachable as error:  # lets us in and then says nothing
+        except Unreachable as error:  # accepts the login and then does not answer
             _silent.note(by_name[name], error)
             raise
 

@@ -130,7 +130,7 @@ class RunReport(msgspec.Struct, frozen=True):
     message: str = ""
     cause: Cause | None = None
     attempt: Attempt = 0  # the newest
-    began: bool = False  # its supervisor was told to go
+    began: bool = False  # its supervisor was told to begin
     begun: OpenedByHosts | None = None
     last: RunState | None = None  # its state.json
     avoided: tuple[Exclusion, ...] | None = None
@@ -139,7 +139,7 @@ class RunReport(msgspec.Struct, frozen=True):
     roles: tuple[RoleReport, ...] = ()
     files: tuple[Part, ...] = ()
     more: bool = False  # events than fit into this answer
-    stale: bool = False  # its coordinator has not spoken for a while: the message says for how long
+    stale: bool = False  # its coordinator has been silent for a while: the message has the time
 
 
 class AskSubmitted(OfRun, frozen=True, tag="submitted"):

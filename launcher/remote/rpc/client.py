@@ -27,10 +27,10 @@ _TAKEN_S = 600.0
 _PIECE = 1 << 20
 _LONGEST_REPLY = 32 << 20
 _PIECE_S = 60.0  # for a mebibyte behind an answer: many hosts at once may share a slow line
-_SAID_LINES = 8  # of what ssh or a shell there says in the end
-_LONGEST_WORD, _MOST_LINES = 2000, 200  # of what is said instead of an answer
+_SAID_LINES = 8  # of the last output of ssh or a shell there
+_LONGEST_WORD, _MOST_LINES = 2000, 200  # of output that is no answer
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_NO_MODULE = "No module named 'launcher"  # what Python says of a version that has its modules elsewhere
+_NO_MODULE = "No module named 'launcher"  # Python's error for a version that has its modules elsewhere
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from launcher.states import VERSION
 
 WIRE = 6
 _MARK = b"launch-far "
-_OLD_MARK = b"launch-there"  # all that a server of a host said up to wire 3
+_OLD_MARK = b"launch-there"  # the only greeting of a host's server up to wire 3
 _LONGEST_LINE = 64 << 20
 _CHUNK = 1 << 16
 _MOST_NOISE = 1 << 20  # what a login shell may print before the greeting

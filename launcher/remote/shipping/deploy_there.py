@@ -64,7 +64,7 @@ def _make(place: str, folder: str, asked: dict[str, object]) -> None:
         try:
             os.rename(home, place)
         except OSError:
-            if not os.path.isdir(place):  # else somebody else was quicker
+            if not os.path.isdir(place):  # else another process was quicker
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -154,7 +154,7 @@ def _put(draft: Path, place: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
         if have(place.parent, place.name):
-            return  # somebody else was quicker
+            return  # another process was quicker
         aside = drafts.new_draft(place.parent)
         os.rename(place, aside)
         os.rename(draft, place)

@@ -56,7 +56,7 @@ def leads_out(path: str, link: str) -> bool:
     """Return whether a link at this path of a tree may lead out of it."""
     parts = [part for part in link.split("/") if part not in ("", ".")]
     up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
-    # Back up again behind a name: that may be a link itself, and then nobody can say from where.
+    # A `..` after a name: the name may be a link itself, so that the result is unknown.
     return not link or link.startswith("/") or ".." in parts[up:] or up > path.count("/")
 
 

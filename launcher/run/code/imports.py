@@ -90,7 +90,7 @@ def syntax_error(text: bytes, path: str) -> str:
     except SyntaxError as error:
         return f"{path}:{error.lineno}: {error.msg}"
     except (ValueError, RecursionError, MemoryError):
-        return ""  # whatever it is, it is for the ranks to say
+        return ""  # whatever it is, the ranks will report it
     return ""
 
 

@@ -97,7 +97,7 @@ def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None
     if file.link is None and file.executable != (committed.mode == _EXECUTABLE):
         return False
     content = os.fsencode(file.link) if file.link is not None else (root / file.path).read_bytes()
-    ends = (b"\r\n", b"\n")  # git may have been told to write lines with other ends than it keeps
+    ends = (b"\r\n", b"\n")  # git may be configured to check out other line ends than it stores
     return committed.blob in (_blob(content, committed.blob), _blob(content.replace(*ends), committed.blob))
 
 

@@ -24,7 +24,7 @@ class Glance(msgspec.Struct, frozen=True):
     still_s: float = 0.0  # for how long nothing has changed that `mark` looks at
     over: bool = False  # the run's supervisor has exited: nothing will be written any more
     roles: Mapping[str, "Glance"] = {}  # beside the run's own, by the name of their folder
-    outlasts_roles: bool = False  # the run goes on until all roles have ended, also where one has failed
+    outlasts_roles: bool = False  # the run continues until all roles have ended, even if one has failed
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:

@@ -108,7 +108,7 @@ class JobOnTrial:
         to be removed.
         """
         now = time.monotonic()
-        # One that has said nothing, on a node that does not answer, may take as long as it likes.
+        # A job that has reported nothing, on a node that does not answer, may take as long as it likes.
         deadline = now + (_END_S if trial.seen else ASK_S)
         cancel_at = now + ASK_S if trial.reported else now  # with reports it is about to end by itself
         try:

@@ -47,7 +47,7 @@ _FLAGS = {
     "RESIZING": Phase.RUNNING,
     "SIGNALING": Phase.RUNNING,
 }
-# These only say why or how; without a base state beside them they leave open what becomes of the job.
+# These only give a reason or a manner; without a base state beside them the job's state stays open.
 _NOTES = ("LAUNCH_FAILED", "RECONFIG_FAIL", "UPDATE_DB")
 _COMPACT = {
     "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "CF": "CONFIGURING", "CG": "COMPLETING",

@@ -7,7 +7,7 @@ from datetime import datetime
 FIELD, ROW = "\x1f", "\x1e"
 JOB_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<index>[0-9]{1,10}))?(?:\+[0-9]{1,10})?")
 _NOTHING = frozenset({"", "n/a", "(null)", "none", "unknown", "none assigned", "not_set"})
-_NO_ESTIMATE = 4_102_444_800.0  # 2100: of a job that nothing can start, Slurm says that it starts in a thousand years
+_NO_ESTIMATE = 4_102_444_800.0  # 2100: for a job that cannot start, Slurm estimates a thousand years
 
 
 def read_time(text: str) -> float | None:

@@ -66,7 +66,7 @@ class Follower:
                 self._take_over.open()
             supervisor.check_part_in(supervisor.ballot.outrun_by)
             if self._is_over() and self._sure_at is None:
-                self._wind_up()  # its agent may have no connection to be told by
+                self._wind_up()  # its agent may have no connection to receive the end
             is_left = self._is_left() and self._roles.all_gone
             if self._sure_at is not None and (is_left or time.monotonic() >= self._sure_at):
                 self._stopped()
@@ -145,7 +145,7 @@ class TakeOver:
     def __init__(self, supervisor: SupervisorState) -> None:
         self._supervisor = supervisor
         self._give_up_at, self._since = 0.0, time.time()
-        self._end: AttemptEnd | None = None  # as we have said it: the failure counts once
+        self._end: AttemptEnd | None = None  # as this host has written it: the failure counts once
 
     def open(self) -> None:
         """Note that the leader is lost, and since when."""
@@ -169,7 +169,7 @@ class TakeOver:
         answers = {number: one for number, one in answers.items() if one.has_vote}
         without = {number: one for number, one in answers.items() if one.leaderless}
         if not supervisor.ballot.is_next_in_line(without) or len(without) < len(answers):
-            return None  # another host's turn, or some still hear a leader
+            return None  # another host's turn, or some hosts still have a leader
         if supervisor.status().has_vote and enough(supervisor, without, leads=False):
             return self._take_over(without)
         if supervisor.rpc.all_gone(rules.lease_s + supervisor.patience_s) or time.monotonic() > self._give_up_at:

@@ -43,7 +43,7 @@ from launcher.wire.frames import wire_key
 _WORDS = msgspec.json.Decoder(Supervisors | GoAhead)
 _TURN_S = 0.5
 _SOON_S, _SOON_FOR_S = 0.03, 3.0
-_OTHERS_S = 30.0  # how long one that was not told to go looks for another that was
+_OTHERS_S = 30.0  # how long a supervisor that was not told to begin looks for one that was
 _NOBODY_TIMES = 3  # rounds without any answer after which no other supervisor is assumed
 _LEADER_EVERY_S, _LEADER_ASK_S = 2.0, 1.0
 

@@ -285,7 +285,7 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
     supervisor.starts_from = ranks_end(supervisor, took, leads=leads)
     if supervisor.plan.disks_apart:
         supervisor.settle(attempt.number)
-        supervisor.rpc.ask(Settled(attempt.number, supervisor.node), took)  # a host that misses it is told again
+        supervisor.rpc.ask(Settled(attempt.number, supervisor.node), took)  # it is sent again to a host that misses it
     missing = [supervisor.rpc.peer(number).host for number in elected.others if number not in took]
     if missing:
         text = f"attempt {attempt.number} continues without {', '.join(missing)}"

@@ -21,7 +21,7 @@ from launcher.run.attempts import attempts, newest
 from launcher.run.durable import read_record, readable
 from launcher.run.layout import AttemptDir, RunDir
 
-_LEAVES_S = 45.0  # a supervisor that was not told to go asks the others for 30 s, then leaves
+_LEAVES_S = 45.0  # a supervisor that was not told to begin asks the others for 30 s, then exits
 _DECIDES_S = 5.0
 _AGAIN_S = 0.05
 

@@ -75,7 +75,7 @@ def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) ->
             last = there[-1]
             records = _of_role(of_role, last)
             if not is_within(attempt, role, last):
-                del records[ENDPOINT]  # other hosts take it for an attempt that goes on
+                del records[ENDPOINT]  # other hosts would take it for a running attempt
             found |= {f"{role} {last.number} {name}": one for name, one in records.items()}
     return found
 

@@ -20,7 +20,7 @@ from launcher.run.records import Intent
 from launcher.states import LOCAL
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 
-_SURE_S = 8.0  # beyond the spec's grace: its coordinator has told the agents to leave
+_SURE_S = 8.0  # beyond the spec's grace, as its coordinator has asked the agents to leave
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t")
     node: Number  # in the plan that the supervisors were started with
     attempt: Number  # the one it carries out, or waits to
     has_slots: bool
-    told: bool  # to go on, by the submitter
+    told: bool  # to begin, by the submitter
     began: bool
     leads: bool
     leaderless: bool  # its leader was silent for a whole lease

@@ -56,7 +56,7 @@ class Readiness:
 
     def __init__(self, lock: threading.RLock, host: str) -> None:
         self._lock, self._host = lock, host
-        self.told = False  # to go on, by the submitter
+        self.told = False  # to begin, by the submitter
         self.gpus: tuple[str, ...] | None = None  # that are ours, () with CPU slots; None: we wait
         self.fds: tuple[int, ...] = ()  # that hold them
         self.waits_for = ""
@@ -125,7 +125,7 @@ class SupervisorState:
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
         self._lock = threading.RLock()  # held while an answer is written to disk, however long that takes
-        self._shown = threading.Lock()  # held while what `status` tells changes together, and no longer
+        self._shown = threading.Lock()  # held only while values that `status` reports together change
         self._copying = threading.Lock()
         self._kept: dict[str, Replica] = {}  # what this process has made durable last of each record
         self.secret = read_intent(run.attempt(number)).token  # came over SSH; later tokens are made of it
@@ -135,7 +135,7 @@ class SupervisorState:
         self.ready = Readiness(self._lock, self.host)
         self.ballot = Ballot(run, node, [*self.first_nodes], number, on_disk=self.plan.disks_apart)
         self.roles_opened: dict[str, int] = {}  # the newest attempt of each role of which the leader has sent records
-        self.returning = False  # it was started again, and does not know yet what goes on
+        self.returning = False  # it was restarted, and does not know the running attempt yet
         self.since = time.monotonic()
         self.to_be_told: Sequence[int] = ()  # hosts without the record of the end when this supervisor leaves
         self.coordinator_due_at = inf  # `boottime` from when on our coordinator should speak

@@ -20,7 +20,7 @@ from trainer.checkpoint_files.partial import Held
 T = TypeVar("T")
 
 _LONGEST_MANIFEST = 64 << 20
-_LONGEST = 1 << 62  # the manifest says how long a file is
+_LONGEST = 1 << 62  # the manifest has the size of each file
 
 
 class HostDisk:

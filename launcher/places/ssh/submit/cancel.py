@@ -58,7 +58,7 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
     def end(client: HostClient) -> CancelReport:
         """Cancel the run on one host."""
         let_in.add(client.place.host.name)
-        if client.place.host.name in gone:  # that it says anything at all, it says soon
+        if client.place.host.name in gone:  # if it answers at all, it answers soon
             client.ask(ListRuns(client.place.workdir), list[RunId], limit_s=GREETING_S)
         limit_s = plan.spec.recovery.grace_s + client.limits.ends_s
         return client.ask(Cancel(run.id, client.place.workdir), CancelReport, limit_s=limit_s)

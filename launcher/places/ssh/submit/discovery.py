@@ -106,7 +106,7 @@ def _mirrored(found: FoundRun) -> Path | None:
         try:
             begin(run, told)  # what has become of it is asked next, of all of its hosts
         except BaseException:
-            drafts.remove(path)  # else it would stay as it is, whatever the clusters file says by then
+            drafts.remove(path)  # else it would stay as it is, whatever changes in the clusters file
             raise
     if found.id in dict(registry.gone()):
         registry.forget(found.id)  # its folder was removed
@@ -140,7 +140,7 @@ def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
         raise LaunchError(f"{host}: its record of {found.id} is no spec, or names none of the hosts of {found.pool}")
     try:
         theirs = parse_spec(submitted.spec, f"{host}: spec.yaml", submitted.overrides)
-    except BadInput as error:  # what is wrong with an override is said of the command line: of which there is none here
+    except BadInput as error:  # the error is about a command line, and there is none here
         raise BadInput(
             *(line if line.startswith((host, "hint:")) else f"{host}: {line}" for line in error.lines)
         ) from error

@@ -105,7 +105,7 @@ class PoolHandover:
             failed = self._start_supervisors(there, plan, intent, ready, clients)
         finally:
             for one in clients.values():
-                one.close()  # a supervisor that waits and was not told to go exits
+                one.close()  # a supervisor that was not told to begin then exits
         if not failed:
             write_record(there.handle, Handle("ssh", submit_token=intent.submit_token))
         return failed
