@@ -70,7 +70,7 @@ MEANING = {
     Exit.TIME_LIMIT: "`resources.time` is over",
     Exit.LAUNCHER_FAULT: "our own fault; please report",
     Exit.NO_PROGRESS: "restarts in a row without a newer checkpoint",
-    Exit.CANCELLED: "somebody ended it",
+    Exit.CANCELLED: "a person ended it",
     Exit.LOST: "it ended without a record of how",
     Exit.FENCED: "a newer start of the same run writes its checkpoints",
     Exit.DISK: "a disk was full or failed",
@@ -78,7 +78,7 @@ MEANING = {
     Exit.RESUME_ME: "of a rank that was asked to stop: it has saved and wants to be resumed; "
     "of any other it is a `user_error`",
     Exit.INTERRUPTED: "Ctrl-C; the run itself goes on",
-    Exit.PIPE_CLOSED: "whoever read stdout has left",
+    Exit.PIPE_CLOSED: "the reader of stdout has closed it",
 }
 
 

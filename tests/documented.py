@@ -11,7 +11,7 @@ from launcher.cli.commands import ALSO, COMMANDS
 
 
 def check(words, stdout):
-    """Raise where the words ask for JSON, and what was printed is not as documented."""
+    """Raise an error if the command line has `--json` and its output does not fit the documented schema."""
     command = command_of(words)
     if "--json" not in words or command is None or not stdout:
         return
@@ -21,7 +21,7 @@ def check(words, stdout):
 
 
 def command_of(words):
-    """The command that these words call, by its newest name; None where it is not one that is documented."""
+    """Return the command that this command line calls, by its newest name, or None if it is not documented."""
     named = [ALSO.get(name, name) for name in (" ".join(words[:2]), *words[:1])]
     return next((name for name in named if name in COMMANDS), None)
 

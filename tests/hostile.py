@@ -26,7 +26,7 @@ _WITNESS = "import json, os, sys\nprint(json.dumps({'argv': sys.argv[1:], 'env':
 
 
 def drawn(many, most):
-    """Words of any characters; which ones, the seed says."""
+    """Return random words of any characters; the seed decides which."""
     print("seed", SEED)
     draw = random.Random(SEED)
     signs = [*range(32, 127), 9, 0xE9, 0x6F22, 0x1F389]

@@ -38,5 +38,5 @@ def lies(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def lines(union: Any) -> st.SearchStrategy[bytes]:
-    """Each kind of message of a wire in turn, as the line that crosses."""
+    """Generate a line for each kind of message of a protocol, in turn."""
     return st.one_of(*(lies(kind) for kind in get_args(union))).map(msgspec.json.encode)

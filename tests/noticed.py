@@ -75,7 +75,7 @@ class NoticedRun:
         return [line for line in map(json.loads, lines) if line["what"] == "step"]
 
     def none_is_lost(self, status, again=0):
-        """Each rank made each step, at most so many of them again; the weights are those of a run alone."""
+        """Check that each rank made each step, at most `again` of them twice, with an undisturbed run's weights."""
         made = self._updates()
         for rank in (0, 1):
             steps = [line["step"] for line in made if line["rank"] == rank]

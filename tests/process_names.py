@@ -9,7 +9,7 @@ PAGE = Path(__file__).parents[1] / "launcher" / "docs" / "how-it-works.md"
 
 
 def names_of(pids):
-    """How many of these processes have which name; ranks have that of Python."""
+    """Return how many of these processes have each name; processes of Python count as `rank`."""
     return Counter(name for pid in pids if (name := name_of(pid)))
 
 
@@ -22,7 +22,7 @@ def name_of(pid):
 
 
 def listening(pids):
-    """How many TCP ports processes of which name listen on."""
+    """Return how many TCP ports processes of each name listen on."""
     found = Counter()
     for pid in pids:
         sockets = set()

@@ -55,7 +55,7 @@ class RunFolder:
         return self.run.path
 
     def write(self, path, record):
-        """At once, as processes do: another one may be reading it."""
+        """Write the record atomically, as processes do: another process may read it meanwhile."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.draft")
         draft.write_bytes(msgspec.json.encode(record))

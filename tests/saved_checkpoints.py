@@ -78,7 +78,7 @@ def keep_best(folder, step):
 
 
 def flip(path, at=0):
-    """One bit, and nothing else that a listing could show."""
+    """Flip one bit of the file, and keep its size and times."""
     before = path.stat()
     data = bytearray(path.read_bytes())
     data[at] ^= 1

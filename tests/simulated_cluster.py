@@ -194,7 +194,7 @@ class Cluster:
     # -- the coordinator
 
     def feed(self, event: In) -> list[Out]:
-        """One event into the state machine, and its twin with another wall clock; effects are carried out."""
+        """Feed an event to the state machine and to its twin with another wall clock, and carry out the effects."""
         self.broken = True  # until every check has passed
         self.event = event
         self.stale_agents = {
@@ -258,7 +258,7 @@ class Cluster:
     # -- what must never happen
 
     def _check_clean(self, node: int, start: Start) -> None:
-        """No process of an older generation lives anywhere when a new one starts."""
+        """Check that no process of an older generation lives when the node starts a new one."""
         for agent in self.agents.values():
             live = agent.live if agent.process.pid not in self.zombies else []
             if start.joins and agent.index in (*dict(self.open_starts[start.generation]), *self._trains()):
@@ -358,7 +358,10 @@ class Cluster:
             self.say(index, Ready(index))
 
     def finds_fit(self, index: int) -> bool:
-        """By a check of its devices, which it says the result of where they are not."""
+        """Return whether the agent's device check passes.
+
+        If it finds a sick device, report a fault to the coordinator.
+        """
         agent = self.agents[index]
         if agent.sick and not agent.unfit and self.plan.spec.recovery.health:
             agent.unfit, agent.ready = agent.sick, False
@@ -413,7 +416,7 @@ class Cluster:
             self.settle_copies(agent.index)
 
     def settle_copies(self, index: int) -> None:
-        """Nothing of what its ranks saved waits for a second copy any more."""
+        """Report to the coordinator that nothing that the agent's ranks saved waits for a second copy."""
         agent = self.agents[index]
         agent.copies = False
         told = Settled(index, agent.generation)
@@ -546,7 +549,7 @@ class Cluster:
     # -- time and delivery
 
     def deliver(self, index: int, *, up: bool, most: int = 1 << 30) -> None:
-        """Let messages of one wire arrive, in order."""
+        """Deliver the messages of one connection, in order."""
         if up:
             for _ in range(min(most, len(self.up[index]))):
                 if self.end is None:
@@ -558,7 +561,7 @@ class Cluster:
                 self._obey(agent, self.down[index].popleft())
 
     def settle(self) -> None:
-        """Everything that is on its way arrives."""
+        """Deliver every message that is under way, until none is left."""
         while any(self.up[index] or self._can_read(agent) for index, agent in self.agents.items()) and self.end is None:
             for index in list(self.agents):
                 self.deliver(index, up=True)
@@ -585,7 +588,7 @@ class Cluster:
         return RankHeartbeat(rank.number, idle_s, frozen=rank.frozen, waits=rank.waits, **can, **fields)
 
     def _train(self) -> None:
-        """One step of all ranks, if none is missing or stuck."""
+        """Make one step on all ranks, if none is missing or stuck."""
         joining = self.coordinator._attempt.joining
         waiting = joining.newcomers if joining is not None else set()
         live = [rank for agent in self.agents.values() if agent.index not in waiting for rank in agent.live]
@@ -595,7 +598,7 @@ class Cluster:
             rank.step, rank.active_at = (rank.step or 0) + 1, self.mono
 
     def advance(self, seconds: float, *, deliver: bool = True, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, with a heartbeat of every agent at each full second."""
+        """Let this many seconds pass; every agent sends a heartbeat at each full second."""
         end = self.mono + seconds
         if deliver:
             self.settle()

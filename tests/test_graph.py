@@ -11,7 +11,7 @@ from launcher.states import State
 
 
 def step(state):
-    """In that state; None: nobody has started it."""
+    """Return a step of a graph in that state; None for one that was not started."""
     status = SimpleNamespace(state=state) if state is not None else None
     return StepStatus("a", (), parse_run_id("x-7k3f-a"), status)
 

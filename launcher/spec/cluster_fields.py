@@ -35,8 +35,8 @@ SLURM = Section(
               example="gpu:a100:4"),
         Field("mail_user", word("a mail address"), "Who gets mail", example="me@example.org"),
         Field("mail_type", ListOf(Choice(_MAIL_TYPES), single=True), "What mail is sent about", example="[END, FAIL]"),
-        Field("signal_before", Duration(zero=False), "How long before the time limit the run is told to checkpoint and "
-              "requeue", ("signal_before_s",), "2m"),
+        Field("signal_before", Duration(zero=False), "How long before the time limit the run is asked to checkpoint "
+              "and requeue", ("signal_before_s",), "2m"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
         Field("container", Text("a container", r"[^\s-].*"), "Container that the run's processes are in: an image for "
               "Pyxis (a .sqsh file or a name in a registry), a .sif file, or a whole line such as `apptainer exec --nv "
@@ -63,7 +63,7 @@ _GPU_RESOURCE = word("a resource", r"[A-Za-z][A-Za-z0-9_.-]*")
 _WARN_BEFORE = Field(
     "warn_before",
     Duration(zero=False),
-    "How long before the time limit the run is told to checkpoint and requeue",
+    "How long before the time limit the run is asked to checkpoint and requeue",
     ("warn_before_s",),
     "2m",
 )
@@ -175,7 +175,7 @@ NOTICE = Section(
               "host runs it every 5 s, and ends it after 10 s", example="[./notice.sh]"),
         Field("signal", Choice(("HUP", "PWR")), "A signal to the agent on the host; USR1, USR2 and TERM, which "
               "schedulers send, stop the whole run", example="PWR"),
-        Field("lead", Duration(zero=False), "How long before it goes a host is told; at least recovery.grace",
+        Field("lead", Duration(zero=False), "How long before it goes a host gets notice; at least recovery.grace",
               ("lead_s",), "2m"),
     ),
     checks=(checks.notice_needs_a_source,),

@@ -236,16 +236,16 @@ def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
     settings.
     """
     return (
-        Field("to", ListOf(WhoHears(spelled_out), single=True, may_be_blank=True), "Who hears of the run: slack, "
+        Field("to", ListOf(WhoHears(spelled_out), single=True, may_be_blank=True), "Who is notified of the run: slack, "
               "discord, teams or json with the variable that holds the webhook's address, or {file: PATH}; apprise "
               "with that of a URL of apprise; email; or a command that gets the message as JSON on stdin. [] is nobody",
               example="[{slack: SLACK_WEBHOOK}, {email: me@example.org}]"),
-        Field("on", ListOf(Choice(OCCASIONS), single=True), "What is told; by default all of started, restarted, "
+        Field("on", ListOf(Choice(OCCASIONS), single=True), "What is notified; by default all of started, restarted, "
               "stalled and ended", example="[stalled, ended]"),
-        Field("restarts", Integer(0, 1_000_000), "After how many restarts the next one is told of; by default 3",
+        Field("restarts", Integer(0, 1_000_000), "After how many restarts the next one is notified; by default 3",
               example="3"),
         Field("stalled_after", Duration(zero=False), "How long no step, metric or checkpoint is reported, or the run "
-              "waits, before that is told; by default 10m", ("stalled_after_s",), "30m"),
+              "waits, before that is notified; by default 10m", ("stalled_after_s",), "30m"),
     )  # fmt: skip
 
 

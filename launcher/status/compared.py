@@ -34,7 +34,7 @@ class CodeComparison(msgspec.Struct, frozen=True):
 
     run: str
     changes: tuple[FileChange, ...] = ()
-    unknown: str = ""  # why that cannot be told
+    unknown: str = ""  # why that is not known
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Comparison(msgspec.Struct, frozen=True):
     spec: Table
     environment: Table
     packages: Table
-    unnoted: tuple[str, ...]  # runs of which nobody has noted down here what they found
+    unnoted: tuple[str, ...]  # runs whose findings are not recorded on this machine
     commits: tuple[str, ...]
     code: tuple[CodeComparison, ...]
 

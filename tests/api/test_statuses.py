@@ -18,7 +18,8 @@ SOON_ASKED_AGAIN = "login"  # twice a second, by who follows
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked_clusters(monkeypatch):
+    """Return the list of questions that were put to clusters, which all answer RUNNING."""
     return clusters_that_say(monkeypatch, lambda: RUNNING)
 
 
@@ -39,7 +40,7 @@ def clusters_that_say(monkeypatch, word):
             return [word() for _ in attempts]
 
     monkeypatch.setattr(api, "of_kind", Asked)
-    api._heard.clear()
+    api._answered.clear()
     return questions
 
 
@@ -56,21 +57,21 @@ def ended(folder):
     return api.Run(folder.name, folder)
 
 
-def test_one_question_for_all_that_have_not_ended(tmp_path, asked):
+def test_one_question_for_all_that_have_not_ended(tmp_path, asked_clusters):
     runs = [run_on("slurm", tmp_path / f"s-{index}") for index in range(3)]
     runs += [ended(tmp_path / "done"), run_on("local", tmp_path / "here")]
     states = [status.state for status in api.statuses(runs)]
-    assert asked == [("slurm", ["s-0", "s-1", "s-2"])]
+    assert asked_clusters == [("slurm", ["s-0", "s-1", "s-2"])]
     assert states == [State.STARTING] * 3 + [State.SUCCEEDED, State.UNKNOWN]
 
 
-def test_who_watches_is_content_with_a_word_of_a_moment_ago(tmp_path, asked):
+def test_who_watches_is_content_with_a_word_of_a_moment_ago(tmp_path, asked_clusters):
     run = run_on("slurm", tmp_path / "s-0")
     for _ in range(10):
         run.status(fresh_s=60.0)
-    assert len(asked) == 1
+    assert len(asked_clusters) == 1
     run.status()
-    assert len(asked) == 2
+    assert len(asked_clusters) == 2
 
 
 @pytest.mark.timeout(120)

@@ -96,7 +96,7 @@ class Served:
 
 
 def until(window, script):
-    """Without a pause between two looks."""
+    """Evaluate the script again and again without a pause until it is true."""
     bound = time.monotonic() + BOUND_S
     while not window.run(script):
         if time.monotonic() > bound:

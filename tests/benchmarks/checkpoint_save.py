@@ -90,7 +90,7 @@ class Plain:
         """It is on disk already."""
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class Dcp:
@@ -210,7 +210,9 @@ def costs(world, folder, megabytes, window_s, rounds, names):
 
 
 def durable(world, folder, megabytes, rounds):
-    """For each round: seconds until a checkpoint is on disk, and of a bare write and fsync of as many bytes."""
+    """Return for each round the seconds until a checkpoint is on disk, and those of a bare write and fsync of as many
+    bytes.
+    """
     quiet()
     clock, replica = Clock(world), Replica(megabytes)
     ours = Ours(world, replica, folder)

@@ -107,7 +107,7 @@ class Fleet:
 
 
 async def play(run, nodes):
-    """Play these agents, and say when all have started and when all were told; a line of input says what comes next."""
+    """Play these agents; print when all have started and when all know of the failure. Input starts each phase."""
     loop, fleet = asyncio.get_running_loop(), Fleet(run, nodes)
     while (endpoint := read_record(run.attempt(1).endpoint, Endpoint)) is None:
         await asyncio.sleep(0.005)
@@ -129,7 +129,7 @@ async def play(run, nodes):
 
 
 def race(run, nodes):
-    """Play all agents in some processes, and say how long they take to join, and to hear of a failure."""
+    """Play all agents in some processes; print how long they take to join and to learn of a failure."""
     words = [sys.executable, __file__, "--agents", str(run.path)]
     players = [
         subprocess.Popen(
@@ -138,20 +138,20 @@ def race(run, nodes):
         for first in range(min(PLAYERS, nodes))
     ]
     try:
-        hear(players, "here")
+        expect_line(players, "here")
         began = time.monotonic()
         for player in players:
-            say(player, "go")
-        hear(players, "started")
+            send_line(player, "go")
+        expect_line(players, "started")
         joined_s = time.monotonic() - began
         time.sleep(1.0)  # let the last Started arrive: the failure is to strike a running generation
         failed = time.monotonic()
         for number, player in enumerate(players):
-            say(player, f"fail {nodes // 2}" if number == (nodes // 2) % len(players) else "go on")
-        hear(players, "told")
+            send_line(player, f"fail {nodes // 2}" if number == (nodes // 2) % len(players) else "go on")
+        expect_line(players, "told")
         told_s = time.monotonic() - failed
         for number, player in enumerate(players):
-            say(player, "go on" if number else "cancel")
+            send_line(player, "go on" if number else "cancel")
         for player in players:
             player.wait(LIMIT_S)
     finally:
@@ -161,14 +161,16 @@ def race(run, nodes):
     return joined_s, told_s
 
 
-def hear(players, word):
+def expect_line(players, word):
+    """Read a line from each process, and exit if it is not this word."""
     for player in players:
         said = player.stdout.readline().strip()
         if said != word:
             raise SystemExit(f"agents said {said!r} instead of {word!r}")
 
 
-def say(player, line):
+def send_line(player, line):
+    """Write a line to the process's stdin."""
     player.stdin.write(f"{line}\n")
     player.stdin.flush()
 

@@ -67,7 +67,7 @@ def measure(root, args):
 
 
 def watch(lab, bound_s):
-    """Until the agents leave: the CPU seconds that both have used."""
+    """Wait until the agents have left, and return the CPU seconds that both have used."""
     used = {}
     deadline = time.monotonic() + bound_s
     while (running := lab.pids()) and time.monotonic() < deadline:

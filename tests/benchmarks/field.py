@@ -100,12 +100,13 @@ def python_with(package, folder):
     where = folder / package.partition("[")[0]
     if not where.exists():
         torch = f"torch=={installed('torch').partition('+')[0]}"
-        said(["uv", "venv", "--quiet", "--python", sys.executable, where])
-        said(["uv", "pip", "install", "--quiet", "--python", where, torch, "numpy", package])
+        output_of(["uv", "venv", "--quiet", "--python", sys.executable, where])
+        output_of(["uv", "pip", "install", "--quiet", "--python", where, torch, "numpy", package])
     return where / "bin" / "python"
 
 
-def said(command):
+def output_of(command):
+    """Return the command's stripped stdout; raise `NotMeasuredError` with stderr's last line if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise NotMeasuredError(last_line(done.stderr))
@@ -218,7 +219,7 @@ def main():
 
 def version_of(package, folder):
     script = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-    return said([python_with(package, folder), "-c", script, package.partition("[")[0]])
+    return output_of([python_with(package, folder), "-c", script, package.partition("[")[0]])
 
 
 def table(taken, steps):

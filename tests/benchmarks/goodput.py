@@ -102,14 +102,17 @@ def measure(peer, kind, every_s, args, hosts):
             notes = world.notes()
             share = useful_steps(notes, NODES, began, until) / (rate * (until - began))
             found = costs(notes, NODES, disturbed.blows, world.decisions(), rate)
-            say(f"{peer}, {kind} every {every_s} s: {share:.3f}, {rate:.1f} steps/s, {len(disturbed.blows)} faults")
+            print_progress(
+                f"{peer}, {kind} every {every_s} s: {share:.3f}, {rate:.1f} steps/s, {len(disturbed.blows)} faults"
+            )
             for cost in found:
                 phases = " ".join(f"{phase} {seconds:.2f}" for phase, seconds in cost.phases.items())
-                say(f"    {cost.fault}: {cost.total_s:.2f} s: {phases} again {cost.again_s:.2f}")
+                print_progress(f"    {cost.fault}: {cost.total_s:.2f} s: {phases} again {cost.again_s:.2f}")
             return share, len(disturbed.blows), found
 
 
-def say(text):
+def print_progress(text):
+    """Print the text on stderr at once."""
     print(text, file=sys.stderr, flush=True)
 
 

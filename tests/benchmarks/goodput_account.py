@@ -71,7 +71,7 @@ def useful_steps(notes, ranks, since, until):
 
 
 def first_of_all(notes, ranks, after=float("-inf")):
-    """When the slowest rank made its first step after that; None: not all of them have."""
+    """Return when the slowest rank made its first step after that time, or None if not all ranks have."""
     firsts = {}
     for note in notes:
         if note.what == "step" and note.at > after:
@@ -120,7 +120,7 @@ def _phases(blow, last, decisions, until):
 
 
 def _last_first(notes):
-    """When the last of the ranks did this for the first time."""
+    """Return when the last of the ranks did this for the first time."""
     firsts = {}
     for note in notes:
         firsts.setdefault(note.rank, note.at)
@@ -128,7 +128,7 @@ def _last_first(notes):
 
 
 def middle_costs(costs):
-    """By fault: how often, and the medians of each phase, of the steps made again, and of the whole."""
+    """Return for each fault how often it came, and the medians of each phase, of repeated steps, and of the whole."""
     rows = {}
     for fault in sorted({cost.fault for cost in costs}):
         mine = [cost for cost in costs if cost.fault == fault]

@@ -100,7 +100,7 @@ class Side:
 
 
 class Launched(Side):
-    """By `launch submit`."""
+    """A training that `launch submit` has started."""
 
     mixed = _MIXED | {"kill-zygote": Kind(2)}
 
@@ -116,7 +116,7 @@ class Launched(Side):
         self.run = self.desk.submit(self.desk.spec(text), *self.where)
 
     def decisions(self):
-        """From events.jsonl: failures, and the generations that followed them."""
+        """Return failures and the generations that followed them, from events.jsonl."""
         found, noticed = [], None
         for event in self.events():
             if event["kind"] in ("failure", "requeue") and noticed is None:
@@ -271,7 +271,7 @@ class Torchrun:
 
 
 class Torchft:
-    """Each group one process; the lighthouse, which nothing hits, on the first node."""
+    """A training with torchft: each group is one process; the lighthouse, which no fault hits, is on the first node."""
 
     own: ClassVar[Any] = {"agent": SCRIPT.encode()}  # there is none: what a loop starts is the rank
     port = 0
@@ -313,7 +313,7 @@ class TorchftThere(Torchft, PeerThere, World):
 
 @contextlib.contextmanager
 def side_of(peer, folder, hosts=None):
-    """One training that can be begun and disturbed; with `hosts` there, else here."""
+    """Yield a training of this kind, not yet started: on `hosts` if given, else on this machine; end it afterwards."""
     if peer == LAUNCH:
         world = LaunchedHere(Lab(folder), folder) if hosts is None else LaunchedThere(Desk(folder, hosts), folder)
     elif peer == HOT:

@@ -311,7 +311,7 @@ def child(args, *words, ranks=1):
 
 
 def size_of(mesh):
-    """How many ranks it takes: `dp=2,tp=2` four."""
+    """Return how many ranks the mesh has: four for `dp=2,tp=2`."""
     return math.prod(int(part.partition("=")[2]) for part in mesh.split(","))
 
 

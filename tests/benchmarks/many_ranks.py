@@ -45,7 +45,7 @@ def shapes(layers):
 
 
 def names(layers):
-    """Each tensor of the state: the parameter, its two averages, and how many steps it has seen."""
+    """Return the names of all tensors of the state: for each parameter itself, its two averages and its step count."""
     for name, shape in shapes(layers).items():
         yield f"model/{name}", shape
         yield f"optimizer/{name}/exp_avg", shape

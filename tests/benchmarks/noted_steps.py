@@ -20,7 +20,7 @@ class Steps:
         return found
 
     def firsts(self, after=0.0, strangers=frozenset(), ranks=RANKS):
-        """When each rank made its first step after that, in a process that is none of these; None until all have."""
+        """Return when each rank made its first step after that time in a new process, or None until all have."""
         notes = self.notes()
         times = [
             next((at for at, pid in notes[rank] if at > after and (rank, pid) not in strangers), None)

@@ -128,7 +128,7 @@ class Race:
         return [pid for pid in all_pids() if word in environment(pid) or working_in(self.folder, pid)]
 
     def wait(self, condition, timeout_s):
-        """When the condition on what ranks have noted holds: True; False where it did not in time."""
+        """Wait until the condition on the ranks' notes holds; return False if it does not within the time."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self._listen()
@@ -138,7 +138,7 @@ class Race:
         return False
 
     def firsts(self, strangers=frozenset()):
-        """When each rank first noted something, in a process that is none of these; None until all have."""
+        """Return when each rank first noted something in a process that is not among these, or None until all have."""
         times = []
         for rank in range(self.ranks):
             own = (at for at, pid, _ in self.notes[rank] if pid not in strangers)

@@ -87,7 +87,7 @@ class Struck:
         lab.submit("jobs/actor_learner.yaml", *sets)
 
     def notes(self, name):
-        """When this kind of program noted something, and in which process."""
+        """Return when programs of this kind noted something, and in which process."""
         lines = self.file.read_text().rpartition("\n")[0].splitlines() if self.file.exists() else []
         words = (line.split() for line in lines)
         return [(float(at), int(pid)) for at, who, pid in words if who == name]

@@ -122,7 +122,7 @@ def firsts(race, strangers, at):
 
 
 def times(events, at):
-    """When the loss was known and the next generation began, after it came."""
+    """Return how many seconds after `at` the failure was recorded, and the next generation opened."""
     later = [event for event in events if event["at"] >= at]
     return tuple(
         next(event["at"] for event in later if event["kind"] == kind) - at for kind in ("failure", "generation_opened")

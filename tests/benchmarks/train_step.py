@@ -75,7 +75,7 @@ class Watch:
         self.step_s = None
 
     def lap(self):
-        """After each step. True: enough."""
+        """Count a step and take the time of the measured ones; return True once all were made."""
         self._count += 1
         if self._count == self._first:
             self._began = time.perf_counter()

@@ -62,7 +62,7 @@ class Promise:
 
 
 def violations(deeds: Sequence[Deed], told: Sequence[Told], promise: Promise) -> list[str]:
-    """In plain words; empty where nothing wrong happened."""
+    """Return what was wrong, in plain sentences; empty if nothing was."""
     deeds = sorted(deeds, key=lambda deed: deed.at)
     return [
         *two_at_once(deeds),
@@ -137,7 +137,7 @@ def apart_fingerprint(steps: int, world: int) -> str:
 
 
 def steps_lost(deeds: Sequence[Deed]) -> int:
-    """How many steps were made more than once."""
+    """Return how many steps were made more than once."""
     made = [deed.step for deed in deeds if deed.what == "step" and deed.rank == 0]
     return len(made) - len(set(made))
 

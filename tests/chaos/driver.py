@@ -90,7 +90,7 @@ def names(said: str, harmed: Iterable[str]) -> bool:
 def _strike_all(
     world: World, schedule: Sequence[Strike], outcome: Outcome, watch: "Watch", undo: contextlib.ExitStack
 ) -> None:
-    """Each fault is undone in its time, whatever comes meanwhile."""
+    """Strike each fault at its time, and undo earlier faults at theirs."""
     undone: list[tuple[float, int, contextlib.ExitStack]] = []
     now = time.monotonic()
     for number, strike in enumerate(schedule):
@@ -113,7 +113,7 @@ def _strike_all(
 
 
 def _undo(undone: list[tuple[float, int, contextlib.ExitStack]], until: float) -> None:
-    """Let time pass, and end what is to end meanwhile."""
+    """Sleep until this time, and undo every fault whose end comes before it."""
     while undone and undone[0][0] <= until:
         at, _, lasting = heapq.heappop(undone)
         _sleep_until(at)

@@ -65,7 +65,7 @@ def shrunk(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
 
 
 def _shorter(schedule: Schedule) -> Iterator[Schedule]:
-    """Both halves, then all but one."""
+    """Return both halves of the schedule, then the schedule without each of its faults."""
     if len(schedule) < 2:
         return
     if len(schedule) > 2:
@@ -77,6 +77,6 @@ def _shorter(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _count(found: Sequence[Strike], name: str, kinds: Mapping[str, Kind]) -> int:
-    """How many of this kind, or of its group."""
+    """Return how many faults of this kind, or of its group, the schedule has."""
     group = kinds[name].group
     return sum(strike.fault == name or (group != "" and kinds[strike.fault].group == group) for strike in found)

@@ -13,7 +13,8 @@ def deed(at, what, step, incarnation=(1, 1), rank=0):
     return Deed(at, what, *incarnation, rank, step, "node0", 7)
 
 
-def told(at, state, who="the user", took=0.1):
+def observed(at, state, who="the user", took=0.1):
+    """Return the record that `who` was shown this state at this time, after a request of `took` seconds."""
     return Told(at, who, state, took)
 
 
@@ -21,7 +22,13 @@ RIGHT = [
     deed(1, "start", 0), deed(1, "start", 0, rank=1), deed(2, "step", 1), deed(3, "save", 1), deed(4, "step", 2),
     deed(6, "start", 1, (1, 2)), deed(7, "step", 2, (1, 2)), deed(9, "end", 2, (1, 2)),
 ]  # fmt: skip
-WORDS = [told(2, "running"), told(5, None), told(6, "restarting"), told(10, "succeeded"), told(11, "succeeded")]
+WORDS = [
+    observed(2, "running"),
+    observed(5, None),
+    observed(6, "restarting"),
+    observed(10, "succeeded"),
+    observed(11, "succeeded"),
+]
 
 
 def test_nothing_wrong():
@@ -59,31 +66,32 @@ def test_what_a_fault_has_damaged_may_be_passed_over():
 
 @pytest.mark.parametrize("state", ["failed", "lost", "cancelled", "succeeded"])
 def test_an_end_that_is_none(state):
-    assert "before the last step" in violations(RIGHT, [told(4, state)], PROMISE)[0]
+    assert "before the last step" in violations(RIGHT, [observed(4, state)], PROMISE)[0]
 
 
 def test_what_was_lost_may_be_resumed_by_a_person_and_not_by_itself():
-    words = [told(5, "lost"), told(10, "succeeded")]
+    words = [observed(5, "lost"), observed(10, "succeeded")]
     assert violations(RIGHT, words, replace(PROMISE, resumed=(5.5,))) == []
     assert "told lost 2.0 s before" in violations(RIGHT, words, replace(PROMISE, resumed=(4.5, 7.5)))[0]
 
 
 def test_what_ended_goes_on():
     assert (
-        "was told failed, and then running" in violations(RIGHT, [told(10, "failed"), told(11, "running")], PROMISE)[0]
+        "was told failed, and then running"
+        in violations(RIGHT, [observed(10, "failed"), observed(11, "running")], PROMISE)[0]
     )
 
 
 def test_success_that_nobody_reached():
-    assert "no rank has reached its end" in violations(RIGHT[:-1], [told(10, "succeeded")], PROMISE)[0]
+    assert "no rank has reached its end" in violations(RIGHT[:-1], [observed(10, "succeeded")], PROMISE)[0]
 
 
 def test_a_long_wait_for_an_answer():
-    assert "waited 31 s" in violations(RIGHT, [told(10, None, took=31)], PROMISE)[0]
+    assert "waited 31 s" in violations(RIGHT, [observed(10, None, took=31)], PROMISE)[0]
 
 
 def test_each_observer_is_judged_alone():
-    words = [told(10, "succeeded"), told(10.1, "running", "another"), told(11, "succeeded", "another")]
+    words = [observed(10, "succeeded"), observed(10.1, "running", "another"), observed(11, "succeeded", "another")]
     assert violations(RIGHT, words, PROMISE) == []
 
 

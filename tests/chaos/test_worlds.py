@@ -78,7 +78,7 @@ def test_what_is_damaged_on_a_host_is_passed_over_by_all_ranks(hosts, tmp_path):
 
 
 def python_path(pid):
-    """Where the Python of this process looks for modules first."""
+    """Return the folders in PYTHONPATH of this process; empty if it has none."""
     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return next((word.decode()[11:].split(":") for word in words if word.startswith(b"PYTHONPATH=")), [])
 

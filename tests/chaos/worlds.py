@@ -102,11 +102,11 @@ class World:
         return self.desk.project
 
     def folders(self) -> list[Path]:
-        """Where there are records of the run."""
+        """Return the folders that have records of the run."""
         return [self.desk.run_dir(self.run)]
 
     def processes(self) -> list[int]:
-        """All of the run, as this machine knows them."""
+        """Return the process ids of the run that this machine knows."""
         raise NotImplementedError
 
     def called(self, what: str) -> list[int]:
@@ -138,7 +138,7 @@ class World:
         return [f"{pid} {command(pid).replace(bytes(1), b' ').decode()}" for pid in self.processes()]
 
     def tidy(self) -> None:
-        """After the last check: whatever it did, nothing of it is left."""
+        """Remove everything of the run; called after the last check."""
         end_all(self.processes)
 
 
@@ -212,7 +212,7 @@ def strike(pid: int, number: int) -> bool:
 
 @contextlib.contextmanager
 def harmed_record(world: "World", target: int) -> Iterator[bool]:
-    """Nothing undoes it but whoever writes that record anew."""
+    """Damage a record of the run; it stays damaged until a process of the run rewrites it."""
     draw = random.Random(target)
     found = list(records(world.folders()))
     path = draw.choice(found) if found else None
@@ -438,7 +438,7 @@ def cut_off(how: Cut) -> Fault:
 
 @contextlib.contextmanager
 def cut_pair(world: World, target: int) -> Iterator[bool]:
-    """Two nodes do not hear each other, and everybody else does."""
+    """Cut the network between two nodes; all other pairs stay connected."""
     node, other = random.Random(target).sample(list(world.machines), 2)
     if node.up:
         node.cut(Cut.BOTH, peers=[other])
@@ -569,7 +569,7 @@ class Pool(World):
         return [*super().folders(), *(self.desk.there(index, self.run) for index in range(len(self.machines)))]
 
     def checkpoints(self, host: str) -> Path:
-        """Where that host has those of the run."""
+        """Return the folder in which this host has checkpoints of the run."""
         there: Path = self.desk.there(self.clock_names.index(host), self.run, "checkpoints")
         return there
 
@@ -652,7 +652,7 @@ def requeued(world: World, target: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def no_munge(world: World, target: int) -> Iterator[bool]:
-    """Nobody can prove who they are."""
+    """Freeze munged, so that Slurm cannot authenticate anybody, and continue it afterwards."""
     assert isinstance(world, Slurm)
     world.slurm.control.signal("munged", signal.SIGSTOP)
     yield True

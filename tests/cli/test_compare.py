@@ -13,7 +13,7 @@ from launcher.run.records import Environment, Origin
 
 @pytest.fixture
 def pair(desk):
-    """Two runs with other arguments and other code."""
+    """Return two runs with different arguments and code."""
     for name, lr, text in (("job-aaaa", "0.1", "x = 1\n"), ("job-bbbb", "0.2", "x = 2\n" * 100)):
         folder = desk.run(name).succeeded()
         digest = lr[-1] * 64

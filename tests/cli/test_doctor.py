@@ -92,7 +92,7 @@ def test_controls_in_a_name_do_not_reach_the_terminal(desk, ranks):
 
 
 def without_slurm(desk, tmp_path):
-    """Nothing on PATH."""
+    """Set PATH to an empty folder, so that no command of Slurm is found."""
     (tmp_path / "bin").mkdir()
     desk.env["PATH"] = str(tmp_path / "bin")
 

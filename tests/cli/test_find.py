@@ -18,7 +18,7 @@ from launcher.states import State
 
 @pytest.fixture
 def many(desk):
-    """Three runs: what they were given, have reached and are."""
+    """Return three runs with different arguments, results and states."""
     now = time.time()
     for name, lr, loss, ago in (("lr-a", "0.1", 0.5, 60.0), ("lr-b", "0.01", 0.25, 3600.0), ("big-c", "1", 2.0, 9e5)):
         folder = desk.run(f"{name}-4ykr")

@@ -69,7 +69,7 @@ def answer(desk, *words, check=0):
 
 @pytest.fixture
 def three(desk):
-    """One has succeeded, one has failed, one goes on."""
+    """Return three runs: one has succeeded, one has failed, one is running."""
     desk.run("good-aaaa").succeeded(metrics={"loss": 0.5})
     desk.run("bad-bbbb").failed()
     desk.run("live-cccc").running(nodes=NODES)

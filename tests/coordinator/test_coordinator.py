@@ -43,7 +43,8 @@ def running(nodes: int = 2, **how: object) -> Cluster:
     return cluster
 
 
-def told(cluster: Cluster, node: int) -> set[object]:
+def acks_to(cluster: Cluster, node: int) -> set[object]:
+    """Return the heartbeat acknowledgements that were sent to the node."""
     return {message for _, to, message in cluster.sent if to == node and isinstance(message, HeartbeatAck)}
 
 
@@ -585,7 +586,7 @@ def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_
     cluster.feed(Heartbeat(1, 100, 1))
     cluster.feed(Ready(1))
     assert cluster.stops(1)[-1][0] == 1
-    assert not {HeartbeatAck(99), HeartbeatAck(100)} & told(cluster, 1), (
+    assert not {HeartbeatAck(99), HeartbeatAck(100)} & acks_to(cluster, 1), (
         "what it holds still until it is answered would go on"
     )
     cluster.end_rank(0, signal=9)
@@ -593,7 +594,7 @@ def test_a_frozen_agent_is_lost_at_the_end_of_its_lease_and_must_stop_its_ranks_
     assert sorted(cluster.starts(3)) == [0]
     cluster.feed(Stopped(1, 1))
     cluster.feed(Heartbeat(1, 101, 0))
-    assert HeartbeatAck(101) in told(cluster, 1)
+    assert HeartbeatAck(101) in acks_to(cluster, 1)
     cluster.end_rank(0, signal=9)
     cluster.advance(2)
     assert sorted(cluster.starts(4)) == [0, 1]
@@ -639,10 +640,10 @@ def test_ranks_that_were_replaced_have_no_grace_and_no_leave_to_go_on_if_their_a
     cluster.feed(Join(1, "127.0.0.2", cluster.agents[1].process, 20_001, 1))
     cluster.feed(Heartbeat(1, 99, 1))
     assert cluster.stops(1)[-1] == (1, Stop(1, 0.0))
-    assert HeartbeatAck(99) not in told(cluster, 1)
+    assert HeartbeatAck(99) not in acks_to(cluster, 1)
     cluster.feed(Stopped(1, 1))
     cluster.feed(Heartbeat(1, 100, 0))
-    assert HeartbeatAck(100) in told(cluster, 1)
+    assert HeartbeatAck(100) in acks_to(cluster, 1)
 
 
 def test_a_new_agent_on_a_node_proves_nothing_about_the_one_before() -> None:
@@ -855,7 +856,7 @@ def waiting_in(op: str, rank: int, line: int) -> RankLook:
 
 
 def hanging(rules: Recovery, *looks: RankLook, history: Sequence[Event] = ()) -> Cluster:
-    """Two ranks that have made thirty steps of a second, and then hang like this."""
+    """Return a cluster of two ranks that made thirty steps of a second each and then hang in the given way."""
     cluster = Cluster(plan_of(1, ranks_each=2, rules=rules), history)
     cluster.boot()
     cluster.advance(30)

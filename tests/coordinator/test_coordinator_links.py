@@ -21,21 +21,23 @@ def cluster_of(nodes: int, *, rules: Recovery = HEALTH, slow: dict[int, float] |
     return cluster
 
 
-def asked(cluster: Cluster) -> list[tuple[int, int]]:
+def link_checks(cluster: Cluster) -> list[tuple[int, int]]:
+    """Return (asked node, peer's node) of every link check that was sent."""
     words = [(node, word) for _, node, word in cluster.sent if isinstance(word, CheckLink)]
     return [(node, word.peer.node) for node, word in words]
 
 
-def said(cluster: Cluster, kind: str) -> list[str]:
+def texts_of(cluster: Cluster, kind: str) -> list[str]:
+    """Return the texts of recorded events of this kind."""
     return [event.text for event in cluster.recorded(kind)]
 
 
 def test_neighbours_measure_their_links_before_ranks_start() -> None:
     cluster = cluster_of(4)
-    assert asked(cluster) == [(0, 1), (2, 3), (1, 2), (0, 3)]
+    assert link_checks(cluster) == [(0, 1), (2, 3), (1, 2), (0, 3)]
     kinds = [type(word) for _, _, word in cluster.sent if isinstance(word, CheckLink | Start)]
     assert kinds == [CheckLink] * 4 + [Start] * 4
-    (told,) = said(cluster, "links_checked")
+    (told,) = texts_of(cluster, "links_checked")
     assert told.startswith("4 of 4 links between nodes measured: 1 GB/s")
     assert sorted(cluster.starts(1)) == [0, 1, 2, 3] and cluster.mono == 100
 
@@ -48,16 +50,16 @@ def test_one_turn_after_the_other() -> None:
         cluster.deliver(index, up=True)
     for index in cluster.agents:
         cluster.deliver(index, up=False)
-    assert asked(cluster) == [(0, 1), (2, 3)]
+    assert link_checks(cluster) == [(0, 1), (2, 3)]
     cluster.deliver(0, up=True)
-    assert len(asked(cluster)) == 2
+    assert len(link_checks(cluster)) == 2
     cluster.deliver(2, up=True)
-    assert len(asked(cluster)) == 4
+    assert len(link_checks(cluster)) == 4
 
 
 def test_without_health_and_on_one_node_nothing_is_measured() -> None:
     for cluster in (cluster_of(3, rules=Recovery()), cluster_of(1)):
-        assert not asked(cluster) and cluster.starts(1)
+        assert not link_checks(cluster) and cluster.starts(1)
 
 
 def test_a_node_that_is_slow_with_all_others_is_left_out_and_a_spare_has_its_place() -> None:
@@ -85,7 +87,7 @@ def test_who_has_its_place_is_measured_too() -> None:
     cluster.make_ready(4)
     cluster.advance(1)
     assert sorted(cluster.starts(1)) == [0, 2, 4]
-    assert {(0, 4), (2, 4)} <= {*asked(cluster)}
+    assert {(0, 4), (2, 4)} <= {*link_checks(cluster)}
 
 
 def test_with_a_spare_it_can_be_told_which_of_two_it_is() -> None:
@@ -101,12 +103,12 @@ def test_with_a_spare_it_can_be_told_which_of_two_it_is() -> None:
 
 def test_of_two_alone_it_cannot_and_they_go_on() -> None:
     cluster = cluster_of(2, rules=FLOOR, slow={1: 2e6})
-    (text,) = said(cluster, "link_slow")
+    (text,) = texts_of(cluster, "link_slow")
     assert text == (
         "the link between node 0 and node 1: 2 MB/s; 50 MB/s wanted (recovery.link_floor); which of the two "
         "is slow is unknown, so both are used"
     )
-    assert sorted(cluster.starts(1)) == [0, 1] and asked(cluster) == [(0, 1), (0, 1)]
+    assert sorted(cluster.starts(1)) == [0, 1] and link_checks(cluster) == [(0, 1), (0, 1)]
 
 
 def test_a_single_slow_link_is_told_and_both_its_nodes_are_used() -> None:
@@ -114,14 +116,14 @@ def test_a_single_slow_link_is_told_and_both_its_nodes_are_used() -> None:
     cluster.slow_links[1, 2] = 2e6
     cluster.boot()
     cluster.settle()
-    assert "between node 1 and node 2: 2 MB/s" in said(cluster, "link_slow")[0]
+    assert "between node 1 and node 2: 2 MB/s" in texts_of(cluster, "link_slow")[0]
     assert sorted(cluster.starts(1)) == [0, 1, 2, 3] and not cluster.recorded("node_unfit")
 
 
 def test_a_slow_node_is_better_than_none_where_nobody_has_said_how_fast_is_fast_enough() -> None:
     cluster = cluster_of(3, slow={1: 2e6})
     assert sorted(cluster.starts(1)) == [0, 1, 2] and not cluster.recorded("node_unfit")
-    (text,) = said(cluster, "link_slow")
+    (text,) = texts_of(cluster, "link_slow")
     assert text.startswith("node 1 is used all the same, as no other can have its place: links: to node 0 2 MB/s")
 
 
@@ -136,11 +138,11 @@ def test_with_a_floor_there_are_too_few_and_that_is_what_is_said() -> None:
 def test_they_are_measured_again_after_a_failure() -> None:
     cluster = cluster_of(3, spares=1)
     cluster.advance(3)
-    before = len(asked(cluster))
+    before = len(link_checks(cluster))
     cluster.slow[2] = 2e6
     cluster.end_rank(0, signal=9)
     cluster.advance(3)
-    assert len(asked(cluster)) > before
+    assert len(link_checks(cluster)) > before
     assert [event.node for event in cluster.recorded("node_unfit")] == [2]
     assert sorted(cluster.starts(2)) == [0, 1, 3] and cluster.state().restarts == {"killed": 1}
 
@@ -166,7 +168,7 @@ def test_who_says_nothing_holds_up_nobody_for_long() -> None:
     cluster.boot()
     cluster.advance(40, until=lambda: bool(cluster.starts(1)))
     assert cluster.mono <= 100 + 7 * 5.0 and sorted(cluster.starts(1)) == [0, 1, 2]
-    assert "no answer within 5 s" in said(cluster, "link_slow")[0]
+    assert "no answer within 5 s" in texts_of(cluster, "link_slow")[0]
 
 
 @pytest.mark.parametrize("how", ["cut", "freeze", "kill"])
@@ -189,11 +191,11 @@ def test_another_agent_on_a_node_is_measured_anew() -> None:
     cluster.boot()
     for index in cluster.agents:
         cluster.deliver(index, up=True)
-    assert asked(cluster) == [(0, 1)] and not cluster.starts(1)
+    assert link_checks(cluster) == [(0, 1)] and not cluster.starts(1)
     cluster.kill(1, proof=False)
     cluster.boot(1, buries=True)
     cluster.settle()
-    assert asked(cluster) == [(0, 1)] * 2 and cluster.starts(1)
+    assert link_checks(cluster) == [(0, 1)] * 2 and cluster.starts(1)
 
 
 def test_who_cancels_does_not_wait_for_it() -> None:

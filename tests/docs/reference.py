@@ -76,7 +76,7 @@ OF_A_RANK = {
 }
 # What a command of `notify:` finds.
 OF_A_LISTENER = {
-    "LAUNCH_NOTIFY": "what it is told of: `started`, `restarted`, `stalled`, `ended`, or `test`",
+    "LAUNCH_NOTIFY": "the occasion: `started`, `restarted`, `stalled`, `ended`, or `test`",
     "LAUNCH_NOTIFY_TITLE": "the message in one line; all of it is on stdin, as JSON",
 }
 _NO_VARIABLES = {"LAUNCH_FAILED"}  # a state of Slurm's

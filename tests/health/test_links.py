@@ -12,7 +12,7 @@ FAST, SLOW = 500e6, 1e6
 
 
 def measured(nodes: int, sick: set[int], pairs: list[tuple[int, int]] | None = None) -> list[MeasuredLink]:
-    """Each link of a sick node is slow."""
+    """Return measurements in which each link of a sick node is slow."""
     return [
         MeasuredLink(pair, SLOW if sick.intersection(pair) else FAST, 1e-4)
         for pair in (ring(range(nodes)) if pairs is None else pairs)

@@ -40,7 +40,7 @@ class Strike:
 
 
 def become_rank(script, args, env, folder, log, strike):
-    """In the child: run the script as `python script` would."""
+    """In a forked child, run the script as `python script` would."""
     with open(log, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -109,7 +109,8 @@ def served():
     port.release()
 
 
-def told(actor, done=None):
+def next_work(actor, done=None):
+    """Post the finished work to the learner, and return its JSON answer."""
     actor.request("POST", "/", json.dumps(done))
     return json.loads(actor.getresponse().read())
 
@@ -129,10 +130,10 @@ def test_an_episode_whose_actor_goes_is_played_by_another(served):
     found = []
     learner = collect(episodes, 7, 2, found)
     gone, stays = connect(), connect()
-    assert told(gone) == {"step": 7, "number": 0, "policy": "weights"}
-    second = told(stays)
+    assert next_work(gone) == {"step": 7, "number": 0, "policy": "weights"}
+    second = next_work(stays)
     gone.close()
-    again = told(stays, played(second))
+    again = next_work(stays, played(second))
     assert (again["step"], again["number"]) == (7, 0)
     stays.request("POST", "/", json.dumps(played(again)))
     learner.join()
@@ -145,7 +146,7 @@ def test_an_episode_of_a_step_that_is_over_is_dropped(served):
     found = []
     learner = collect(episodes, 7, 1, found)
     actor = connect()
-    asked = told(actor, {"step": 6, "number": 0, "episode": "old"})
+    asked = next_work(actor, {"step": 6, "number": 0, "episode": "old"})
     actor.request("POST", "/", json.dumps(played(asked)))
     learner.join()
     assert found == [[0]]

@@ -79,7 +79,7 @@ def claim(folder: Path, *, stays: bool = False) -> Claim:
 
 
 def release(held: Claim) -> None:
-    """Everything of a lab ends, and its subnet is free."""
+    """End every process of a lab, and free its subnet."""
     with locked():
         clear(held)
 

@@ -186,7 +186,7 @@ class GridEngineLab(ClusterLab):
         return f"{self.common};{self.spool}/qmaster"
 
     def _write_clients(self) -> None:
-        """Each is the cluster's own program where its hosts file is: in a node it is what a job finds."""
+        """Write Grid Engine's client programs; outside of its nodes they run in the control node's namespaces."""
         enter = f'nsenter --target={self.control.pid} --mount --uts --wdns="$PWD"'
         for name in CLIENTS:
             script = self.bin / name

@@ -57,7 +57,7 @@ class HostNode(Node):
         self.wait()
 
     def wait(self) -> None:
-        """Until its sshd listens."""
+        """Wait until the host's sshd listens."""
         until(f"sshd of {self.name}", self._came_up)
 
     def _came_up(self) -> bool:
@@ -69,7 +69,7 @@ class HostNode(Node):
         self.wait()
 
     def connections(self) -> int:
-        """How many have come to its sshd so far."""
+        """Return how many connections the host's sshd has had so far."""
         return self.log.read_text().count("Connection from ")
 
     def memory(self) -> Path:
@@ -250,6 +250,7 @@ class HostLab(Lab):
         self.empty(libraries=False)
 
     def _cleared(self) -> bool:
+        """Kill every process that the nodes have started, and return whether there was none."""
         left = [pid for node in self._all() for pid in node.started()]
         for pid in left:
             claims.kill(pid)

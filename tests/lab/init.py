@@ -27,7 +27,7 @@ def main():
         raise OSError(ctypes.get_errno(), f"unshare: {os.strerror(ctypes.get_errno())}")
     pid = os.fork()
     if pid:
-        say(pid)
+        send_answer(pid)
         for stream in (0, 1):
             os.close(stream)  # they are the child's alone: the other end sees it go
         os.waitpid(pid, 0)
@@ -64,7 +64,8 @@ def run(argv, text=""):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def say(answer):
+def send_answer(answer):
+    """Print the answer as a line of JSON."""
     print(json.dumps(answer), flush=True)
 
 
@@ -80,7 +81,7 @@ class Init:
 
     def serve(self):
         asked, ears = b"", [0, self.woken]
-        say("ready")
+        send_answer("ready")
         while True:
             ready = select.select(ears, [], [])[0]
             if self.woken in ready:
@@ -95,7 +96,7 @@ class Init:
                 asked += chunk
                 *lines, asked = asked.split(b"\n")
                 for line in lines:
-                    say(self.answer(json.loads(line)))
+                    send_answer(self.answer(json.loads(line)))
 
     def reap(self):
         while True:

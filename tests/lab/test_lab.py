@@ -204,7 +204,7 @@ def beats_on(folder):
 
 
 def reached(caller, called, timeout=0.5):
-    """How a call from one node to the server of another ends."""
+    """Return how a connection from one node to the server of another ends: answered, refused or silence."""
     call = f"import socket; socket.create_connection(('{called.name}', 4322), timeout={timeout})"
     done = caller.exec(sys.executable, "-S", "-c", call)
     if done.returncode == 0:

@@ -58,7 +58,7 @@ class Lab:
         return self.project.parent / "brake"
 
     def hold(self, step):
-        """No rank of chain.py or lessons.py goes on from that step."""
+        """Let no rank of chain.py or lessons.py go beyond that step until the lab releases it."""
         draft = self.held.with_suffix(".draft")
         draft.write_text(str(step))
         draft.replace(self.held)
@@ -195,7 +195,7 @@ def environment(pid):
 
 
 def log_of(pid):
-    """Where its output goes."""
+    """Return the path of the process's stdout; empty if the process is gone."""
     try:
         return os.readlink(f"/proc/{pid}/fd/1")
     except OSError:

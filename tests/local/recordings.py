@@ -43,7 +43,7 @@ def replay(version, name, lab):
 
 
 def record():
-    """Each of RUNS, and of the one that waits what is there while it runs, as a machine that loses its power has it."""
+    """Record the folders of all RUNS; of the waiting run while it runs, as a power cut would leave it."""
     with tempfile.TemporaryDirectory() as root:
         lab = Lab(Path(root))
         lab.script("count.py")

@@ -33,7 +33,7 @@ def measured(desk, *words):
 
 
 def check_on_nodes(desk, *words):
-    """One rank and two on a node each; of their runs nothing is left anywhere."""
+    """Train with one rank and with two, each on a node, and check that nothing of the runs is left."""
     report = measured(desk, "--ranks", "1,2", "--per-node", "1", "--strong", "--steps", "12", *words)
     one, two = report["points"]
     assert [(point["ranks"], point["nodes"], point["why"]) for point in (one, two)] == [(1, 1, ""), (2, 2, "")]

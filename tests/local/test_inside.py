@@ -29,7 +29,7 @@ TWO_NODES = "resources: {nodes: 2, ranks_per_node: 2, gpus_per_node: 0, cpus_per
 
 @pytest.fixture
 def run(lab):
-    """Two nodes of two ranks that wait."""
+    """Start a run of two nodes with two waiting ranks each."""
     lab.script("waits.py", WAITS)
     lab.env["TOKEN_OF_MINE"] = "a secret word"
     run = lab.submit(lab.spec(SPEC % (lab.brake, TWO_NODES)))

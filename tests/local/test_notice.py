@@ -61,7 +61,10 @@ def trains_without(lab, run, node, generation):
 
 
 def none_is_lost(lab, run, notices):
-    """Nothing but notices has happened, and no step went missing; hot, one under way at a notice was made again."""
+    """Check that only notices happened and that no step is missing.
+
+    A hot step under way at a notice may be repeated.
+    """
     made = steps(lab, run)
     assert all(after - before in (0, 1) for before, after in pairwise(made)), made
     assert len(made) - len({*made}) <= notices

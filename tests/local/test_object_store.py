@@ -32,7 +32,7 @@ def saver(lab, server):
 
 
 def without_credentials(lab):
-    """From here on commands have them from the run's secrets alone."""
+    """Remove the credentials from the environment, so that commands have them only from the run's secrets."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         lab.env.pop(name)
 

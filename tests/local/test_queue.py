@@ -16,7 +16,7 @@ ONE_RANK = "ranks_per_node: 1\ngpus_per_node: 0"
 
 @pytest.fixture
 def desk(lab):
-    """In a network of its own: of what this machine's other users hold and wait for nothing is seen."""
+    """Return a desk in a network of its own, which sees nothing that other users of this machine hold or wait for."""
     alone = ["unshare", "--net", "sh", "-c", "ip link set lo up && exec sleep 3600"]
     anchor = subprocess.Popen(alone)
     try:
@@ -30,7 +30,7 @@ def desk(lab):
 
 
 def held_chain(desk):
-    """No rank goes beyond step 3 until the lab lets go."""
+    """Start a chain of runs of which no rank goes beyond step 3 until the lab releases it."""
     return desk.chain(args="steps: 5", resources=ONE_RANK, hold=3)
 
 
@@ -46,7 +46,7 @@ def queued(desk, run, why):
 
 
 def spans(desk, runs):
-    """When each run went on, in the order of their starts."""
+    """Wait for the runs, and return (start, end, run) of each, in the order of their starts."""
     return sorted((status["started_at"], status["ended_at"], run) for run in runs for status in [desk.wait(run)])
 
 

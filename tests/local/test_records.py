@@ -75,7 +75,7 @@ def instead(path, make):
 
 
 def a_link(path):
-    """To what it was, which would be found behind it."""
+    """Move the file away, and put a link to it in its place."""
     away = path.parent / "moved-away"
     path.rename(away)
     instead(path, lambda: path.symlink_to(away))

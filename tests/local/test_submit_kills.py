@@ -29,7 +29,7 @@ def strace(lab, *options):
 
 
 def occurrences(lab, calls):
-    """How often an undisturbed submit makes each of these calls."""
+    """Return how often an undisturbed submit makes each of these calls."""
     done = strace(lab, "-e", f"trace={calls}", "-c", "-o", str(lab.project.parent / "counts"))
     assert done.returncode == 0, done.stderr
     found = {}
@@ -63,7 +63,7 @@ def test_killed_at_any_system_call(lab, tmp_path):
 
 
 def check(lab, ledger, point):
-    """After the next `status`: every run that is shown has been carried out once, and no other has."""
+    """Check after the next `status` that every listed run was carried out once, and no other run was."""
     lab.launch("status")
 
     def settled():

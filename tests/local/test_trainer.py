@@ -39,7 +39,7 @@ def losses(lab, run):
 
 
 def seen(lab, run):
-    """For each step the samples that all ranks together saw in the start of the run whose step counted."""
+    """Return for each step the samples that all ranks saw in the start whose step counted."""
     starts = {}
     for path in (lab.run_dir(run) / "diary").iterdir():
         attempt, generation, _ = map(int, path.name.split("."))

@@ -99,7 +99,7 @@ class LoginNode:
             time.sleep(0.02)
 
     def down(self):
-        """No new connections; those there are go on."""
+        """Kill the ssh server, so that new connections fail; existing ones stay."""
         if self._sshd is not None:
             self._sshd.kill()
             self._sshd.wait()

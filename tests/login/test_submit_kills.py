@@ -34,7 +34,7 @@ class Ledger:
         self.laptop.script("version.py", f"{number:4}\n" * 50)
 
     def settle(self, point):
-        """After the next `status`: what is known, what exists there and what was carried out are the same."""
+        """Check after the next `status` that the known runs, the existing ones and those carried out are the same."""
 
         def settled():
             found = self.laptop.statuses("--all")

@@ -49,7 +49,7 @@ def save_apart(folders, step, *, size=1000, attempt=1, ranks_each=1, prepared=()
 
 
 def keep_best(folders, step):
-    """Each node keeps what it has of it apart as the best."""
+    """On each node, keep its files of this step as the best checkpoint."""
     for folder in folders:
         shutil.copytree(folder / folder_name(step), folder / folder_name(step, "best"))
 
@@ -131,7 +131,7 @@ async def until(what, condition, bound_s=BOUND_S):
 
 @contextlib.contextmanager
 def quick():
-    """How long it took, in a list."""
+    """Measure the block; append the seconds to the list that is yielded."""
     seconds = []
     began = time.perf_counter()
     yield seconds

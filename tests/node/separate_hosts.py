@@ -86,7 +86,7 @@ class Hosts:
             self._agents[node].wait()
 
     def lose(self, node):
-        """For good, with its disk: once nothing there can write to that any more."""
+        """Kill the agent, wait for the end of its ranks, and remove the node's disk."""
         self.kill(node)
         until("the end of its ranks", lambda: not self._processes(node))
         shutil.rmtree(self.run_dir(node))
@@ -97,12 +97,13 @@ class Hosts:
         self.start(node)
 
     def hold(self, step):
-        """No rank goes on from that step, where the script was told of the file."""
+        """Write the step into the file that scripts poll: ranks of such a script wait after that step."""
         draft = self.held.with_suffix(".draft")
         draft.write_text(str(step))
         draft.replace(self.held)
 
     def let_go(self):
+        """Remove the file, so that held ranks continue."""
         self.held.unlink()
 
     def pids(self):
@@ -110,7 +111,7 @@ class Hosts:
         return [agent.pid for agent in self._agents.values() if agent.poll() is None]
 
     def end(self, bound_s=BOUND_S):
-        """Exit codes; fails where the run takes too long."""
+        """Return the agents' exit codes; fail if the run takes too long."""
         deadline = time.monotonic() + bound_s
         return {node: agent.wait(max(0.1, deadline - time.monotonic())) for node, agent in self._agents.items()}
 

@@ -119,7 +119,8 @@ def started(lease_s, slept=AfterSuspend.FORGIVEN):
         yield agent
 
 
-def say(agent, words):
+def send_bytes(agent, words):
+    """Write bytes to the agent's stdin."""
     agent.stdin.write(words)
     agent.stdin.flush()
 
@@ -160,7 +161,7 @@ def test_all_below_a_frozen_agent_ends_with_its_lease_and_then_the_agent():
     with started("2") as agent:
         handles = handles_of_all_below(agent)
         assert len(handles) >= 2, "its guard, and a rank"
-        say(agent, b"renewed\n")
+        send_bytes(agent, b"renewed\n")
         assert agent.stdout.readline() in (b"renewed\n", b""), "or has ended already"
         agent.send_signal(signal.SIGSTOP)
         assert all_end(handles)
@@ -185,12 +186,12 @@ def test_what_slept_longer_than_its_lease_is_held_still_until_it_is_renewed():
         (theirs,) = ranks[-1:]
         os.kill(theirs, signal.SIGSTOP)  # by whoever debugs it
         until(lambda: is_stopped(theirs))
-        say(agent, b"all slept\n")
+        send_bytes(agent, b"all slept\n")
         until(lambda: all(map(is_stopped, ranks)))
         assert not is_stopped(agent.pid) and not is_stopped(guard)
         os.kill(ranks[0], signal.SIGCONT)  # whoever woke the host comes to this one only now
         until(lambda: is_stopped(ranks[0]))
-        say(agent, b"renewed\n")
+        send_bytes(agent, b"renewed\n")
         until(lambda: not any(map(is_stopped, ranks[:-1])))
         assert is_stopped(theirs)
         end(ranks)
@@ -199,11 +200,11 @@ def test_what_slept_longer_than_its_lease_is_held_still_until_it_is_renewed():
 def test_what_slept_longer_than_its_lease_ends_where_others_may_have_gone_on():
     with started("600", AfterSuspend.COUNTS) as agent:
         ranks = handles_of_all_below(agent)[1:]
-        say(agent, b"all slept\n")
+        send_bytes(agent, b"all slept\n")
         assert all_end(ranks)
 
 
 def end(pids):
-    """No ranks, which the kernel ends with their agent."""
+    """Kill these processes. Ranks are not among them: the kernel ends ranks with their agent."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

@@ -172,7 +172,7 @@ async def until(condition):
 
 
 async def kill_and_renew(preparation, *pids):
-    """Where none is named, wait for the first standby."""
+    """Kill these standbys, or the first one if none is named, and wait for new ones."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(BOUND_S):

@@ -25,7 +25,7 @@ class BatchSite:
         lab.env |= {"BATCH_SITE": str(self.folder), "PATH": f"{programs_folder}:{os.environ['PATH']}"}
 
     def fill(self):
-        """No job starts from now on."""
+        """Fill the cluster, so that no job starts from now on."""
         (self.folder / "full").touch()
 
     def free(self):
@@ -43,7 +43,7 @@ class BatchSite:
         return {job["id"]: job for job in found}
 
     def runs(self, job):
-        """How often this job has started."""
+        """Return how often this job has started."""
         return self.jobs()[job]["runs"]
 
     def job_of(self, run):

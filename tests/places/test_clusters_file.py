@@ -55,7 +55,8 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-def told(file=None):
+def refused_lines(file=None):
+    """Return the lines of the error with which the clusters file is refused."""
     with pytest.raises(BadInput) as raised:
         named_clusters(file)
     return list(raised.value.lines)
@@ -116,9 +117,9 @@ def test_which_file_is_read(write, tmp_path, monkeypatch):
     assert list(named_clusters()) == ["local", "by-variable"]
     by_option = write("by-option: {kind: slurm}\n", tmp_path / "c.yaml")
     assert list(named_clusters(by_option)) == ["local", "by-option"]
-    assert told(tmp_path / "missing.yaml") == [f"{tmp_path}/missing.yaml: no such file or directory"]
+    assert refused_lines(tmp_path / "missing.yaml") == [f"{tmp_path}/missing.yaml: no such file or directory"]
     monkeypatch.setenv("LAUNCH_CLUSTERS", str(tmp_path / "gone.yaml"))
-    assert "gone.yaml: no such file" in told()[0]
+    assert "gone.yaml: no such file" in refused_lines()[0]
 
 
 def test_all_problems_at_once(write):
@@ -134,7 +135,7 @@ def test_all_problems_at_once(write):
         "e: {kind: slurm}\n"
         "f: &anchor {kind: slurm}\n"
     )
-    lines = told()
+    lines = refused_lines()
     duration = "a duration such as 90s, 10m, 2h, 1d12h or 02:00:00"
     assert [line for line in lines if not line.startswith("hint")] == [
         f"{path}:3:3: hpc.logn: unknown option",
@@ -172,7 +173,7 @@ def test_all_problems_at_once(write):
 )
 def test_what_is_no_clusters_file(write, text, reason):
     path = write(text)
-    lines = told()
+    lines = refused_lines()
     assert lines[0].startswith(f"{path}:")
     assert reason in lines[0]
 
@@ -181,7 +182,7 @@ def test_what_is_no_clusters_file(write, text, reason):
 def test_a_file_that_others_can_write_is_refused(write, mode):
     path = write(GOOD)
     path.chmod(mode)
-    assert told() == [
+    assert refused_lines() == [
         f"{path}: others can write it, and it names programs that would run as you",
         f"hint: chmod go-w {path}",
     ]
@@ -194,7 +195,7 @@ def test_a_file_that_others_can_write_is_refused(write, mode):
 def test_a_file_of_another_user_is_refused(write):
     path = write(GOOD)
     os.chown(path, 12345, -1)
-    assert told()[0] == f"{path}: is another user's, and names programs that would run as you"
+    assert refused_lines()[0] == f"{path}: is another user's, and names programs that would run as you"
 
 
 def test_a_name_that_is_none(write):

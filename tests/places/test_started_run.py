@@ -61,7 +61,7 @@ LIES = [
 
 
 def places_in(value, at=()):
-    """Each place of a record, by the keys that lead there."""
+    """Yield each place of a record by the keys that lead to it."""
     yield at
     for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places_in(one, (*at, key))
@@ -77,7 +77,7 @@ def with_lie(value, at, lie):
 
 
 def lied(draw, data):
-    """One of its lines with something else in one place; as it is where no line is JSON."""
+    """Return the record with wrong values in one line, or with random bytes added if that line is not JSON."""
     lines = data.splitlines(keepends=True)
     number = draw.randrange(len(lines)) if lines else 0
     try:
@@ -275,7 +275,7 @@ def test_behind_a_login_node_that_lies_of_it(place, behind_login):
 
 
 class OnHost:
-    """The run as node0 of a pool has it; node1 is silent."""
+    """A run as node0 of a pool has it, while node1 does not answer."""
 
     def __init__(self, started, place, monkeypatch):
         self.near = NearHosts(place, monkeypatch)

@@ -32,7 +32,7 @@ def steps():
 
 
 def commands_of(path):
-    """Each command line that a file of .github names."""
+    """Yield each command line in a file of .github."""
     if path == HOOKS:
         return [hook["entry"] for repo in yaml.safe_load(path.read_text())["repos"] for hook in repo["hooks"]]
     if path in WORKFLOWS:

@@ -88,7 +88,7 @@ def test_lightning_over_nodes_that_it_does_not_know_of(lab):
 
 
 def files_for(lab):
-    """Where recipes read and write: ten files, and a FIFO at which rank 1 has to wait."""
+    """Create the files that recipes read: ten files, and a FIFO at which rank 1 has to wait."""
     given, made = lab.project.parent / "in", lab.project.parent / "out"
     given.mkdir()
     made.mkdir()

@@ -30,7 +30,7 @@ def door(opened):
 
 @pytest.fixture(params=["paramiko", "openssh"])
 def to(request, tmp_path, monkeypatch):
-    """How a door is reached, by each transport."""
+    """Return a function that makes the target of a test's ssh server, once for each transport."""
 
     def target(door, **changes):
         there = door.target(**changes)

@@ -15,7 +15,7 @@ from launcher.spec.model import SshHost
 
 
 def quiet(name, words):
-    """Nobody listens."""
+    """Do nothing: a listener for news that ignores it."""
 
 
 @pytest.fixture(autouse=True)

@@ -62,7 +62,7 @@ HASHABLE = re.compile(r"[][\w,.:]+ \{")  # ssh-keygen leaves patterns and marked
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    """Two public lines without comments: `type base64`."""
+    """Return two public key lines (`type base64`) without comments."""
     folder = tmp_path_factory.mktemp("keys")
     return [" ".join(keygen(folder / name).split()[:2]) for name in ("one", "two")]
 

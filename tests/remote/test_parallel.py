@@ -22,7 +22,7 @@ def close_all(lines):
 
 
 def quiet(name, words):
-    """Nobody listens."""
+    """Do nothing: a listener for news that ignores it."""
 
 
 def targets(door, count, **changes):

@@ -107,7 +107,7 @@ def test_nothing_of_a_connection_is_left(monkeypatch, tmp_path):
 
 
 def lives(pid):
-    """Whether it is there and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -82,7 +82,7 @@ def test_openssh_agrees(configured, monkeypatch, case):
     text, name = CONFIGURATIONS[case]
     monkeypatch.setattr(Path, "is_file", lambda path: True)  # ssh -G names keys that do not exist as well
     monkeypatch.setenv("HOME", os.path.expanduser(f"~{os.environ.get('USER') or 'root'}"))  # ssh looks in passwd
-    theirs = asked(configured(text), name)
+    theirs = ssh_settings(configured(text), name)
     ours = target_of(SshHost(name))
     assert ours.hostname == theirs["hostname"][0]
     assert ours.port == int(theirs["port"][0])
@@ -100,7 +100,8 @@ def test_openssh_agrees(configured, monkeypatch, case):
     assert [said(jump) for jump in ours.jumps] == [split(jump) for jump in jumps]
 
 
-def asked(config, name):
+def ssh_settings(config, name):
+    """Return what `ssh -G NAME` prints with this configuration, by keyword."""
     done = subprocess.run(["ssh", "-F", config, "-G", name], capture_output=True, text=True, check=True)
     found = {}
     for line in done.stdout.splitlines():

@@ -80,7 +80,7 @@ def sent(code, projects):
 
 
 def listing(root):
-    """Everything below a folder: kind, executable bit and content."""
+    """Return kind, executable bit and content of everything below a folder."""
     found = {}
     for folder, folders, files in os.walk(os.fsencode(root)):
         for name in (*folders, *files):

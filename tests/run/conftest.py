@@ -67,7 +67,7 @@ class Strace:
         return fired
 
     def _count(self, writer: Writer, prepare: Callable[[Path], None]) -> tuple[Counter[str], Counter[str]]:
-        """How often each call is made before the operation begins, and from then on."""
+        """Return how often each call is made before the operation begins, and how often in all."""
         code, log = self._run(writer, self._fresh(prepare), "-e", f"trace={CHANGING},access")
         assert code == 0, log
         start = next(index for index, line in enumerate(log) if _OPENS in line)

@@ -37,7 +37,7 @@ _ODD = st.sampled_from([b"null", b"1e999", b"[]", b"{}", b'"\\ud800"', b"-1", b"
 
 @st.composite
 def _damaged(draw):
-    """One of them with some of its bytes in another's place."""
+    """Draw a record, with some of its bytes moved to another place."""
     text = draw(st.sampled_from(TEXTS))
     at = draw(st.integers(0, len(text)))
     return text[:at] + draw(st.one_of(_ODD, st.binary(max_size=8))) + text[at + draw(st.integers(0, 20)) :]

@@ -56,7 +56,7 @@ class Ledger:
         return json.loads(self.desk.launch("status", "--json", "--all").stdout)
 
     def check_jobs(self, point):
-        """After one `status`: each run has a job, and of each submit token there is one, the one that its runs name."""
+        """Check after one `status` that each run has a job, and each submit token only the job that its run names."""
         shown = self.statuses()
         named = {}
         for run in shown:
@@ -72,7 +72,7 @@ class Ledger:
         assert named == known, point
 
     def check(self, point):
-        """When all is over: one job has carried each run out, and nothing else was ever done."""
+        """Check at the end that one job carried each run out, and that no other job existed."""
         self.statuses()
         self.desk.until(f"the end of every job, {point}", lambda: not self.live())
         shown = self.statuses()
@@ -107,12 +107,13 @@ def sbatch(desk, tmp_path):
 
 
 def strace(desk, words, *options):
+    """Run `launch submit --on slurm` under strace with these options, and return the finished process."""
     command = ["strace", "-qq", *options, *LAUNCH, "submit", "job.yaml", "--on", "slurm", *words]
     return subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=BOUND_S)
 
 
 def occurrences(desk, words, calls):
-    """How often an undisturbed submit makes each of these calls."""
+    """Return how often an undisturbed submit makes each of these calls."""
     counts = desk.project.parent / "counts"
     done = strace(desk, words, "-e", f"trace={calls}", "-c", "-o", str(counts))
     assert done.returncode == 0, done.stderr
@@ -225,7 +226,7 @@ def test_a_job_whose_sbatch_lied_that_it_was_refused_finds_nothing_to_do(ledger,
 
 
 def is_locked(path):
-    """Not by trying to lock it: who wants the lock in that moment would take it for another submitter's."""
+    """Return whether a process has the lock, without trying to take it."""
     inode = path.stat().st_ino
     locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
     return any(words[1] == "FLOCK" and words[-3].endswith(f":{inode}") for words in locks)

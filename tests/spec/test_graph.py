@@ -180,7 +180,7 @@ def test_a_place_is_looked_for_in_the_step_and_then_in_what_holds_for_all() -> N
 
 
 def as_read(node: Node) -> object:
-    """Without the places."""
+    """Return the node as dicts, lists and pairs (text, plain), without places."""
     match node:
         case Mapping():
             return {key: as_read(entry.value) for key, entry in node.entries.items()}

@@ -27,7 +27,7 @@ while True:
 
 
 def asleep(desk, index):
-    """For how long, each that sleeps on a host by now."""
+    """Return the arguments of all `sleep` processes on the host."""
     lines = [command_line(pid).split(b"\0") for pid in desk.hosts.nodes[index].started()]
     return {line[1] for line in lines if line[0] == b"sleep"}
 

@@ -68,7 +68,7 @@ def training(desk, more=LONG):
 
 
 def keep_away(desk, how):
-    """Nobody gets from this machine to the first two hosts, which go on reaching each other."""
+    """Cut this machine from the first two hosts, which still reach each other."""
     for node in desk.hosts.nodes[:2]:
         if how == FROZEN:
             node.signal("sshd", signal.SIGSTOP)  # the kernel still takes connections, and nobody greets

@@ -221,41 +221,42 @@ def all_ways(hosts, speed):
     return [Way(one, other, 1e-4, speed(one, other)) for one, other in pairs]
 
 
-def said(hosts, ways):
+def texts_of_problems(hosts, ways):
+    """Return the texts of all findings about these hosts that are not OK."""
     return [one.text for one in findings(hosts, ways) if one.level is not Level.OK]
 
 
 @pytest.mark.daily
 def test_a_host_that_sends_slowly_to_all():
     ways = all_ways("abcd", lambda one, other: 4e7 if one == "c" else 1e9)
-    assert said("abcd", ways) == ["c sends 40 MB/s at best, 1 GB/s is usual"]
+    assert texts_of_problems("abcd", ways) == ["c sends 40 MB/s at best, 1 GB/s is usual"]
     assert {way.start for way in slow(ways)} == {"c"}
 
 
 @pytest.mark.daily
 def test_a_host_that_is_slow_both_ways_among_three():
     ways = all_ways("abc", lambda one, other: 4e7 if "a" in (one, other) else 1e9)
-    assert said("abc", ways) == ["a sends and receives 40 MB/s at best, 1 GB/s is usual"]
+    assert texts_of_problems("abc", ways) == ["a sends and receives 40 MB/s at best, 1 GB/s is usual"]
 
 
 @pytest.mark.daily
 def test_a_single_slow_way():
     ways = all_ways("abcd", lambda one, other: 4e7 if (one, other) == ("a", "b") else 1e9)
-    assert said("abcd", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
+    assert texts_of_problems("abcd", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
     ways = all_ways("ab", lambda one, other: 4e7 if one == "a" else 1e9)
-    assert said("ab", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
+    assert texts_of_problems("ab", ways) == ["a sends to b 40 MB/s, 1 GB/s is usual"]
 
 
 @pytest.mark.daily
 def test_ways_that_are_alike():
-    assert said("abcd", all_ways("abcd", lambda one, other: 6e8 if one == "a" else 1e9)) == []
+    assert texts_of_problems("abcd", all_ways("abcd", lambda one, other: 6e8 if one == "a" else 1e9)) == []
     assert list(findings("a", [])) == []
 
 
 @pytest.mark.daily
 def test_who_is_closed_is_said_once_for_all_who_tried():
     ways = [Way(one, "z", error="refused") for one in "abcdefg"]
-    assert said("abcdefgz", ways) == ["z cannot be reached from a, b, c and 4 more: refused"]
+    assert texts_of_problems("abcdefgz", ways) == ["z cannot be reached from a, b, c and 4 more: refused"]
 
 
 # -- what is said of a host

@@ -97,7 +97,7 @@ def test_standbys_that_wait_for_the_next_attempt_end_with_the_run(desk, fate):
 
 
 def ended(desk, index, state):
-    """Whether no rank of that generation runs on the host any more; its frozen parent cannot bury it."""
+    """Return whether no rank of that generation lives on the host any more; zombies do not count."""
     node = desk.hosts.nodes[index]
     wanted = {rank["pid"] for rank in state["ranks"] if rank["node"] == index}
     assert wanted, "no rank was there"

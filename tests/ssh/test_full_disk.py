@@ -5,7 +5,7 @@ from ssh_desk import command_line, strike
 
 
 class SmallDisk:
-    """Where a host keeps its runs: a few megabytes of memory, which this machine does not see."""
+    """The small tmpfs on which a host keeps its runs; this machine does not see it."""
 
     def __init__(self, hosts, index):
         self._node, self.folder = hosts.nodes[index], hosts.place / "home" / "launch" / "runs"

@@ -19,7 +19,7 @@ def test_where_the_first_host_is_lost_the_next_tells_the_rest_and_nothing_twice(
     run = desk.submit(spec, "--on", "pool")
     desk.until_step_there(0, run, 20)
     assert (desk.there(0, run, "notify.json").stat().st_mode & 0o777) == 0o600
-    desk.until("its start is told, as the next in line knows", lambda: "notified" in told(desk, 1, run))
+    desk.until("its start is told, as the next in line knows", lambda: "notified" in events_text(desk, 1, run))
     desk.hosts.nodes[0].power_off()
     desk.let_go()
     status = desk.wait(run)
@@ -29,6 +29,7 @@ def test_where_the_first_host_is_lost_the_next_tells_the_rest_and_nothing_twice(
     assert kinds() == ["started", "ended"]
 
 
-def told(desk, index, run):
+def events_text(desk, index, run):
+    """Return the text of the run's event log on the host; empty if there is none."""
     events = desk.there(index, run, "events.jsonl")
     return events.read_text() if events.exists() else ""

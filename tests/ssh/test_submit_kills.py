@@ -52,7 +52,7 @@ class Pool:
         return [self.hosts.home(index) for index in range(len(self.hosts.nodes))]
 
     def hold(self):
-        """No rank ends from now on."""
+        """Let no rank end from now on."""
         for home in self.homes():
             (home / "hold").touch()
 
@@ -78,7 +78,7 @@ class Pool:
         ]
 
     def supervisors(self, run):
-        """How many of its supervisors live on each host."""
+        """Return how many supervisors of the run live on each host."""
         return [self.of(run, index) for index in range(len(self.hosts.nodes))]
 
     def of(self, run, index):
@@ -91,7 +91,7 @@ class Pool:
         return json.loads(self.desk.launch("status", "--json", "--all").stdout)
 
     def look(self, point):
-        """After one `status`: every run that is shown has been handed to its hosts, and to no host twice."""
+        """Check after one `status` that every listed run was given to its hosts once."""
         shown = self.statuses()
         for run in shown:
             assert run["state"] in ALIVE, (point, run["state"], run["message"])
@@ -102,7 +102,7 @@ class Pool:
         return shown
 
     def check(self, point):
-        """When all is over: one attempt has carried each run out, its ranks ran once, and nothing else is anywhere."""
+        """Check at the end that one attempt carried each run out, its ranks ran once, and nothing else is left."""
         self.statuses()
         shown = self.desk.until(f"the end of all, {point}", lambda: self.ended(self.statuses()))
         assert [run["state"] for run in shown] == ["succeeded"] * len(shown), (point, shown)
@@ -131,13 +131,14 @@ def pool(desk):
 
 
 def strace(desk, *options):
+    """Run `launch submit` under strace with these options, and return the finished process."""
     assert shutil.which("strace"), "strace is missing: apt-get install strace"
     command = ["strace", "-f", "-qq", *options, *LAUNCH, *SUBMIT]
     return subprocess.run(command, cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=BOUND_S)
 
 
 def occurrences(desk):
-    """How often the busiest thread of an undisturbed submit makes each of these calls."""
+    """Return how often the busiest thread of an undisturbed submit makes each of these calls."""
     trace = desk.project.parent / "trace"
     done = strace(desk, "-e", f"trace={CALLS}", "-o", str(trace))
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def fingerprint(path):
 
 
 def tried(hosts, index):
-    """How many have tried to log in there."""
+    """Return how many connections have tried to log in to the host."""
     text = hosts.nodes[index].log.read_text()
     return sum(text.count(word) for word in LOGINS)
 

@@ -17,7 +17,7 @@ from launcher.status.facts import read_facts
 
 @pytest.fixture
 def sides(tmp_path):
-    """Two runs that have succeeded with the same of everything."""
+    """Return two runs that succeeded with equal spec, code and results."""
     folders = [RunFolder(tmp_path / "runs" / name).succeeded() for name in ("job-aaaa", "job-bbbb")]
     for folder in folders:
         (folder.path / "code").mkdir()

@@ -40,15 +40,15 @@ def told(folder):
     return exposition_now([status], time.time())
 
 
-def asked():
-    """The questions of the dashboard, of all runs and metrics."""
+def queries():
+    """Return (panel's title, query) of the dashboard's queries, with variables replaced by `.*`."""
     dashboard = json.loads((shipped("templates") / "grafana.json").read_text())
     panels = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in dashboard["panels"]}
     return {(title, re.sub(r"\$(run|metric)\b", ".*", question)) for title, asks in panels.items() for question in asks}
 
 
 def test_all_that_the_dashboard_asks_for_is_told(told):
-    named = {name for _, question in asked() for name in re.findall(r"\blaunch_[a-z_]+", question)}
+    named = {name for _, question in queries() for name in re.findall(r"\blaunch_[a-z_]+", question)}
     samples = {line.partition("{")[0] for line in told.splitlines() if not line.startswith("#")}
     assert named and named <= samples
 
@@ -57,7 +57,7 @@ def test_all_that_the_dashboard_asks_for_is_told(told):
 def test_a_prometheus_that_has_read_it_answers_the_dashboard(told, tmp_path):
     with serving(told) as port, prometheus(tmp_path, port) as ask:
         until(lambda: ask("up == 1"))
-        unanswered = [title for title, question in asked() if not ask(question) and "increase(" not in question]
+        unanswered = [title for title, question in queries() if not ask(question) and "increase(" not in question]
         assert not unanswered
         assert ask("launch_run_goodput_ratio")[0]["value"][1].startswith("0.7")
 

@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def watch(folder):
-    """A wait, what it is told of the run in each state, and how often it has resumed it."""
+    """A wait, the state of the run that it is given each time, and how often it has resumed the run."""
     resumed = []
     wait = Replacement(folder.run, lambda: resumed.append(1), every_s=0.0)
     status = derive(read_facts(folder.path))

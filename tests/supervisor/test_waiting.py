@@ -96,7 +96,8 @@ def waiter(made, *, hold=False, awaited=(), states=(GONE,)):
     return Waiter(made.run, made.run.attempt(1), plan, Others([*states]).look)
 
 
-def said(made):
+def state_and_message(made):
+    """Return the state and the message in the run's `state.json`."""
     state = readable(made.run.state, RunState)
     return state.state, state.message
 
@@ -108,7 +109,7 @@ def ended(made):
 def test_a_run_that_nothing_holds_back_starts_at_once_and_has_not_waited(made):
     one = waiter(made)
     assert one.wait(Looks(), every_s=0) is Turn.COME
-    assert not one.waited and said(made)[0] is State.STARTING
+    assert not one.waited and state_and_message(made)[0] is State.STARTING
 
 
 def test_a_held_run_says_why_it_waits_until_it_is_released(made):
@@ -116,7 +117,7 @@ def test_a_held_run_says_why_it_waits_until_it_is_released(made):
     one = waiter(made, hold=True)
 
     def release():
-        heard.append(said(made))
+        heard.append(state_and_message(made))
         create_record(made.run.attempt(1).released, this_process())
 
     assert one.wait(Looks([release]), every_s=0) is Turn.COME
@@ -128,7 +129,7 @@ def test_what_its_place_lacks_is_said_once_nothing_else_holds_the_run_back(made)
     running, succeeded = other(State.RUNNING), other(State.SUCCEEDED)
     heard = []
     one = waiter(made, awaited=[wish()], states=[running, succeeded])
-    looks = Looks([lambda: heard.append(said(made)[1])] * 2)
+    looks = Looks([lambda: heard.append(state_and_message(made)[1])] * 2)
     assert one.wait(looks, every_s=0, place=lambda: lacks.pop(0)) is Turn.COME
     assert heard == ["waits for prep-7k3f to succeed (it is running)", "waits for 1 of 1 GPUs"]
 
@@ -148,7 +149,10 @@ def test_a_place_that_does_not_answer_is_waited_for_and_one_that_refuses_ends_th
         raise LaunchError("vit-9x2d: its code cannot be read")
 
     assert waiter(made).wait(Looks(), every_s=0, place=unreachable) is Turn.STOPPED
-    assert said(made) == (State.QUEUED, "waits for its cluster: login1 does not answer") and ended(made) is None
+    assert (
+        state_and_message(made) == (State.QUEUED, "waits for its cluster: login1 does not answer")
+        and ended(made) is None
+    )
     assert waiter(made).wait(Looks(), every_s=0, place=refuses) == ended(made)
     assert (ended(made).state, ended(made).message) == (State.FAILED, "vit-9x2d: its code cannot be read")
 

@@ -6,7 +6,7 @@ from trainer.checkpoint import saving
 
 
 def hold_saves(first, released=lambda: False):
-    """On this rank no save of that step or a later one gets through before; where the next one waits, all wait."""
+    """On this rank, let no save of that step or a later one finish before `released` is true."""
     write = saving.write_new
 
     def stand_still(path, *args):
@@ -22,6 +22,6 @@ def _step_of(draft):
 
 
 def wait_until(condition):
-    """For ever, if it must be: whoever waits for this rank has a limit."""
+    """Wait until the condition is true, without a limit: the test that waits for this rank has one."""
     while not condition():
         time.sleep(0.005)

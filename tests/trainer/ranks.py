@@ -83,7 +83,7 @@ class Ranks:
             self.processes.append(process)
 
     def kill(self, rank: int | None = None, sig: int = signal.SIGKILL) -> None:
-        """One of them, or all at once: none is to notice the death of another before its own."""
+        """Kill one rank, or all at once, so that no rank notices the death of another before its own."""
         struck = [each.pid for number, each in enumerate(self.processes) if rank in (None, number)]
         held = [signal.SIGSTOP] if sig == signal.SIGKILL and rank is None else []
         for number in [*held, sig]:

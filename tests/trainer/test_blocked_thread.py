@@ -22,7 +22,7 @@ OF_RANKS, OF_A_BACKWARD_PASS = "torch.distributed.distributed_c10d", "torch.auto
 
 @contextlib.contextmanager
 def a_thread_in(module, body, before=lambda: None):
-    """In a function of that module, until this is left, or who has it ends its wait; gives thread and lock."""
+    """Run a thread that waits in a function of that module until the block ends; yield the thread and its lock."""
     lock = threading.Lock()
     namespace = {"__name__": module, "lock": lock}
     exec(f"def operation():\n{body}\n", namespace)

@@ -22,7 +22,7 @@ from trainer.world import _own_store, cpu_group, join
 
 
 def waits(pid):
-    """Whether its first thread does."""
+    """Return whether the process's first thread sleeps."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
@@ -143,7 +143,7 @@ class LastWords(dist.Store):
 
 
 def waiting_for_a_connection(folder):
-    """Whether it waited for one when the word came: of two ranks, the one that listens is drawn."""
+    """Return whether the rank was waiting for a connection when the message came."""
     os.environ["LAUNCH_CONTROL"] = "/there"
     for attempt in range(40):
         word, end = os.pipe()

@@ -60,7 +60,7 @@ class ScaledRun(msgspec.Struct, frozen=True):
     step_s: float | None = None
     memory_gb: float | None = None  # of the rank with the most
     parts: StepParts | None = None  # None: no steps were traced
-    volume: StepVolume | None = None  # None: nothing moves, or nobody knows
+    volume: StepVolume | None = None  # None: nothing moves, or it is not known
     crowded: str = ""  # its ranks have not each a core of their own
     base: int | None = None  # the number of ranks that it is compared with
     speedup: Spread | None = None  # over the base
@@ -80,7 +80,9 @@ class ScalingModel(msgspec.Struct, frozen=True):
     latency_s: float  # of each hop of the messages of a step together
     transfer_s: float  # times 2 (ranks - 1) / ranks
     bandwidth_gb_s: float | None = None  # that this makes, where the bytes are known
-    latency_known: bool = True  # else latency and transfer could not be told apart: one number of ranks alone says both
+    latency_known: bool = (
+        True  # else latency and transfer could not be separated: one number of ranks alone gives only their sum
+    )
     tree: bool = False  # 2 log2 ranks hops follow better what was measured than the 2 (ranks - 1) of a ring
 
 

@@ -16,7 +16,7 @@ EXAMPLES = """
   launch cancel lr-4ykr lr-9x2d      both, one after the other
   launch cancel 'lr-*'               all whose id or name is like this; those that have ended stay as they are
   launch cancel train-predict-7k3f   all steps of that file
-  launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so that nobody waits for its word
+  launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so do not wait for its answer
 """
 
 

@@ -21,7 +21,7 @@ EXAMPLES = """
   launch du                  every run, the largest first, and what could go without a loss
   launch du --sort logs      those with the most of that first
   launch du resnet --json    of this one, in bytes
-  launch du --here           of this machine alone: nobody is asked what is kept elsewhere
+  launch du --here           of this machine alone: no cluster is asked
 """
 _HEAD = ("RUN", "STATE", "TOTAL", "CHECKPOINTS", "LOGS", "CODE")
 _SORTS = ("total", "checkpoints", "logs", "code", "run")

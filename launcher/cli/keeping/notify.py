@@ -25,18 +25,18 @@ from launcher.supervisor.notify.record import Notifying
 from launcher.supervisor.notify.settings import notifying_of, settings_file
 
 EXAMPLES = """
-  launch notify last              what was told of the newest run, when and whom; and what was not, and why
+  launch notify last              what was sent of the newest run, when and to whom; what was not, and why
   launch notify --test            sends a message to all that ~/.config/launch/notify.yaml names
   launch notify --test job.yaml   to those that a run of this spec would tell
   launch notify --test last       to those that the run tells
-  launch notify --due             sends what is due and nobody was left to send
+  launch notify --due             sends what is due and no process was left to send
 
 Who carries a run tells of it. Of an end that only the cluster knows, such as a job that was killed with all its
 processes, --due tells, once. On one machine, by cron: */15 * * * * launch notify --due. It looks at all runs, and so
 does what `launch status` does too: jobs in the queue may have nodes again that were avoided for a while.
 
 A test is sent from this machine; a run's messages are sent by the host that carries it. With --test the exit code is
-5 where somebody was not reached. ~/.config/launch/notify.yaml (mode 600) and `notify:` in a spec have the same options:
+5 if a receiver was not reached. ~/.config/launch/notify.yaml (mode 600) and `notify:` in a spec have the same options:
   to: [{slack: SLACK_WEBHOOK}, {email: me@example.org}, {command: notify-send}]
   on: [stalled, ended]            of started, restarted, stalled, ended
 Also discord, teams and json; and apprise, for any service that apprise knows (extra `notify`). SLACK_WEBHOOK is a
@@ -73,7 +73,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("run", metavar="RUN|FILE", nargs="?", help=f"{RUN_HELP}; or a spec")
     ways = arguments.add_mutually_exclusive_group()
     ways.add_argument("--test", action="store_true", help="send a message now, and say what became of it")
-    ways.add_argument("--due", action="store_true", help="tell of ends that nobody was left to tell of")
+    ways.add_argument("--due", action="store_true", help="notify of ends that no process was left to notify of")
     arguments.prints_json(
         lambda: {"": list[Notified], "a spec, or none": list[NotifiedOf], "--test or --due": list[SentNotice]},
         "the same as JSON",

@@ -36,7 +36,7 @@ EXAMPLES = """
   launch metrics --grafana > trainings.json    a dashboard that shows them in Grafana
 
 Any number that a script reports beside its step is a metric; the trainer's are there, too. Of steps that were done
-again after a restart the last time counts. `best` is told of names that say which way is better: loss, accuracy, ...
+again after a restart the last time counts. `best` is shown for names that say which way is better: loss, accuracy, ...
 """
 _ROWS = 20
 _MOST_HEIGHT = 20

@@ -35,7 +35,7 @@ def declare(arguments: Arguments) -> None:
         metavar="HOST",
         action="append",
         default=[],
-        help="a host of a pool that is gone for good: nobody waits for its word any more; may be repeated",
+        help="a host of a pool that is gone for good, so that its answer is not waited for; may be repeated",
     )
     arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
     arguments.prints_json(lambda: {"": StartedRun, "a file with steps": StartedGraph}, "what goes on, as JSON")

@@ -96,7 +96,7 @@ def declare(arguments: Arguments) -> None:
     )  # fmt: skip
     token.add_argument(
         "--public", action="store_true",
-        help="answer whoever gets to the address, without a token: every user of this machine at least",
+        help="answer every client that reaches the address, without a token: every user of this machine at least",
     )  # fmt: skip
     arguments.add_argument(
         "--tunnel", action="store_true",

@@ -186,7 +186,7 @@ class Browser:
         self._post(f"{self._session}/goog/cdp/execute", {"cmd": name, "params": words})
 
     def _listen(self):
-        """To its console; whether it was cut off from what it was loading."""
+        """Add new messages of the browser's console to the complaints; return whether a page's load was cut off."""
         entries = self._post(f"{self._session}/se/log", {"type": "browser"})
         told = [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
         self._complaints += [message for message in told if CUT_OFF not in message]

@@ -43,7 +43,7 @@ class OpenBoard:
         self._server.stop()
 
     def ask(self, path, method="GET", body=None, **headers):
-        """Without any key."""
+        """Send a request without the board's key, and return the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_S)
         connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
         try:

@@ -41,21 +41,22 @@ def test_no_pair_is_slow_that_is_not_twice_as_slow_as_the_others(pairs):
     assert not any(one.slow for one in with_slow(pairs))
 
 
-def said(**words):
+def marked_line(**words):
+    """Return a rank's output line that carries these values after the mark."""
     return MARK + json.dumps(words)
 
 
-PLACE = said(what="place", backend="gloo", device="cpu", ranks=4, nodes=3)
-END = said(what="end")
+PLACE = marked_line(what="place", backend="gloo", device="cpu", ranks=4, nodes=3)
+END = marked_line(what="end")
 
 
 def timed(**more):
     known = {"operation": "all-reduce", "ranks": 4, "size_bytes": 4096, "times_s": [0.002, 0.001, 0.004], "wrong": 0}
-    return said(what="timed", **{**known, "lacking": "", **more})
+    return marked_line(what="timed", **{**known, "lacking": "", **more})
 
 
 def test_what_ranks_say_becomes_a_table():
-    copy = said(what="copy", size_bytes=4096, bytes_per_s=8e9)
+    copy = marked_line(what="copy", size_bytes=4096, bytes_per_s=8e9)
     report = report_of("x-1", "pool", ["noise", PLACE, copy, timed(), END])
     [row] = rows_of(report)
     assert row == (

@@ -121,7 +121,7 @@ def checkpoint(folder, step):
 
 @contextmanager
 def open_server(folder, *, app=APP, token=TOKEN, most_bytes=1 << 20, **options):
-    """Until the block ends; then none of its processes is left."""
+    """Serve the folder until the block ends; check afterwards that none of the server's processes is left."""
     (folder / "app.py").write_text(app)
     if not (folder / "checkpoints").exists():
         checkpoint(folder, 1)

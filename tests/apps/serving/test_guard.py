@@ -20,7 +20,9 @@ async def echo(request):
     return PlainTextResponse(f"{len(await request.body())} bytes")
 
 
-def asked(method, path, *, host="127.0.0.1:8000", token=None, most_bytes=1000, **more):
+def guarded_answer(method, path, *, host="127.0.0.1:8000", token=None, most_bytes=1000, **more):
+    """Return the HTTP response of an echo application behind `RequestGuard` with these rules."""
+
     async def ask():
         app = Starlette(routes=[Route("/{path}", echo, methods=["GET", "POST"])])
         guard = RequestGuard(app, ServingRules.of(token, 8000, most_bytes), Limits(body_bytes=most_bytes))
@@ -33,22 +35,22 @@ def asked(method, path, *, host="127.0.0.1:8000", token=None, most_bytes=1000, *
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:8000"])
 def test_this_machine_by_its_own_names(host):
-    assert asked("GET", "/health", host=host).status_code == 200
+    assert guarded_answer("GET", "/health", host=host).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil.example"])
 def test_a_site_that_has_its_name_lead_here_is_found_out(host):
-    assert asked("GET", "/health", host=host).status_code == 421
+    assert guarded_answer("GET", "/health", host=host).status_code == 421
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_what_a_page_of_another_site_may_send_is_refused(kind):
-    assert asked("POST", "/predict", content=b"{}", headers={"content-type": kind}).status_code == 415
+    assert guarded_answer("POST", "/predict", content=b"{}", headers={"content-type": kind}).status_code == 415
 
 
 def test_with_a_token_whoever_has_it_by_any_name():
     def status(path, **headers):
-        return asked("GET", path, host="gpu17:8000", token="s" * 20, headers=headers).status_code
+        return guarded_answer("GET", path, host="gpu17:8000", token="s" * 20, headers=headers).status_code
 
     assert status("/metrics", authorization=f"Bearer {'s' * 20}") == 200
     assert status("/metrics") == 401
@@ -58,15 +60,15 @@ def test_with_a_token_whoever_has_it_by_any_name():
 
 
 def test_a_body_is_bounded_whether_its_length_is_told_or_not():
-    assert asked("POST", "/predict", content=b"x" * 1000, headers=JSON).text == "1000 bytes"
-    assert asked("POST", "/predict", content=b"x" * 1001, headers=JSON).status_code == 413
+    assert guarded_answer("POST", "/predict", content=b"x" * 1000, headers=JSON).text == "1000 bytes"
+    assert guarded_answer("POST", "/predict", content=b"x" * 1001, headers=JSON).status_code == 413
 
     async def parts():
         for _ in range(11):
             yield b"x" * 100
 
-    assert asked("POST", "/predict", content=parts(), headers=JSON).status_code == 413
-    assert asked("POST", "/predict", content=b"", headers={**JSON, "content-length": "-1"}).status_code == 413
+    assert guarded_answer("POST", "/predict", content=parts(), headers=JSON).status_code == 413
+    assert guarded_answer("POST", "/predict", content=b"", headers={**JSON, "content-length": "-1"}).status_code == 413
 
 
 def test_which_addresses_are_this_machine_alone():

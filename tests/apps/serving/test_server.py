@@ -15,14 +15,14 @@ pytestmark = pytest.mark.nightly
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """One worker, so that what is held holds up all that comes behind it."""
+    """Start a server with one worker, so that one held request delays all that come after it."""
     with open_server(tmp_path_factory.mktemp("served"), batch=8, wait_s=0.02, queue=12) as opened:
         yield opened
 
 
 @pytest.fixture(autouse=True)
 def fresh(request):
-    """Nothing goes on by itself that a test wants to hold."""
+    """Remove the files `go` and `batches` of earlier tests, so that a held request stays held."""
     if "server" in request.fixturenames:
         folder = request.getfixturevalue("server").folder
         (folder / "go").unlink(missing_ok=True)

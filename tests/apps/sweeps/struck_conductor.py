@@ -43,7 +43,7 @@ class Pretended:
             os.rename(draft, self.folder / run_id)
 
     def expect(self, run_id):
-        """There is nothing to make ready."""
+        """Do nothing: this conductor needs no preparation."""
 
     def look(self, run_ids):
         there = [one for one in run_ids if (self.folder / one).is_dir()]
@@ -195,7 +195,7 @@ def check(found, undisturbed, search):
 
 
 def check_halved(sweep, record):
-    """Each trial has ended as its run has; who has gone on has done so as often as it was told to."""
+    """Check that each trial ended as its run did, and was continued exactly as often as was decided."""
     entries = TrialBook(sweep, record).entries()
     runs = {one.name: json.loads((one / "now").read_text()) for one in (sweep.path.parent / "runs").glob("x-*")}
     assert [one.number for one in entries] == list(range(TRIALS)), entries

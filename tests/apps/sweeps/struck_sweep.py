@@ -36,10 +36,11 @@ def spec_of(desk):
 def undisturbed(desk):
     """The values of its trials on this machine."""
     desk.launch("sweep", spec_of(desk), "--follow", timeout=MOST_S)
-    return values(told(desk, "last"))
+    return values(sweep_status(desk, "last"))
 
 
-def told(desk, sweep):
+def sweep_status(desk, sweep):
+    """Return the status that `launch sweep status --json` shows for the sweep."""
     return json.loads(desk.launch("sweep", "status", sweep, "--json").stdout)["status"]
 
 
@@ -86,7 +87,7 @@ def struck_until_over(desk, seed, *words):
     desk.brake.touch()
     sweep = desk.launch("sweep", spec, *words).stdout.strip()
     until = time.monotonic() + MOST_S
-    while (status := told(desk, sweep))["state"] in ("running", "lost"):
+    while (status := sweep_status(desk, sweep))["state"] in ("running", "lost"):
         assert time.monotonic() < until, (status, hits)
         if status["state"] == "lost":
             desk.launch("sweep", "resume", sweep)
@@ -102,7 +103,7 @@ def struck_until_over(desk, seed, *words):
 
 
 def check(desk, sweep, status, hits, expected):
-    """Nothing lost, nothing doubled, and each trial came to what it would have come to."""
+    """Check that no trial is lost or doubled, and that each has the result of an undisturbed sweep."""
     assert status["state"] == "succeeded", status
     assert values(status) == expected, (values(status), expected)
     runs = sorted(path.name for path in (desk.project / ".launch/runs").glob(f"{sweep}-*"))

@@ -143,15 +143,16 @@ def test_one_that_is_among_the_best_by_now_goes_on_before_another_begins():
 
 
 def test_one_that_was_told_to_go_on_does_so_once():
-    def told(state, attempt):
+    def judged_trial(state, attempt):
+        """Return a trial of the top rung whose run has this state and attempt."""
         return TrialView(0, True, rung=HIGH, goes_on_after=1, run=TrialRun(state, 0.5, attempt=attempt))
 
     for state in (State.CANCELLED, State.SUCCEEDED, State.FAILED, State.LOST):
-        assert next_actions([told(state, 1)], HALVING) == [ReviveTrial(0)]
-    assert next_actions([told(State.RUNNING, 2)], HALVING) == []
-    assert next_actions([told(State.SUCCEEDED, 2)], HALVING) == [TellTrial(0, 0.5)]
-    assert next_actions([told(State.CANCELLED, 2)], HALVING) == [TellTrial(0, why="its run was cancelled")]
-    assert next_actions([told(State.CANCELLED, 1)], STOPPING) == [
+        assert next_actions([judged_trial(state, 1)], HALVING) == [ReviveTrial(0)]
+    assert next_actions([judged_trial(State.RUNNING, 2)], HALVING) == []
+    assert next_actions([judged_trial(State.SUCCEEDED, 2)], HALVING) == [TellTrial(0, 0.5)]
+    assert next_actions([judged_trial(State.CANCELLED, 2)], HALVING) == [TellTrial(0, why="its run was cancelled")]
+    assert next_actions([judged_trial(State.CANCELLED, 1)], STOPPING) == [
         EndSweep("stopped", "stopped: launch sweep resume goes on")
     ]
 

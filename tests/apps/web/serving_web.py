@@ -64,8 +64,8 @@ def head(first="GET / HTTP/1.1", *more, token=KEYS.token):
     return "\r\n".join([first, "Host: localhost", *key, *more, "", ""]).encode()
 
 
-def talk(stack, port, sent=b"", source="127.0.0.1"):
-    """Return a new connection on which this was sent."""
+def connect(stack, port, sent=b"", source="127.0.0.1"):
+    """Return a new connection on which these bytes were sent."""
     peer = stack.enter_context(socket.create_connection(("127.0.0.1", port), BOUND_S, (source, 0)))
     peer.sendall(sent)
     return peer
@@ -88,4 +88,4 @@ def answer(peer):
 
 def ask(port, **more):
     with ExitStack() as stack:
-        return answer(talk(stack, port, head(**more)))
+        return answer(connect(stack, port, head(**more)))

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serving_web import BOUND_S, answer, ask, head, open_web, talk
+from serving_web import BOUND_S, answer, ask, connect, head, open_web
 
 from launcher.apps.web.limits import Limits
 from launcher.apps.web.listening import tls_context
@@ -33,7 +33,7 @@ def resident():
 @pytest.mark.parametrize("public", [False, True], ids=["token", "public"])
 def test_the_owner_is_served_beside_strangers_on_the_same_address(sent, public, caplog):
     with ExitStack() as stack, open_web(Limits(body_bytes=16 << 20), public=public) as port:
-        strangers = [talk(stack, port, sent) for _ in range(MANY)]
+        strangers = [connect(stack, port, sent) for _ in range(MANY)]
         began = time.monotonic()
         assert ask(port) == 200
         assert time.monotonic() - began < SERVED_S
@@ -56,10 +56,10 @@ def _is_open(peer):
 
 def test_strangers_from_many_addresses_drop_each_other_and_not_the_owner():
     with ExitStack() as stack, open_web(Limits(connections=32, per_address=8)) as port:
-        mine = talk(stack, port, head())
+        mine = connect(stack, port, head())
         assert answer(mine) == 200
         for number in range(MANY):
-            talk(stack, port, source=f"127.0.1.{number % 50 + 1}")
+            connect(stack, port, source=f"127.0.1.{number % 50 + 1}")
         mine.sendall(head())
         assert answer(mine) == 200
         assert ask(port) == 200
@@ -71,8 +71,8 @@ def test_who_has_asked_is_heard_though_many_came_before_it_could_be_read():
     with ExitStack() as stack:
 
         def queue(port):
-            peers.append(talk(stack, port, head()))
-            peers.extend(talk(stack, port) for _ in range(50))
+            peers.append(connect(stack, port, head()))
+            peers.extend(connect(stack, port) for _ in range(50))
 
         with open_web(Limits(connections=4, per_address=2), before=queue):
             assert answer(peers[0]) == 200
@@ -82,10 +82,10 @@ def test_a_connection_that_carried_the_token_is_kept_however_many_come(caplog):
     with ExitStack() as stack, open_web(Limits(connections=8, per_address=4)) as port:
         mine = []
         for _ in range(20):
-            mine.append(talk(stack, port, head()))
+            mine.append(connect(stack, port, head()))
             assert answer(mine[-1]) == 200
         for _ in range(50):
-            talk(stack, port)
+            connect(stack, port)
         for one in mine:
             one.sendall(head())
         assert [answer(one) for one in mine] == [200] * 20
@@ -99,7 +99,9 @@ def test_half_sent_bodies_take_little_memory(public, caplog):
         assert ask(port) == 200
         before = resident()
         piece = b"x" * (1 << 20)
-        peers = [talk(stack, port, head("POST / HTTP/1.1", f"Content-Length: {16 << 20}", token="")) for _ in range(60)]
+        peers = [
+            connect(stack, port, head("POST / HTTP/1.1", f"Content-Length: {16 << 20}", token="")) for _ in range(60)
+        ]
         for peer in peers:
             try:
                 for _ in range(15):
@@ -108,7 +110,7 @@ def test_half_sent_bodies_take_little_memory(public, caplog):
                 continue
         began = time.monotonic()
         with ExitStack() as own:
-            mine = talk(own, port, head("POST / HTTP/1.1", f"Content-Length: {1 << 20}") + piece)
+            mine = connect(own, port, head("POST / HTTP/1.1", f"Content-Length: {1 << 20}") + piece)
             assert answer(mine) == 200
         assert time.monotonic() - began < SERVED_S
         assert resident() - before < GROWS_BYTES
@@ -117,9 +119,9 @@ def test_half_sent_bodies_take_little_memory(public, caplog):
 
 def test_who_is_refused_hears_why_before_a_long_body_ends_it():
     with ExitStack() as stack, open_web(Limits(drained_bytes=100_000)) as port:
-        short = talk(stack, port, head("POST / HTTP/1.1", "Content-Length: 90000", token="") + b"x" * 90_000)
+        short = connect(stack, port, head("POST / HTTP/1.1", "Content-Length: 90000", token="") + b"x" * 90_000)
         assert answer(short) == 401
-        long = talk(stack, port, head("POST / HTTP/1.1", "Content-Length: 9000000", token=""))
+        long = connect(stack, port, head("POST / HTTP/1.1", "Content-Length: 9000000", token=""))
         assert answer(long) == 401
         with pytest.raises(ConnectionError):
             _say_until_nobody_listens(long)
@@ -128,7 +130,7 @@ def test_who_is_refused_hears_why_before_a_long_body_ends_it():
 def test_bodies_of_the_owner_share_the_bound_and_one_too_many_is_told_so():
     limits = Limits(body_bytes=4 << 20, bodies_bytes=6 << 20)
     with ExitStack() as stack, open_web(limits) as port:
-        first, second = (talk(stack, port, head("POST / HTTP/1.1", f"Content-Length: {4 << 20}")) for _ in range(2))
+        first, second = (connect(stack, port, head("POST / HTTP/1.1", f"Content-Length: {4 << 20}")) for _ in range(2))
         part = b"x" * (3 << 20)
         first.sendall(part)
         assert ask(port) == 200
@@ -141,14 +143,14 @@ def test_bodies_of_the_owner_share_the_bound_and_one_too_many_is_told_so():
 @pytest.mark.parametrize("sent", [*HALF.values(), head()[:20] + b"\r\n"], ids=[*HALF, "a bad start"])
 def test_who_does_not_go_on_is_let_go(sent):
     with ExitStack() as stack, open_web(Limits(head_s=0.2, body_s=0.2), public=True) as port:
-        peer = talk(stack, port, sent)
+        peer = connect(stack, port, sent)
         assert answer(peer) in (0, 400)
         assert ask(port) == 200
 
 
 def test_a_head_on_a_kept_connection_has_its_time_too():
     with ExitStack() as stack, open_web(Limits(head_s=0.2)) as port:
-        peer = talk(stack, port, head())
+        peer = connect(stack, port, head())
         assert answer(peer) == 200
         time.sleep(0.4)  # to wait between requests is no fault
         peer.sendall(head())
@@ -177,7 +179,7 @@ def _say_until_nobody_listens(peer):
 
 def test_requests_that_run_ahead_of_their_answers_are_bounded():
     with ExitStack() as stack, open_web(Limits(pipelined=4)) as port:
-        few, many = talk(stack, port, 4 * head()), talk(stack, port, 100 * head())
+        few, many = connect(stack, port, 4 * head()), connect(stack, port, 100 * head())
         assert answer(few) == 200
         said = b""
         while data := many.recv(65536):
@@ -188,7 +190,7 @@ def test_requests_that_run_ahead_of_their_answers_are_bounded():
 def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_fault_of_ours(caplog):
     with open_web(Limits(), public=True) as port:
         with ExitStack() as gone:
-            talk(gone, port, HALF["half a body"])
+            connect(gone, port, HALF["half a body"])
         assert ask(port) == 200
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
 
@@ -197,7 +199,7 @@ def test_the_end_does_not_wait_for_who_has_not_asked_yet(caplog):
     with ExitStack() as stack:
         with open_web(Limits(), public=True) as port:
             for sent in HALF.values():
-                talk(stack, port, sent)
+                connect(stack, port, sent)
             assert ask(port) == 200
             began = time.monotonic()
         assert time.monotonic() - began < SERVED_S
@@ -220,13 +222,13 @@ def test_over_tls_the_owner_is_served_beside_strangers_who_never_shake_hands(cer
     client = ssl.create_default_context(cafile=certificate[0])
     with ExitStack() as stack, open_web(limits, tls=tls_context(*certificate)) as port:
         for number in range(100):
-            talk(stack, port, b"" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+            connect(stack, port, b"" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
         began = time.monotonic()
         with client.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost") as mine:
             mine.sendall(head())
             assert answer(mine) == 200
             assert time.monotonic() - began < SERVED_S
-            silent = talk(stack, port)
+            silent = connect(stack, port)
             assert answer(silent) == 0  # after its time for the handshake
             mine.sendall(head())
             assert answer(mine) == 200

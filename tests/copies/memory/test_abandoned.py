@@ -48,7 +48,7 @@ class Left:
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
-    """By an agent that was killed."""
+    """Return what an agent that was killed has left in memory."""
     memory, run = tmp_path / "shm", RunDir(tmp_path / "runs" / "job-abcd")
     memory.mkdir()
     attempt = run.attempt(1)

@@ -10,7 +10,7 @@ from launcher.errors import LaunchError
 
 
 def synced(there, here, folders=("logs",), limits=tails.LIMITS):
-    """How many answers it took."""
+    """Copy until both sides are equal, and return how many answers that took."""
     more, answers = True, 0
     while more:
         parts, more = tails.grown(there, folders, tails.sizes(here, folders), limits)

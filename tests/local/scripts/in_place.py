@@ -148,7 +148,7 @@ class Audited(Callback):
 
 
 class Shuffled(nn.Module):
-    """In an order that Python draws when it is made."""
+    """A data set whose order Python's generator draws when it is made."""
 
     def __init__(self, width):
         super().__init__()
@@ -159,7 +159,7 @@ class Shuffled(nn.Module):
 
 
 class Counting(nn.Module):
-    """How often it was called, as no checkpoint knows."""
+    """A callable that counts its calls; checkpoints do not have the count."""
 
     calls = 0
 

@@ -18,7 +18,7 @@ SAMPLES = 96
 
 
 class Points(Dataset):
-    """Each sample is its number and a noisy point; the noise is augmentation, from torch's own generator."""
+    """A data set of each sample's number and a noisy point; torch's own generator draws the noise."""
 
     def __len__(self):
         return SAMPLES

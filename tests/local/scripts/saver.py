@@ -26,7 +26,8 @@ folder, run_dir = Path(os.environ["LAUNCH_CHECKPOINT_DIR"]), Path(os.environ["LA
 wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
 
 
-def say(**words):
+def send(**words):
+    """Write the values as a line of JSON to the test."""
     wire.write(json.dumps(words) + "\n")
 
 
@@ -48,7 +49,7 @@ def save(step, weights):
     files = (FileEntry(data_name(0), written.size, written.digest),)
     manifest = Manifest(step, 1, new_nonce(), files, {}, {}, attempt=attempt, saved_unix_s=time.time())
     commit.publish(draft, manifest, claim, run_dir)
-    say(checkpoint=step)
+    send(checkpoint=step)
 
 
 make_folder(folder)
@@ -59,8 +60,8 @@ while step < args.steps:
     step += 1
     weights = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
     time.sleep(args.pause)
-    say(step=step, total_steps=args.steps)
+    send(step=step, total_steps=args.steps)
     if step % args.every == 0:
         save(step, weights)
-say(fingerprint=weights, done=True)
+send(fingerprint=weights, done=True)
 sys.exit(0)

@@ -64,7 +64,7 @@ class Clients:
             self.program(name, f"echo '{name}: error: Connection refused' >&2; exit 1")
 
     def rows(self, *jobs):
-        """Each is an id, a state and a comment."""
+        """Return the queue's rows: (id, state, comment) of each job."""
         lines = [
             [job, job.partition("_")[0], state, "0", "N/A", "N/A", "n0", "n0", "None", comment]
             for job, state, comment in jobs

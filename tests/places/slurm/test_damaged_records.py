@@ -25,7 +25,7 @@ def queue(monkeypatch):
 
 
 def supervised(queue, begun):
-    """One start of the job."""
+    """Run the supervisor of one start of the job."""
 
     class Job(BatchSupervisor):
         def supervise(self, go):

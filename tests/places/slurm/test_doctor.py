@@ -392,23 +392,24 @@ def seen(host, **changes):
 
 
 def trial(**changes):
-    """One that went well."""
+    """Return a trial without problems, changed as given."""
     nodes = {host: seen(host) for host in HOSTS}
     ways = {"": [way("n1", "n2"), way("n2", "n1")]}
     return replace(Trial("7", HOSTS, 0.5, WELL, seen=nodes, ways=ways), **changes)
 
 
 def other_second(**changes):
-    """Where the second node is unlike the first."""
+    """Return a trial whose second node has these different facts."""
     return trial(seen={"n1": seen("n1"), "n2": seen("n2", **changes)})
 
 
-def say(one):
+def findings_of(one):
+    """Return the findings of `launch doctor` about this trial."""
     return list(trial_findings(one, EXPECTED, WORDS))
 
 
 def test_a_trial_that_went_well():
-    findings = say(trial())
+    findings = findings_of(trial())
     assert [finding.level for finding in findings] == [Level.OK] * len(findings)
     said = found(findings)
     assert said["trial"][1] == "job 7 on n1 and n2, its first word 0.5 s after sbatch"
@@ -419,7 +420,7 @@ def test_a_trial_that_went_well():
 
 
 def test_one_node_has_nobody_to_call():
-    said = found(say(trial(hosts=("n1",), seen={"n1": seen("n1")}, ways={"": []})))
+    said = found(findings_of(trial(hosts=("n1",), seen={"n1": seen("n1")}, ways={"": []})))
     assert "network" not in said and said["trial"][1].startswith("job 7 on n1,")
 
 
@@ -436,13 +437,13 @@ def test_one_node_has_nobody_to_call():
 def test_a_node_that_came_no_further(code, said, about, text):
     log = f"0: all is well\n{f'1: {said}' if said else ''}\n1: stopped n2 {code}\nsrun: error: n2: task 1: Exited\n"
     lame = trial(seen={"n1": seen("n1")}, ways={"": []}, log=log)
-    assert [(one.about, one.text) for one in say(lame) if one.level is Level.PROBLEM] == [(about, text)]
+    assert [(one.about, one.text) for one in findings_of(lame) if one.level is Level.PROBLEM] == [(about, text)]
     assert lame.seen_on == []
 
 
 @pytest.mark.parametrize("code", [41, 42])
 def test_a_first_node_that_came_no_further(code):
-    (finding,) = say(Trial("7", HOSTS, state=replace(FAILED, exit_code=code)))
+    (finding,) = findings_of(Trial("7", HOSTS, state=replace(FAILED, exit_code=code)))
     assert finding.level is Level.PROBLEM and "on n1" in finding.text and "n2" not in finding.text
 
 
@@ -456,27 +457,27 @@ def test_a_first_node_that_came_no_further(code):
     ],
 )
 def test_a_job_that_said_nothing(word, log, said):
-    (text,) = problems(say(Trial("7", HOSTS, state=replace(FAILED, word=word), log=log)))
+    (text,) = problems(findings_of(Trial("7", HOSTS, state=replace(FAILED, word=word), log=log)))
     assert said in text
 
 
 def test_a_job_that_slurm_put_back():
     again = TrialJob(word="PENDING", restarts=1)
-    (text,) = problems(say(Trial("7", HOSTS, state=again)))
+    (text,) = problems(findings_of(Trial("7", HOSTS, state=again)))
     assert "began job 7 on n1 and n2 and put it back" in text
-    (text,) = problems(say(Trial("7", state=again)))
+    (text,) = problems(findings_of(Trial("7", state=again)))
     assert "began job 7 and put it back" in text
 
 
 def test_a_node_that_fell_silent():
-    assert problems(say(other_second(report=None))) == ["nothing more came from n2"]
-    assert problems(say(trial(seen={"n1": seen("n1")}))) == ["nothing more came from n2"]
+    assert problems(findings_of(other_second(report=None))) == ["nothing more came from n2"]
+    assert problems(findings_of(trial(seen={"n1": seen("n1")}))) == ["nothing more came from n2"]
     ended = replace(other_second(clock=None, report=None), state=FAILED)
-    assert problems(say(ended)) == ["nothing more came from n2"]
+    assert problems(findings_of(ended)) == ["nothing more came from n2"]
 
 
 def test_a_job_that_does_not_end():
-    assert "has not ended yet" in found(say(trial(over=False)))["trial"][1]
+    assert "has not ended yet" in found(findings_of(trial(over=False)))["trial"][1]
 
 
 @pytest.mark.parametrize(
@@ -487,7 +488,7 @@ def test_a_job_that_does_not_end():
     ],
 )  # fmt: skip
 def test_other_versions_there(python, ours, level):
-    assert found(say(other_second(hello=Hello(ours, python, 0.0, {}))))["python"][0] is level
+    assert found(findings_of(other_second(hello=Hello(ours, python, 0.0, {}))))["python"][0] is level
 
 
 @pytest.mark.parametrize(
@@ -500,7 +501,9 @@ def test_other_versions_there(python, ours, level):
     ],
 )
 def test_torch_there_is_a_warning_only(torch, gpus, said):
-    torches = [finding for finding in say(other_second(report=NodeReport(torch, gpus))) if finding.about == "torch"]
+    torches = [
+        finding for finding in findings_of(other_second(report=NodeReport(torch, gpus))) if finding.about == "torch"
+    ]
     assert [finding.level for finding in torches] == [Level.OK, Level.WARNING]
     assert said in torches[1].text
 
@@ -510,35 +513,35 @@ def test_torch_there_is_a_warning_only(torch, gpus, said):
     [(0.5, 0.1, Level.OK), (-90.0, 0.1, Level.WARNING), (3600.0, 0.1, Level.WARNING), (3.0, 4.0, Level.OK)],
 )
 def test_a_clock_that_differs(ahead_s, took_s, level):
-    assert found(say(other_second(clock=NodeClock(ahead_s, took_s))))["clock"][0] is level
+    assert found(findings_of(other_second(clock=NodeClock(ahead_s, took_s))))["clock"][0] is level
 
 
 def test_a_folder_that_is_slow_or_one_way():
-    slow = found(say(other_second(clock=NodeClock(0.0, 31.0))))["runs root"]
+    slow = found(findings_of(other_second(clock=NodeClock(0.0, 31.0))))["runs root"]
     assert slow[0] is Level.WARNING and "took 31 s" in slow[1]
     deaf = other_second(clock=None, report=None)
-    assert problems(say(deaf)) == []
-    assert found(say(deaf))["runs root"][1] == "what is written here was not seen on n2 in time"
+    assert problems(findings_of(deaf)) == []
+    assert found(findings_of(deaf))["runs root"][1] == "what is written here was not seen on n2 in time"
     assert deaf.seen_on == []
 
 
 def test_nodes_that_do_not_reach_each_other():
     ways = {"": [way("n1", "n2")], "ib0": [way("n1", "n2", error="timed out")]}
-    findings = [finding for finding in say(trial(ways=ways)) if finding.about == "network"]
+    findings = [finding for finding in findings_of(trial(ways=ways)) if finding.about == "network"]
     assert [finding.level for finding in findings] == [Level.OK, Level.PROBLEM]
     assert findings[1].text == "n1 does not reach n2 by ib0 (10.0.0.2 port 23000): timed out"
 
 
 def test_an_interface_that_is_not_there_is_said_once_for_each_node():
     hello = Hello("0.1.0", "3.11.7", 0.0, {}, "no 'ib0' on n2")
-    assert problems(say(other_second(hello=hello))) == ["n2: no 'ib0' on n2"]
-    assert problems(say(trial(closed={"n1": "cannot listen on 10.0.0.1: odd"}))) == [
+    assert problems(findings_of(other_second(hello=hello))) == ["n2: no 'ib0' on n2"]
+    assert problems(findings_of(trial(closed={"n1": "cannot listen on 10.0.0.1: odd"}))) == [
         "n1: cannot listen on 10.0.0.1: odd"
     ]
 
 
 def test_a_site_that_takes_requeueing_away():
-    assert found(say(trial(state=replace(WELL, requeue=False))))["requeue"][0] is Level.WARNING
+    assert found(findings_of(trial(state=replace(WELL, requeue=False))))["requeue"][0] is Level.WARNING
 
 
 def test_no_nodes_in_time():

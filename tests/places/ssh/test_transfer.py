@@ -51,7 +51,7 @@ def said(monkeypatch):
 
 
 def committed_on_the_first_alone(hosts, tmp_path):
-    """Each host has what its own rank wrote, and the second was killed before it gave that its name."""
+    """Put each rank's part of a save on its host, on the second host as an uncommitted draft; return the save."""
     whole = save_part(tmp_path / "made", 5, range(2))
     (held,) = partial.inventory(whole.parent)
     for rank, (name, folder) in enumerate([("node0", whole.name), ("node1", draft_name(5, 1, held.nonce))]):

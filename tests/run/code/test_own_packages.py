@@ -28,7 +28,8 @@ def looked_at(layout, spec=SPEC):
     return code, project
 
 
-def said(layout, spec=SPEC):
+def live_imports_of(layout, spec=SPEC):
+    """Return the imports that ranks would read from the live project, for this layout."""
     code, project = looked_at(layout, spec)
     return live_imports(project, code)
 
@@ -48,7 +49,7 @@ def output(layout, code, env):
 
 
 def test_an_edit_after_submit_reaches_no_rank(layout, tmp_path):
-    assert said(layout) == []
+    assert live_imports_of(layout) == []
     code, env = freezes(layout, tmp_path)
     layout.edit()
     found = output(layout, code, env)
@@ -87,7 +88,7 @@ def test_what_git_ignores_of_a_package_and_python_imports_is_frozen(tmp_path):
 def test_a_package_that_is_renamed_by_its_finder_stays_live_and_is_named(tmp_path):
     layout = layouts.Layout(tmp_path / "project", "lib", layouts.STATED)
     layout.finder({"imgproj": str(layout.project / "lib")})
-    [text] = said(layout)
+    [text] = live_imports_of(layout)
     assert text.startswith(f"imgproj would be imported from {layout.project}/lib, which is not frozen")
     assert "hint: install it without -e" in text
 
@@ -100,7 +101,7 @@ def test_a_package_elsewhere_stays_live_and_is_named_where_it_is_imported(tmp_pa
         (folder / "__init__.py").touch()
         layout.path_file(f"{name}.pth", folder.parent)
     (layout.project / "scripts" / "train.py").write_text("import theirs.deep\n")
-    [text] = said(layout)
+    [text] = live_imports_of(layout)
     assert text.splitlines() == [
         f"theirs would be imported from {tmp_path}/theirs/src/theirs, which is not frozen: edits reach the run",
         "hint: install it without -e (editable) into the environment of the ranks",
@@ -110,15 +111,15 @@ def test_a_package_elsewhere_stays_live_and_is_named_where_it_is_imported(tmp_pa
 def test_a_package_that_is_rebuilt_as_it_is_imported_stays_live_and_is_named(tmp_path):
     layout = layouts.Layout(tmp_path / "project", "src")
     (layout.site / "_imgproj_editable.py").write_text(f"install({{'imgproj': '{layout.package}/__init__.py'}})\n")
-    assert len(said(layout)) == 1
-    assert said(layout)[0].startswith("imgproj would be imported from")
+    assert len(live_imports_of(layout)) == 1
+    assert live_imports_of(layout)[0].startswith("imgproj would be imported from")
 
 
 def test_a_package_that_git_ignores_as_a_whole_stays_live_and_is_named(tmp_path):
     layout = layouts.uv_package(tmp_path / "project")
     subprocess.run(["git", "init", "-q", layout.project], check=True)
     (layout.project / ".gitignore").write_text(".venv\nsrc/\n")
-    [text] = said(layout)
+    [text] = live_imports_of(layout)
     assert "code.include: [src/imgproj]" in text
 
 
@@ -126,7 +127,7 @@ def test_of_a_command_nobody_knows_what_it_imports_and_the_projects_own_are_name
     layout = layouts.Layout(tmp_path / "project", "lib", layouts.STATED)
     layout.finder({"imgproj": str(layout.project / "lib")})
     layout.path_file("other.pth", tmp_path)
-    assert len(said(layout, JobSpec("job", RunOptions(command="make train")))) == 1
+    assert len(live_imports_of(layout, JobSpec("job", RunOptions(command="make train")))) == 1
 
 
 def test_a_folder_that_hides_the_standard_library_is_not_put_before_it(tmp_path):
@@ -134,7 +135,7 @@ def test_a_folder_that_hides_the_standard_library_is_not_put_before_it(tmp_path)
     (layout.project / "types.py").touch()
     code, _ = looked_at(layout)
     assert code.own_folders == ()
-    assert said(layout)[0].startswith("imgproj would be imported from")
+    assert live_imports_of(layout)[0].startswith("imgproj would be imported from")
 
 
 def test_compiled_modules_that_only_the_installed_copy_has_are_not_hidden(tmp_path):

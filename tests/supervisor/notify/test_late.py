@@ -1,4 +1,4 @@
-"""Ends that nobody was left to tell of."""
+"""Ends of which no process was left to notify."""
 
 import os
 import subprocess
@@ -31,7 +31,8 @@ def to_tell(folder, web, on=("ended",)):
     return folder.write(folder.run.notify, Notifying((Recipient("json-1", "json", web.address),), on))
 
 
-def tell(folder):
+def notified(folder):
+    """Send what is due of the run, and return (recipient, problem) of each message."""
     return [(one.recipient, one.problem) for one in notify_of_end(folder.run, derive(read_facts(folder.path)))]
 
 
@@ -40,8 +41,8 @@ def notes(folder):
 
 
 def test_it_is_told_once(lost, web):
-    assert tell(lost) == [("json 127.0.0.1", "")]
-    assert tell(lost) == []
+    assert notified(lost) == [("json 127.0.0.1", "")]
+    assert notified(lost) == []
     (said,) = web.taken
     assert (said["title"], said["state"], said["key"], said["step"]) == ("job-abcd is lost", "lost", "ended/1", 7)
     assert said["summary"] == "the run's processes are gone and left no record of its end"
@@ -50,14 +51,14 @@ def test_it_is_told_once(lost, web):
 
 def test_who_answers_later_is_told_later_and_who_refuses_is_not_asked_again(lost, web):
     web.answers = [503, 404]
-    assert tell(lost)[0][1].endswith("it is tried again the next time") and notes(lost) == []
-    assert "404" in tell(lost)[0][1] and notes(lost) == [NOT_TOLD]
-    assert tell(lost) == [] and web.taken == []
+    assert notified(lost)[0][1].endswith("it is tried again the next time") and notes(lost) == []
+    assert "404" in notified(lost)[0][1] and notes(lost) == [NOT_TOLD]
+    assert notified(lost) == [] and web.taken == []
 
 
 def test_an_earlier_failure_does_not_explain_an_end_that_only_others_know(lost, web):
     lost.state(failure=Failure(Cause.NODE_LOST, "node 1 is lost", 1, 1))
-    tell(lost)
+    notified(lost)
     assert "node 1" not in web.taken[0]["summary"]
 
 
@@ -81,16 +82,16 @@ def ask_for_starts_only(folder):
 def test_there_is_nothing_to_tell(lost, web, about, change):
     if change is None:
         with locked(lost.run.notify_lock):
-            assert tell(lost) == []
+            assert notified(lost) == []
     else:
         change(lost)
-        assert tell(lost) == []
+        assert notified(lost) == []
     assert web.posts == [], about
 
 
 def test_an_end_that_its_own_process_did_not_get_to_tell_is_told(lost, web):
     lost.succeeded(ended_at=time.time() - 2 * LATE_S)
-    assert tell(lost) == [("json 127.0.0.1", "")] and web.taken[0]["state"] == "succeeded"
+    assert notified(lost) == [("json 127.0.0.1", "")] and web.taken[0]["state"] == "succeeded"
 
 
 def test_the_command_looks_at_all_runs_and_is_quiet_where_there_is_nothing(lost, web, tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Ended:
-    """How it went on one rank."""
+    """The result of a training on one rank."""
 
     start: int
     step: int
@@ -218,7 +218,7 @@ class Training:
         )
 
     def settle(self) -> None:
-        """Let DDP lay its buckets out anew before the first real step, as every start has to."""
+        """Run one backward pass without a step, after which DDP has laid out its buckets, as every start does."""
         kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         calls = self.module.counted.calls
         self.loss().backward()

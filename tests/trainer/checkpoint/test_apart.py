@@ -90,7 +90,10 @@ def acknowledged(log):
 
 
 def newest_of_all(base, log):
-    """Nothing that was acknowledged is lost, and what has its final name on one disk can be made whole on all."""
+    """Check that no acknowledged save is lost and that each committed one can be completed on all disks.
+
+    Return the newest.
+    """
     named = max(max(found, default=0) for found in steps(base))
     newest = bring_together(disks(base))
     assert newest is not None and acknowledged(log) <= newest.step == named
@@ -98,7 +101,7 @@ def newest_of_all(base, log):
 
 
 def assert_resumes(base, log, recipe, calm):
-    """From what is whole over all disks, no older than what was acknowledged, to the same end."""
+    """Check that a resumed training starts from the newest complete save and ends as an undisturbed one."""
     newest = newest_of_all(base, log)
     ended = run_apart(train, base, recipe, log)
     assert {one.start for one in ended} == {newest.step}
@@ -180,7 +183,7 @@ def test_killed_in_mid_commit(tmp_path, where, node, call, after):
 
 
 def save_with_faults(folder, call, node):
-    """Three saves, of which the second fails on one node; what became of each, on each rank, and what it had."""
+    """Save three times, the second time with a failing call on one node; return the results of each rank."""
     world = join(group=True)
     model = DistributedDataParallel(nn.Linear(2, 2))
     checkpointer = Checkpointer(folder, model=model, world=world)

@@ -93,7 +93,7 @@ def test_killed_in_mid_save_equals_undisturbed(tmp_path, recipe, size, kills):
 
 
 def train_rivals(folder, steps, progress_fd=None):
-    """Two models, two optimizers and two schedulers that take turns."""
+    """Train two models with their own optimizers and schedulers by turns."""
     world = join()
     torch.manual_seed(3)
     artist, critic = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 5)), nn.Linear(5, 1)
@@ -279,7 +279,7 @@ def limit_files(size):
 
 
 def train_on_a_bad_disk(folder, bad_rank, bad, steps):
-    """On `bad_rank` (None: on all) no file gets larger than a page after each step in `bad`."""
+    """Train while no file on `bad_rank` (None: on all) can get larger than a page after each step in `bad`."""
     said = heard()
     training = Training.begin(Recipe(every="1 step", steps=100))
     checkpointer = training.checkpointer(folder, keep=2)
@@ -357,7 +357,7 @@ def test_a_stop_that_cannot_be_saved_says_so(tmp_path):
 
 
 def train_with_odd_words(folder):
-    """One rank has something that no manifest can hold."""
+    """Train while one rank has a value that a manifest cannot hold."""
     training = Training.begin(Recipe(every=""))
     checkpointer = training.checkpointer(folder)
     checkpointer.load()

@@ -24,7 +24,7 @@ class Clock:
 
 
 def two_disks(steps, copied):
-    """Each has a file of its own of these steps, and of some the other's as well."""
+    """Return two disks, each with its own files of these steps, and with the other's files of the steps in `copied`."""
     both = frozenset({"a", "b"})
 
     def disk(own):

@@ -22,7 +22,7 @@ ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
 
 def end_with_equal_values(folder, recipe):
-    """Two steps whose gradients are ones everywhere: the same, to the bit, however the model is sharded."""
+    """Train two steps whose gradients are all ones, so that every way of sharding gives the same bits."""
     training = Training.begin(recipe)
     checkpointer = training.checkpointer(folder)
     checkpointer.load()
@@ -123,7 +123,7 @@ def test_a_damaged_one_has_none(tmp_path):
 
 
 def words_of_each(folder):
-    """How often a rank could say that it is here."""
+    """Return the fingerprint, and how often a rank reported that it is alive meanwhile."""
     checkpointer = Training.begin(Recipe("ddp")).checkpointer(folder)
     checkpointer.load()
     checkpointer.save(1, wait=True)

@@ -55,7 +55,7 @@ def test_many_ranks_have_fewer_connections(found):
 
 
 def lose(who):
-    """One of them leaves in mid-word, and the others do not: what they hear of it."""
+    """Let one rank leave in the middle of a message, and return what the others receive."""
     world = join()
     save_group = SaveGroup(cpu_group(), tuple(range(world.size)), world.rank, fan=2)
     save_group.all_gather(None)

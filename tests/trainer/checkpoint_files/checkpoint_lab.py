@@ -37,7 +37,7 @@ def payload(step: int, rank: int, size: int = 3000) -> bytes:
 
 
 def manifest_of(step: int, files: list[FileEntry], attempt: int = 0) -> Manifest:
-    """One tensor whose parts are the ranks' files, and a document at the end of the first."""
+    """Return a manifest of one tensor whose parts are the ranks' files, with a document at the end of the first."""
     part = files[0].size - len(_TREE)
     chunks = [Chunk(number, 0, (number * part,), (part,)) for number in range(len(files))]
     return Manifest(
@@ -60,7 +60,7 @@ def write_rank(draft: Path, step: int, rank: int, size: int = 3000) -> FileEntry
 
 
 def save(folder: Path, step: int, mine: FencingToken, run_dir: Path | None = None, size: int = 3000) -> Path:
-    """One save as the Checkpointer makes it."""
+    """Save once, as the Checkpointer does."""
     draft = commit.begin(folder, step, mine, run_dir)
     try:
         files = [write_rank(draft, step, rank, size) for rank in range(RANKS)]
@@ -111,7 +111,7 @@ def check_sound(folder: Path, acknowledged: set[int], known: set[int]) -> None:
 
 @dataclass(frozen=True)
 class End:
-    """How a struck process ended: negative: a signal; 100 + errno: an OSError."""
+    """The end of a process that was struck: negative for a signal; 100 + errno for an OSError."""
 
     code: int
     log: list[str]
@@ -215,7 +215,7 @@ def unsynced(calls: list[str]) -> list[str]:
 
 
 def points(calls: list[str]) -> list[tuple[str, int]]:
-    """Each call by its name, and the how manieth of that name it is."""
+    """Return each call as (name, its number among calls of that name)."""
     seen: Counter[str] = Counter()
     found = []
     for line in calls:

@@ -20,7 +20,7 @@ def entry(folder):
 
 
 def save(folder, data, dtype="float32", shape=(2, 3), chunks=None, **documents):
-    """One rank's file with a tensor and these documents behind it."""
+    """Save one rank's file with a tensor and these documents behind it."""
     make_folder(folder)
     mine = claim(folder)
     draft = commit.begin(folder, 4, mine)

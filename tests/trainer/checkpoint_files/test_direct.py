@@ -25,7 +25,7 @@ def pages(size):
 
 
 def cached_bytes(path):
-    """How much of a file lies in the page cache."""
+    """Return how many bytes of a file are in the page cache."""
     said = subprocess.run(
         ["fincore", "--bytes", "--noheadings", "--output", "RES", path], capture_output=True, text=True
     )

@@ -86,7 +86,7 @@ EXTRA = (".metadata", "__init__.py", "conftest.py", "sitecustomize.py", "data.pk
 
 
 def look_at(folder) -> None:
-    """Everything that reads."""
+    """Call every function that reads checkpoints."""
     for entry in catalog.entries(folder):
         for look in (catalog.read_manifest, catalog.verify):
             try:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 
 def three_draws():
-    """One number from each of the generators that data sets use."""
+    """Return one number from each of the generators that data sets use."""
     return random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(()))
 
 
@@ -183,7 +183,7 @@ def children():
 
 
 def is_running(pid):
-    """Whether it exists and is not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

@@ -38,7 +38,8 @@ def consumed(data, epochs):
     return [(batch, copy.deepcopy(data.state_dict())) for _ in range(epochs) for batch in data.epoch_batches()]
 
 
-def told(batch):
+def values_of(batch):
+    """Return the batch's data and all its counts as one tuple, to compare batches."""
     return (batch.data.tolist(), batch.samples, batch.scale, batch.ends_step, batch.step_samples)
 
 
@@ -60,7 +61,7 @@ def test_it_goes_on_after_each_step_as_if_nothing_had_been(workers, accumulate, 
         again = [batch for _ in range(3 - whole[number][1]["epoch"]) for batch in data.epoch_batches()]
         expected = [batch for batch, _ in whole[number + 1 :]]
         assert [one.data[:, columns].tolist() for one in again] == [one.data[:, columns].tolist() for one in expected]
-        assert [told(one)[1:] for one in again] == [told(one)[1:] for one in expected]
+        assert [values_of(one)[1:] for one in again] == [values_of(one)[1:] for one in expected]
 
 
 def test_each_epoch_has_each_sample_once_and_an_order_of_its_own():
@@ -83,10 +84,10 @@ def test_a_step_that_was_not_given_out_whole_is_given_again():
     first, second, third = (next(batches) for _ in range(3))
     place = copy.deepcopy(data.state_dict())
     batches.close()
-    assert told(next(data.epoch_batches())) == told(third)
+    assert values_of(next(data.epoch_batches())) == values_of(third)
     other = data_of(stateful(), accumulate=2)
     other.load_state_dict(place)
-    assert told(next(other.epoch_batches())) == told(third) and told(first) != told(second)
+    assert values_of(next(other.epoch_batches())) == values_of(third) and values_of(first) != values_of(second)
 
 
 def test_ranks_share_the_samples_out():
@@ -198,8 +199,8 @@ def test_its_rank_goes_on_to_the_same_batches():
     for number, (_, place) in enumerate(whole):
         again = remote()
         again.load_state_dict(place)
-        expected = [told(batch) for batch, _ in whole[number + 1 :]]
-        assert [told(batch) for _ in range(2 - place["epoch"]) for batch in again.epoch_batches()] == expected
+        expected = [values_of(batch) for batch, _ in whole[number + 1 :]]
+        assert [values_of(batch) for _ in range(2 - place["epoch"]) for batch in again.epoch_batches()] == expected
 
 
 def test_a_loader_that_does_not_say_where_it_was_begins_its_epoch_again_and_that_is_told(caplog):

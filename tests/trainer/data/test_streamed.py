@@ -282,7 +282,7 @@ def test_a_sharding_stream_goes_on_exactly_with_the_next_workers_turn(workers):
 
 
 def joined():
-    """On a rank: which one it is, and a real sum over ranks."""
+    """On a rank, return its number, and a function that sums over all ranks."""
     from trainer.loop.sums import sum_over_ranks
     from trainer.world import join
 
@@ -291,7 +291,7 @@ def joined():
 
 
 def unequal_ranks(workers, world_size=2):
-    """On a rank: what it saw of streams of unequal length."""
+    """On a rank, return what it saw of streams of unequal length."""
     rank, total = joined()
     data = TrainData(
         ShardingStream([5, 17], rank),
@@ -325,7 +325,7 @@ def test_ranks_with_unequal_parts_take_equally_many_steps(workers):
 
 
 def rank_with_nothing(data_of):
-    """On a rank: how data of which the first rank has no part ends."""
+    """On a rank, return how data ends of which the first rank has no part."""
     rank, total = joined()
     with pytest.raises(TrainerError) as caught:
         list(data_of(rank, batch_size=4, world_size=2, sum_over_ranks=total).epoch_batches())

@@ -17,7 +17,7 @@ from trainer.errors import BadSettings, TrainerError
 
 
 def team(dataset, world_size, *, state=None, **options):
-    """One TrainData per rank of a world."""
+    """Return one TrainData per rank of a world."""
     ranks = [TrainData(dataset, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
     for data in ranks:
         if state is not None:

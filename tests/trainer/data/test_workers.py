@@ -284,7 +284,7 @@ def fetch_for_ever(folder):
 
 
 def fetch_without_a_break(folder):
-    """Only the kernel can end such a worker."""
+    """Load batches in workers that only SIGKILL can end."""
     list(TrainData(BlockedThread(40, folder), batch_size=4, workers=2).epoch_batches())
 
 

@@ -13,7 +13,7 @@ from trainer.loop import Settings, Trainer
 
 
 def log(logger, start, losses, values=None, **settings):
-    """One start that logs these losses from step `start` + 1 on, and validates where there are `values`."""
+    """Log these losses from step `start` + 1 on, as one start does, and validation where there are `values`."""
     logger.on_start(idle_training(step=start, **settings))
     for step, loss in enumerate(losses, start + 1):
         line = {"step": step, "epoch": 0, "loss": loss, "seconds": {"data": 0.5}}

@@ -20,7 +20,7 @@ class Twice(Metric):
 
 
 class Hidden(Metric):
-    """Nobody finds what it is made of."""
+    """A metric that keeps its parts in a plain list."""
 
     def __init__(self):
         super().__init__()

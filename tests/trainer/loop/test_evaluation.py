@@ -128,7 +128,7 @@ def test_a_pass_that_fails_leaves_the_model_as_it_was():
 
 
 def error(model, batch):
-    """In three ways: as a mean, as a number of samples, and as a sum with its count."""
+    """Return the error in three ways: as a mean, with a number of samples, and as a sum with its count."""
     x, y = batch
     wrong = model(x).argmax(1) != y
     return {"mean": wrong.float().mean(), "number": wrong.sum(), "pair": (wrong.float().sum(), len(x)), "python": 0.25}

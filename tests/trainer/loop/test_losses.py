@@ -56,7 +56,7 @@ class TinyForMaskedLM(nn.Module):
 
 
 class TinyForCausalLM(TinyForMaskedLM):
-    """Each token predicts the next."""
+    """A tiny causal language model: each token predicts the next one."""
 
     def forward(self, input_ids, labels=None):
         logits = self.head(self.words(input_ids).tanh())

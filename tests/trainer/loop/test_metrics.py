@@ -11,7 +11,7 @@ from trainer.wire import Launched
 
 
 def write(folder, start, losses, values=None, launched=None):
-    """One start of a training that logs these losses from step `start` + 1 on."""
+    """Log these losses from step `start` + 1 on, as one start of a training does."""
     lines = JsonLines(folder, launched)
     lines.on_start(idle_training(step=start))
     for step, loss in enumerate(losses, start + 1):

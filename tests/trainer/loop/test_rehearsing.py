@@ -56,7 +56,7 @@ class Draining(Dataset):
 
 @pytest.fixture
 def in_reserve(tmp_path, monkeypatch):
-    """From here on a training finds itself in reserve, and hears that it is a rank as soon as it waits."""
+    """Let a training find itself in reserve, and become a rank as soon as it waits."""
     pipes = []
 
     def begin():

@@ -21,7 +21,7 @@ STEPS_OF_EPOCH = 6
 
 
 def train(folder, lr=0.1, schedule=None, **changes):
-    """One start in this process; the trainer."""
+    """Train once in this process, and return the trainer."""
     parts = {name: changes.pop(name) for name in ("metrics", "callbacks", "data", "optimizer") if name in changes}
     given = {
         "data": Noisy(noise=0.0),

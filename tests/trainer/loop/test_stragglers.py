@@ -17,7 +17,8 @@ ALIKE = [(1.0, 2.0), (1.1, 2.0), (1.2, 2.0), (0.9, 2.0)]
 OTHER = [(1.9, 2.0), *SLOW[1:2], (1.0, 2.0), SLOW[3]]
 
 
-def said(lines, factor=1.5, step_s=2.0):
+def verdicts(lines, factor=1.5, step_s=2.0):
+    """Return what `Stragglers` returns for each of these lines, one step after another."""
     watch = Stragglers(factor)
     return [watch.take(in_line(told), step_s) for told in lines]
 
@@ -29,7 +30,7 @@ def test_a_line_names_the_slowest_rank_and_the_most_memory():
 
 
 def test_a_rank_that_stays_slow_is_told_of_once():
-    words = said([SLOW] * 12)
+    words = verdicts([SLOW] * 12)
     assert [bool(one) for one in words] == [False] * 4 + [True] + [False] * 7
     assert words[4].startswith("rank 2 is slow: its own work takes 1.9 s of each step, the usual rank's 1 s")
 
@@ -38,16 +39,16 @@ def test_a_rank_that_stays_slow_is_told_of_once():
     "lines", [[ALIKE] * 9, [SLOW] * 4 + [ALIKE] + [SLOW] * 4, [SLOW, OTHER] * 6, [[(1.0, 2.0)]] * 9]
 )
 def test_a_hiccup_is_no_straggler(lines):
-    assert not any(said(lines))
+    assert not any(verdicts(lines))
 
 
 def test_what_is_short_beside_a_step_does_not_matter():
-    assert not any(said([SLOW] * 9, step_s=20.0))
-    assert not any(said([SLOW] * 9, factor=2.0))
+    assert not any(verdicts([SLOW] * 9, step_s=20.0))
+    assert not any(verdicts([SLOW] * 9, factor=2.0))
 
 
 def test_another_rank_is_told_of_too():
-    assert [one.split()[1] for one in said([SLOW] * 6 + [OTHER] * 6) if one] == ["2", "0"]
+    assert [one.split()[1] for one in verdicts([SLOW] * 6 + [OTHER] * 6) if one] == ["2", "0"]
 
 
 def test_own_work_is_what_is_done_without_the_others():

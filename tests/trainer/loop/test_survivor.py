@@ -33,7 +33,7 @@ def alone(tmp_path_factory):
 
 
 def killed(folder, size, *deaths, words=(), **how):
-    """Each death is a rank, a step and a place, at which it kills itself."""
+    """Train on `size` ranks, of which some kill themselves; each death is (rank, step, place)."""
     for number, death in enumerate(deaths):
         (folder / f"die-{number}").write_text(death)
     run = Launched(folder / "run", size, "--steps", str(STEPS), "--die", str(folder / "die"), *words, **how)
@@ -244,7 +244,7 @@ HSDP = ("--strategy", "hsdp", *OF_TWO)
 
 
 def no_update_was_made_twice(run, ranks):
-    """By those that lived; and by a new rank that was there from the first one."""
+    """Check that no update was made twice, neither by the survivors nor by a rank that was new from the first one."""
     made = dict(re.findall(rf"rank (\d) made updates \[1\] to \[{STEPS}\]: (\d+)\n", run.said()))
     assert {int(rank) for rank in made} >= ranks
     assert {*made.values()} == {str(STEPS)}

@@ -45,7 +45,7 @@ STEPS = 54  # 9 epochs of 88 samples, 16 a step: 5 whole steps and a smaller one
 
 
 def train(folder, size, settings=None, work=run_tiny):
-    """One start on `size` ranks, all of which have to return the same; what the first did."""
+    """Train once on `size` ranks, check that all return the same, and return it."""
     folder.mkdir(exist_ok=True)
     results = spawn_ranks(work, size, folder, settings)
     assert results == [results[0]] * size
@@ -164,7 +164,7 @@ def test_killed_at_random_instants_equals_undisturbed(tmp_path, size):
 
 
 def wait_for_lines(folder, more, processes):
-    """Until so many more lines of metrics are written, or a rank has ended."""
+    """Wait until this many more lines of metrics are written, or a rank has ended."""
     path = folder / "metrics" / "metrics.jsonl"
     size = path.stat().st_size if path.exists() else 0
     until = time.monotonic() + 150
@@ -253,7 +253,7 @@ def train_without_schedule(folder, settings, disturb=()):
 
 
 def train_a_second_a_step(folder, settings, disturb=()):
-    """By its own clock, which makes the machine's speed no matter."""
+    """Train with the step number as the clock, so that each step takes exactly a second."""
     begin = Progress.__init__
     Progress.__init__ = lambda progress: begin(progress, clock=lambda: float(progress.step))
     return train_without_schedule(folder, settings, disturb)
@@ -297,7 +297,7 @@ def test_validation_gives_the_same_numbers_on_any_number_of_ranks(tmp_path, samp
 
 
 def largest_batches(folder, settings):
-    """In training and in validation, on this rank."""
+    """Return the largest batch of this rank: {True: in training, False: in validation}."""
     seen = {True: 0, False: 0}
 
     def loss(model, batch):

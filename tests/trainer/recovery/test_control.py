@@ -15,7 +15,7 @@ WORD = {"generation": 3, "log": "/new", "log_before": "/old", "environment": {"M
 
 @pytest.fixture
 def fifo(tmp_path):
-    """For words that cannot wait for the end of a step; beside it is the one for those that can."""
+    """Create the FIFO for urgent messages, and beside it that for messages that can wait for the end of a step."""
     path = tmp_path / "control"
     ends = []
     for one in (path, tmp_path / "control.step-end"):

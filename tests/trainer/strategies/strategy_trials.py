@@ -83,6 +83,7 @@ def pixel_batch(step: int, samples: int = SAMPLES) -> Batch:
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the cross entropy of the model's outputs for the batch, averaged over all positions."""
     inputs, wanted = batch
     return F.cross_entropy(model(inputs).flatten(0, -2), wanted.flatten())
 
@@ -137,7 +138,7 @@ def start(trial: Trial) -> tuple[Strategy, World]:
 
 
 def one_step(strategy: Strategy, trial: Trial, step: int) -> float:
-    """Without `strategy.step`; the mean loss of this rank."""
+    """Train one step without `strategy.step`, and return the mean loss of this rank."""
     world, total = strategy.world, 0.0
     mine = share(trial.batch(step), world.rank, world.size)
     for micro in range(trial.accumulate):
@@ -149,7 +150,7 @@ def one_step(strategy: Strategy, trial: Trial, step: int) -> float:
 
 
 def run(trial: Trial) -> Found:
-    """On one rank."""
+    """Run a trial on one rank."""
     torch.set_num_threads(1)
     strategy, _ = start(trial)
     found = Found()

@@ -41,7 +41,7 @@ def test_every_rank_has_what_rank_0_has():
 
 
 def _begins(strategy):
-    """Each rank draws weights of its own."""
+    """Return the weights with which the strategy starts if each rank has drawn its own."""
     settings = StrategySettings(strategy=strategy)
     world = join(group=True, device="cpu")
     return whole(start(Trial(settings, model=lambda: words(seed=world.rank)))[0].module)

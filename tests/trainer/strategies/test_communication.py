@@ -20,8 +20,8 @@ SUMS = ("all_reduce", "allreduce", "reduce_scatter")
 GATHERS = ("all_gather", "allgather")
 
 
-def _talk(trial):
-    """Kinds of messages of each micro-batch of the third step, and of `step` itself."""
+def _messages_of_step(trial):
+    """Return the kinds of messages of each micro-batch of the third step, and of `step` itself."""
     torch.set_num_threads(1)
     strategy, world = start(trial)
     found = []
@@ -50,7 +50,9 @@ def _count(messages, kinds):
 
 def _of_rank_0(strategy, ranks=2, **others):
     shard_size = 2 if strategy == "hsdp" else None
-    return spawn_ranks(_talk, ranks, Trial(StrategySettings(strategy=strategy, shard_size=shard_size), **others))[0]
+    return spawn_ranks(
+        _messages_of_step, ranks, Trial(StrategySettings(strategy=strategy, shard_size=shard_size), **others)
+    )[0]
 
 
 @pytest.mark.daily
@@ -67,7 +69,7 @@ def test_gradients_are_dealt_out_in_each_micro_batch_where_it_is_asked_for(strat
     settings = StrategySettings(
         strategy=strategy, shard_size=2 if strategy == "hsdp" else None, sync_each=strategy != "zero2"
     )
-    *micro_batches, _ = spawn_ranks(_talk, ranks, Trial(settings))[0]
+    *micro_batches, _ = spawn_ranks(_messages_of_step, ranks, Trial(settings))[0]
     groups = 4  # three blocks and the rest
     among_copies = groups if strategy == "hsdp" else 0  # once a step
     assert [_count(messages, SUMS) for messages in micro_batches] == [groups, groups, groups + among_copies]
@@ -91,7 +93,12 @@ def test_zero2_keeps_gathered_parameters_until_the_step_and_fsdp_does_not():
 
 def test_parameters_that_are_kept_after_the_forward_pass_are_gathered_once():
     settings = StrategySettings(strategy="fsdp", reshard=False)
-    assert [_count(messages, GATHERS) for messages in spawn_ranks(_talk, 2, Trial(settings))[0]] == [4, 4, 4, 0]
+    assert [_count(messages, GATHERS) for messages in spawn_ranks(_messages_of_step, 2, Trial(settings))[0]] == [
+        4,
+        4,
+        4,
+        0,
+    ]
 
 
 class _Order(TorchDispatchMode):
@@ -163,7 +170,7 @@ def test_what_was_gathered_ahead_in_vain_is_gathered_anew_after_the_step():
 
 def test_smaller_buckets_are_more_messages():
     def sums(bucket_mb):
-        return _count(spawn_ranks(_talk, 2, Trial(StrategySettings(bucket_mb=bucket_mb)))[0][-2], SUMS)
+        return _count(spawn_ranks(_messages_of_step, 2, Trial(StrategySettings(bucket_mb=bucket_mb)))[0][-2], SUMS)
 
     assert sums(None) == 1
     assert sums(1e-4) > 3

@@ -43,7 +43,7 @@ class Tall(nn.Module):
 
 
 class _Allowance:
-    """How much more memory than now this process may have."""
+    """A limit on how much more memory than now this process may take."""
 
     def __init__(self):
         libc = ctypes.CDLL(None)

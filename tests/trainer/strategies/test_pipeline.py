@@ -124,7 +124,7 @@ def loss_that_looks_inside(model, batch):
 
 
 def loss_that_breaks(model, batch):
-    """Not a number on one sample of the data."""
+    """Return a loss that is NaN on one sample of the data."""
     return loss(model, batch)[0] * torch.where((batch[:, 0] == windows(60)[7][0]).any(), torch.nan, 1.0)
 
 
@@ -152,6 +152,8 @@ class Steps(Callback):
 
 @dataclass(frozen=True)
 class Outcome:
+    """The result of a training on one rank: its metric lines, values, fingerprint of the weights and exit code."""
+
     lines: list
     found: dict
     fingerprint: str

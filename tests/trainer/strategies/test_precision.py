@@ -53,7 +53,7 @@ def test_a_step_that_was_given_up_before_its_update_leaves_the_scaler_as_it_was(
 
 
 def _dtypes(trial):
-    """In what matrices are multiplied, and what comes out in the end."""
+    """Return the types of the layers' outputs, of the loss and of the gradients."""
     strategy, _ = start(trial)
     seen = set()
     for part in strategy.module.modules():
@@ -81,7 +81,7 @@ def test_matrices_are_low_and_losses_and_gradients_are_not(strategy, precision, 
 
 
 def _overflows(trial, poison):
-    """Three steps; in the second one rank alone meets an infinity. State after each."""
+    """Train three steps, in the second of which only one rank has an infinity; return the state after each."""
     torch.set_num_threads(1)
     strategy, world = start(trial)
     states = []
@@ -119,7 +119,7 @@ def test_an_infinity_in_one_part_skips_the_step_on_all_ranks(strategy, ranks, cl
 
 
 def _overflows_in_forward(trial):
-    """One rank's loss is infinite in the second step."""
+    """Train while one rank's loss is infinite in the second step."""
     torch.set_num_threads(1)
     strategy, world = start(trial)
     states = []

@@ -34,7 +34,7 @@ def _crossed():
 
 
 def _trains(trial, dealt_out, saved=None):
-    """To the end from `saved`, or from the beginning; what there is after RESUMED_AT steps, and at the end."""
+    """Train to the end, from `saved` if given; return the state after RESUMED_AT steps and at the end."""
     torch.set_num_threads(1)
     if not dealt_out:
         assert callable(replicas._Replica.make_buckets)
@@ -80,7 +80,7 @@ def test_as_ddp_deals_them_out_by_itself_the_last_bits_differ():
 
 
 def _buckets(strategy):
-    """By name; and that no gradient was lost on the way into them."""
+    """Return the names of the parameters in each of DDP's gradient buckets."""
     names = {parameter: name for name, parameter in strategy.module.named_parameters()}
     return [
         [names[one] for one in bucket.parameters()] for bucket in strategy.model.reducer._get_zeros_like_grad_buckets()

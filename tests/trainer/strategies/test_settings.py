@@ -137,14 +137,15 @@ def test_the_summary_names_what_was_asked_for():
     plain = summary(build(words(), ALONE, StrategySettings(strategy="none"), sgd))
     assert plain == "none, 1 x cpu, fp32, 1.5k parameters"
     settings = StrategySettings(strategy="hsdp", shard_size=1, precision="bf16", clip_value=2.0, clip_norm=0.5)
-    assert _said(settings, 2) == (
+    assert _summary_of(settings, 2) == (
         "hsdp (2 copies), 2 x cpu, bf16, 1.5k parameters, 3 blocks, values clipped at 2, clipped at 0.5"
     )
-    said = _said(StrategySettings(strategy="ddp", activation_checkpointing=True, recompute_every=2), 2)
+    said = _summary_of(StrategySettings(strategy="ddp", activation_checkpointing=True, recompute_every=2), 2)
     assert said == "ddp, 2 x cpu, fp32, 1.5k parameters, 2 blocks recomputed"
 
 
-def _said(settings, ranks):
+def _summary_of(settings, ranks):
+    """Return the summary that all ranks print, after checking that they print the same."""
     [said, *others] = spawn_ranks(_summary, ranks, settings)
     assert all(other == said for other in others)
     return said

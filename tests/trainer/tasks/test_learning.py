@@ -19,7 +19,7 @@ TEXT = ["--layers", "2", "--width", "64", "--context", "64", "--batch-size", "16
 
 
 def train(main, tmp_path, *args, size=2):
-    """To the end; what the last validation found."""
+    """Train to the end, and return the values of the last validation."""
     always = ["--checkpoint-dir", str(tmp_path / "checkpoints"), "--out", str(tmp_path / "metrics")]
     assert Ranks(main, size, [*args, *always]).results(limit_s=280) == [0] * size
     return read_metrics(tmp_path / "metrics")[-1]

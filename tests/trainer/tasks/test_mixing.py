@@ -77,7 +77,7 @@ def test_labels_are_smoothed_in_training_only():
 
 
 def train(folder, *steps):
-    """One start after the other, each a few steps further; the fingerprint of the end."""
+    """Train in several starts, each a few steps further, and return the fingerprint of the end."""
     for last in steps:
         assert resnet.main([
             *("--model", "shufflenet_v2_x0_5", "--pixels", "16", "--train-images", "40", "--validation-images", "4"),

@@ -58,7 +58,7 @@ def on_mesh(trained, out, mesh, strategy, more=()):
 
 
 def same(out, whole):
-    """In the order of the samples, and each once: but for the last digits, which sums over parts decide."""
+    """Check that predictions are in the order of the samples, each once, and equal but for rounding."""
     lines, words = whole
     found = lines_of(out)
     assert [line["index"] for line in found] == list(range(SAMPLES))
@@ -93,7 +93,7 @@ def test_ranks_that_share_the_model_say_what_one_says(trained, whole, tmp_path, 
 
 
 def struck_after(shards, target, sig, out, args):
-    """Until so many shards are there; then the signal goes to one rank."""
+    """Predict until this many shards exist, then send the signal to one rank."""
     (out.parent / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
     put = Answers.put
     done = []

@@ -38,7 +38,8 @@ folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
 wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
 
 
-def say(**words):
+def send(**words):
+    """Write the values as a line of JSON to the test."""
     wire.write(json.dumps(words) + "\n")
 
 
@@ -143,7 +144,7 @@ def save(step, chains):
     sync_folder(folder)
     exchange()
     note("save", step)
-    say(checkpoint=step)
+    send(checkpoint=step)
     tidy(step)
 
 
@@ -172,7 +173,7 @@ chains = load(step)
 print(f"starts at step {step}", flush=True)
 note = audit()
 note("start", step)
-say(checkpoint=step)
+send(checkpoint=step)
 while step < args.steps:
     while is_held(args.hold, step):
         time.sleep(0.02)
@@ -180,10 +181,10 @@ while step < args.steps:
     chains = [next_link(chain, step) for chain in chains]
     time.sleep(args.pause)
     note("step", step)
-    say(step=step, total_steps=args.steps)
+    send(step=step, total_steps=args.steps)
     if step % args.every == 0:
         save(step, chains)
 chains = [chain for _, chain in sorted(exchange([rank, chains[rank]]))]  # each its own: others' were reckoned here
-say(fingerprint=hashlib.sha256(" ".join(chains).encode()).hexdigest(), done=True)
+send(fingerprint=hashlib.sha256(" ".join(chains).encode()).hexdigest(), done=True)
 note("end", step)
 sys.exit(0)

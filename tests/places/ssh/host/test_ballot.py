@@ -18,7 +18,7 @@ VOTER = 2
 
 @pytest.fixture
 def table(tmp_path):
-    """Three hosts without their leader; host 2 has voted for host 1 in attempt 2."""
+    """Return three hosts without their leader; host 2 has voted for host 1 in attempt 2."""
     table = Table(tmp_path)
     table.lose(0)
     assert table.said(VOTER, table.vote(2, 1)) == Agreed()
@@ -36,7 +36,7 @@ def after_a_restart(table):
 
 
 def answered_before_the_power_went(table, question, at):
-    """Whether host 2 could answer, where its machine dies as a file of it gets longer than `at` bytes."""
+    """Return whether host 2 could answer if its machine dies as one of its files grows beyond `at` bytes."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

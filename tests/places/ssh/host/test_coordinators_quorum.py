@@ -18,7 +18,7 @@ from tests.sizes import SCALE
 
 
 def opens(leader, side):
-    """Whether its coordinator could open a generation with the agents of these hosts, guests too."""
+    """Return whether the leader's coordinator can open a generation with the agents of these hosts, guests included."""
     plan, names = msgspec.structs.replace(leader.plan, elects=True), {f"host{number}" for number in side}
     nodes = NodeTable(plan.nodes, 1.0, plan.away, voters=voters_of(plan))
     for node in nodes:
@@ -29,7 +29,7 @@ def opens(leader, side):
 
 
 def taken_over(table, side):
-    """Whether one of these could be elected by those of them whose records are no newer."""
+    """Return whether these hosts can elect one of themselves; each votes only for records as new as its own."""
     supervisors = [table.supervisors[number] for number in side]
 
     def votes(candidate):
@@ -130,7 +130,7 @@ def play(root, seed):
 
 
 def heals(table, rounds=4):
-    """Whether the hosts, all of which hear each other again, open an attempt that all know to be settled."""
+    """Return whether the reconnected hosts open an attempt that all of them know to be settled."""
     everybody = range(table.size)
     for _ in range(rounds):
         for one in table.supervisors:

@@ -31,7 +31,7 @@ NOWHERE = "192.0.2.1"  # an address that this machine has not
 
 @pytest.fixture
 def run(tmp_path):
-    """On three hosts, the first of which is elsewhere and the second here; its second attempt was opened by hosts."""
+    """Return a run of three hosts: the first is remote, the second is this one, and hosts opened its second attempt."""
     run = RunDir(tmp_path / "job-1a2b")
     run.path.mkdir()
     addresses = (NOWHERE, "127.0.0.2", "127.0.0.3")

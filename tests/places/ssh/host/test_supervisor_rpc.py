@@ -34,7 +34,7 @@ def standing(node, **more):
 
 @pytest.fixture
 def seated():
-    """Three supervisors on addresses of their own; `answers[i]` is what each says, however long that takes here."""
+    """Yield three supervisors on addresses of their own; `answers[i]` computes what supervisor i answers."""
     answers = [lambda _: Agreed() for _ in range(3)]
     rpcs = [
         SupervisorRpc(f"127.0.0.{node + 1}", KEY, lambda question, _, node=node: answers[node](question), ask_s=150.0)

@@ -270,7 +270,7 @@ def _after(state: State, node: Node, *sent: RequestVote | Granted | Open | Accep
 def _that_matter(
     nodes: tuple[Node, ...], sent: frozenset[RequestVote | Granted | Open | Accepted | Heartbeat | Answer]
 ) -> frozenset[RequestVote | Granted | Open | Accepted | Heartbeat | Answer]:
-    """Without messages that nobody would take any more."""
+    """Return the messages without those that no node would accept any more."""
     return frozenset(one for one in sent if _matters(nodes, one))
 
 

@@ -118,7 +118,7 @@ def test_a_rule_that_is_left_out_is_missed(rule):
 
 
 def crashed(node: Node) -> bool:
-    """Whether it led, opened or stood, and remembers nothing of that: no vote for another has come in between."""
+    """Return whether the node last voted for itself and has lost its memory of what it did then."""
     return node.memory is None and node.voter.voted[1] == node.voter.me
 
 
