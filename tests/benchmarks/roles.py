@@ -147,7 +147,7 @@ def main():
         "|---|---|---|---|",
         *start_rows(args.pairs),
         "",
-        "| actors killed | work again, s | range | learner's steps meanwhile, of both ranks | | in the second from then on | |",
+        "| actors killed | work again, s | range | learner's steps meanwhile, of both ranks | | in the next second | |",
         "|---|---|---|---|---|---|---|",
         kill_row(args.kills, args.seed),
     ]
