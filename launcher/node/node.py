@@ -493,7 +493,7 @@ class NodeAgent:
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
     """Return the store that copies checkpoints between the nodes' disks."""
-    from launcher.copies.copier import Patience
+    from launcher.copies.copier import Patience  # late: as the next one
     from launcher.copies.replication import Replication  # late: 20 ms that a shared disk spares
 
     plan, node = home.plan, home.node

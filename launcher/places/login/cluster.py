@@ -1,17 +1,20 @@
 """Use a cluster whose programs are on another machine, through the `launch` there, which runs and reports the runs."""
 
 import atexit
+import shlex
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.errors import LaunchError, Refused, Unreachable
-from launcher.ids import is_run_id, parse_run_id
-from launcher.places.clusters_file import login_of, named_clusters
+from launcher.health.doctor_request import DoctorRequest
+from launcher.health.findings import Finding
+from launcher.ids import RunId, is_run_id, parse_run_id
+from launcher.places.clusters_file import ClusterEntry, login_of, named_clusters
 from launcher.places.login import files, records, waiting
 from launcher.places.login.address import KIND, Address, address_of, as_planned, now
+from launcher.places.login.files import remote_runs
 from launcher.places.login.handover import finish, hand_over, remote_spec, send_code, withdraw
 from launcher.places.login.lines import ask, ask_all, persistently, silent
 from launcher.places.login.messages import (
@@ -23,11 +26,12 @@ from launcher.places.login.messages import (
     LookAtRuns,
     RemotePreview,
     RunNews,
+    TidyRuns,
 )
 from launcher.places.place import CancelReport, HostNow, KeptRemote, Place, Preview
 from launcher.plan.facts import Machine, Misfit
 from launcher.plan.model import AwaitedRun, Plan
-from launcher.remote.parallel import failures, for_all
+from launcher.remote.parallel import answers, failures, for_all
 from launcher.remote.rpc.client import RemoteLaunch, started
 from launcher.remote.running import Running
 from launcher.remote.shipping.tree import digest_of, refuse_links_out
@@ -42,27 +46,15 @@ from launcher.status.checkpoints import Checkpoint
 from launcher.supervisor.attempt_end import grace_s_of
 from launcher.supervisor.handover import Handover, is_being_handed
 
-if TYPE_CHECKING:
-    from launcher.ids import RunId
-import shlex
-from collections.abc import Iterator
-
-from launcher.health.doctor_request import DoctorRequest
-from launcher.health.findings import Finding
-from launcher.ids import RunId
-from launcher.places.clusters_file import ClusterEntry
-from launcher.places.login.files import remote_runs
-from launcher.places.login.messages import TidyRuns
-from launcher.remote.parallel import answers
-
 _LONG_S = 1200.0  # it may have to ask further hosts, whose disks are walked
 _MOST_WHERE = 200
-Names = dict[RunId, RunId]  # by what runs are called there: what they are called here
-
 LIMIT_S = 13.0  # for all login nodes together to report on their runs
 _ANSWER_S = 120.0
 _TREE_S = 600.0
 _MANY = 10_000
+
+
+Names = dict[RunId, RunId]  # by what runs are called there: what they are called here
 
 
 class LoginCluster(Place):
@@ -238,7 +230,27 @@ class LoginCluster(Place):
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
         """Return what each login node keeps of these runs; with `remove`, delete what is not live."""
-        return tidy(runs, remove=remove)
+        asked: dict[Address, Names] = {}
+        for run in runs:
+            for remote in remote_runs(run):
+                asked.setdefault(remote.address, {})[remote.there] = run.id
+        addresses = {str(address): address for address in asked}
+
+        def work(_: str, address: Address) -> list[KeptRemote]:
+            """Ask one login node."""
+            request = TidyRuns(address.folder, tuple(asked[address]), remove)
+            return ask(address, request, list[KeptRemote], timeout_s=_LONG_S)
+
+        results = for_all(addresses, work)
+        found = [
+            _named(addresses[name], one, asked[addresses[name]])
+            for name, told in answers(results).items()
+            for one in told
+        ]
+        return found + [
+            KeptRemote(addresses[name].login, dict.fromkeys(asked[addresses[name]].values(), 0), silent=why.lines[0])
+            for name, why in failures(results).items()
+        ]
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
         """Return the run's checkpoints on the login node, with `verify` verified there."""
@@ -281,29 +293,6 @@ def _mend(handover: Handover) -> None:
         finish(handover)
     except Unreachable as error:
         raise silent.note(address, error) from None
-
-
-def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-    """Return what each login node keeps of these runs; with `remove`, delete what is not live."""
-    asked: dict[Address, Names] = {}
-    for run in runs:
-        for remote in remote_runs(run):
-            asked.setdefault(remote.address, {})[remote.there] = run.id
-    addresses = {str(address): address for address in asked}
-
-    def work(_: str, address: Address) -> list[KeptRemote]:
-        """Ask one login node."""
-        request = TidyRuns(address.folder, tuple(asked[address]), remove)
-        return ask(address, request, list[KeptRemote], timeout_s=_LONG_S)
-
-    results = for_all(addresses, work)
-    found = [
-        _named(addresses[name], one, asked[addresses[name]]) for name, told in answers(results).items() for one in told
-    ]
-    return found + [
-        KeptRemote(addresses[name].login, dict.fromkeys(asked[addresses[name]].values(), 0), silent=why.lines[0])
-        for name, why in failures(results).items()
-    ]
 
 
 def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
