@@ -41,25 +41,6 @@ def test_a_job_has_the_same_processes_on_each_node(desk):
     assert desk.wait(run)["state"] == "succeeded"
 
 
-@pytest.mark.daily
-def test_follow_ends_with_the_runs_own_exit_code(desk):
-    desk.script("fails.py", "raise ValueError('no luck')")
-    spec = desk.spec("name: fails\nrun:\n  script: fails.py\nrecovery:\n  user_error: 0\n")
-    done = desk.launch("submit", spec, "--on", "slurm", "--follow", check=10)
-    assert "ValueError: no luck" in done.stdout + done.stderr
-
-
-@pytest.mark.daily
-def test_a_cancel_leaves_nothing(desk, slurm):
-    run = desk.submit(two_nodes(desk, 100_000), "--on", "slurm")
-    desk.until_step(run, 10)
-    said = desk.launch("cancel", run).stdout
-    assert f"job {job_of(desk, run)} (running on " in said and f"{run} is cancelled" in said
-    assert desk.processes() == []
-    desk.until("the job's end", lambda: not slurm.ask("squeue", "--noheader").strip())
-    assert "already ended" in desk.launch("cancel", run).stdout
-
-
 def test_a_cancel_finds_the_job_of_a_run_whose_records_are_gone(desk, slurm):
     run = desk.submit(two_nodes(desk, 100_000, "recovery: {grace: 1s}\n"), "--on", "slurm")
     desk.until_step(run, 5)

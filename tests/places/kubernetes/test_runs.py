@@ -83,24 +83,6 @@ def test_a_lost_pod_has_all_of_them_start_again(lab, cluster, lost):
 
 
 @pytest.mark.nightly
-def test_a_held_run_waits_for_a_person_and_kueue_holds_its_own(lab, cluster):
-    spec = lab.chain(args="steps: 3", resources=ONE)
-    run = lab.submit(spec, "--on", "plain", "--hold")
-    assert "queued: it is held: launch release lets it go" in lab.launch("status", run).stdout
-    lab.launch("release", run)
-    assert lab.wait(run)["state"] == "succeeded"
-    refused = lab.launch("submit", spec, "--on", "k8s", "--hold", check=None)
-    assert refused.returncode != 0 and "queue.hold: Kueue lets runs of its queues start" in refused.stderr
-
-
-def test_a_cancel_ends_a_running_job_set(lab, cluster):
-    run = lab.submit(lab.chain(args="steps: 100000", resources=TWO), "--on", "k8s")
-    lab.until_step(run, 1)
-    assert "job chain-" in lab.launch("cancel", run).stdout
-    assert lab.status(run)["state"] == "cancelled"
-
-
-@pytest.mark.nightly
 def test_a_run_that_follows_another_waits_on_this_machine(lab, cluster):
     spec = lab.chain(args="steps: 3", resources=ONE)
     first = lab.submit(spec, "--on", "k8s")
@@ -130,6 +112,8 @@ def test_what_is_missing_or_refused_is_said_before_anything_runs(lab, cluster):
     assert refused.returncode != 0 and "Kubernetes refuses the JobSet" in refused.stderr
     elsewhere = lab.launch("submit", spec, "--on", "k8s", "--set", "k8s.mount=/shared", check=None)
     assert elsewhere.returncode != 0 and "k8s.mount: pods see /shared" in elsewhere.stderr
+    held = lab.launch("submit", spec, "--on", "k8s", "--hold", check=None)
+    assert held.returncode != 0 and "queue.hold: Kueue lets runs of its queues start" in held.stderr
 
 
 def test_the_doctor_knows_what_a_run_needs(lab, cluster):
