@@ -160,15 +160,16 @@ class Ballot:
             OpeningSaid(one.attempt, one.leader, tuple(sorted(one.voters))) for one in self.voter.openings[:-1]
         )
 
-    def is_next_in_line(self, leaderless: Mapping[int, SupervisorStatus]) -> bool:
+    def is_next_in_line(self, own: SupervisorStatus, leaderless: Mapping[int, SupervisorStatus]) -> bool:
         """Return whether this host is next to take over: no other leaderless one has newer records, or equal ones and a
         lower number.
 
-        On a shared disk all hosts have the same records.
+        `own` is this host's status from before it asked: later it may have records of an attempt that another one
+        opened meanwhile. On a shared disk all hosts have the same records.
         """
         if not self._on_disk:
             return all(self.me < number for number in leaderless)
-        mine = (-self.voter.newest.attempt, -self.records().length, self.me)
+        mine = (-own.accepted, -own.history, self.me)
         return not any((-one.accepted, -one.history, number) < mine for number, one in leaderless.items())
 
     def without_dead_leaders(

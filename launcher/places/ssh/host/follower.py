@@ -159,7 +159,7 @@ class TakeOver:
         return the number of the attempt that follows, or None.
         """
         supervisor = self._supervisor
-        answers = statuses(supervisor.rpc.ask(Ask(), limit_s=_ASK_S))
+        own, answers = supervisor.status(), statuses(supervisor.rpc.ask(Ask(), limit_s=_ASK_S))
         supervisor.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
         rules = supervisor.plan.spec.recovery
         answers = supervisor.ballot.without_dead_leaders(answers, supervisor.attempt.number, rules.lease_s / 2)
@@ -168,7 +168,7 @@ class TakeOver:
             return None
         answers = {number: one for number, one in answers.items() if one.has_vote}
         without = {number: one for number, one in answers.items() if one.leaderless}
-        if not supervisor.ballot.is_next_in_line(without) or len(without) < len(answers):
+        if not supervisor.ballot.is_next_in_line(own, without) or len(without) < len(answers):
             return None  # another host's turn, or some hosts still have a leader
         if supervisor.status().has_vote and enough(supervisor, without, leads=False):
             return self._take_over(without)

@@ -154,11 +154,11 @@ class Leader:
         while not self._wakeup.stop_asked:
             if supervisor.ballot.accepted is not None:
                 return supervisor.ballot.accepted.attempt
-            answers = statuses(supervisor.rpc.ask(Ask()))
+            own, answers = supervisor.status(), statuses(supervisor.rpc.ask(Ask()))
             supervisor.check_lead(answers)
             supervisor.check_part_in(supervisor.ballot.outrun_by)  # of which the others may have left already
             there = {number: one for number, one in answers.items() if one.has_slots}
-            if enough(supervisor, there, leads=True) and supervisor.ballot.is_next_in_line(there):
+            if enough(supervisor, there, leads=True) and supervisor.ballot.is_next_in_line(own, there):
                 following = propose(supervisor, there, end.cause)
                 if following is not None:
                     return following

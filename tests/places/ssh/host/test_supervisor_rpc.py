@@ -241,5 +241,5 @@ class Relay:
 def test_on_one_disk_the_lowest_number_takes_over_in_any_attempt(tmp_path):
     """Nobody votes there: how many attempts a voter has accepted says nothing of who is next."""
     one, two = (Ballot(RunDir(tmp_path / "run"), me, ("a", "b", "c"), 1, on_disk=False) for me in (1, 2))
-    assert one.is_next_in_line({2: standing(2, attempt=2, accepted=2)})
-    assert not two.is_next_in_line({1: standing(1, attempt=2, accepted=2)})
+    assert one.is_next_in_line(standing(1, attempt=1, accepted=1), {2: standing(2, attempt=2, accepted=2)})
+    assert not two.is_next_in_line(standing(2, attempt=1, accepted=1), {1: standing(1, attempt=2, accepted=2)})

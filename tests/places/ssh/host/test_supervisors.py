@@ -476,6 +476,24 @@ def test_a_candidate_that_is_lost_after_its_votes_is_followed_by_another(tmp_pat
     assert taken(table, table.supervisors[1], [3, 4]) is None
 
 
+def test_a_host_that_accepts_an_attempt_while_others_answer_it_does_not_take_over(table):
+    """It had compared its own new records with their old ones: it and the new leader fenced each other, and the run
+    ended."""
+    table.lose(0)
+    candidate, late = table.supervisors[1:]
+    ask = late.rpc.ask
+
+    def slowly_asked(question, *limits, **more):
+        said, late.rpc.ask = ask(question, *limits, **more), ask
+        assert TakeOver(candidate).look() == 2
+        return said
+
+    late.rpc.ask = slowly_asked
+    assert TakeOver(late).look() is None
+    assert late.ballot.accepted.attempt == 2
+    assert candidate.ballot.voted == (2, 1), "which nobody has outrun"
+
+
 def test_a_supervisor_does_not_lead_whose_coordinator_is_frozen(table):
     table.freeze(0)
     assert TakeOver(table.supervisors[1]).look() == 2
