@@ -194,7 +194,7 @@ def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
     """Raise BadInput if the run has several roles and its cluster takes none."""
     if spec.roles and not where.takes_roles:
         reason = f"runs of several programs do not go to {where.kind} clusters"
-        hint = "this machine, `--on local`, takes them, and so does Slurm where its commands are"
+        hint = "this machine, `--on local`, takes them, and so do SSH pools, and Slurm where its commands are"
         refuse(file, [Misfit("roles", reason, hint)])
 
 

@@ -7,9 +7,19 @@ from msgspec import structs
 
 from launcher.ids import parse_run_id
 from launcher.node.environment import role_rank_variables
+from launcher.node.ranks.ports import address_drawer
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
-from launcher.plan.on_hosts import hosts_asked, most_of_a_host, own_gpus, with_hosts
+from launcher.plan.on_hosts import (
+    hosts_asked,
+    kept_at,
+    least_hosts,
+    most_of_a_host,
+    own_gpus,
+    voters_of,
+    with_addresses,
+    with_hosts,
+)
 from launcher.plan.roles import build_roles, check_roles
 from launcher.spec.read import parse_spec
 
@@ -146,3 +156,56 @@ def test_each_rank_has_a_port_of_each_name_and_its_own_address_for_each():
         "LAUNCH_PORT_HTTP": "2",
         "LAUNCH_PORT_METRICS": "3",
     }
+
+
+POOL = replace(APART, nodes=None, limit_per_job=False, disks_apart=True, elects=True)
+
+
+def test_in_a_pool_the_main_role_has_a_vote_on_each_host_and_ranks_on_its_own_alone():
+    whole = with_hosts(plan(spec(THREE % ""), POOL), FOUR)
+    assert hosts_of(whole) == {
+        "learner": ["node0", "node1", "node2", "node3"],
+        "actors": ["node1", "node2"],
+        "reward": ["node3"],
+    }
+    assert [node.votes_only for node in whole.nodes] == [False, True, True, True]
+    assert voters_of(whole) == {0, 1, 2, 3} and not any(voters_of(one) for one in whole.roles)
+    assert (whole.coordinator, [one.coordinator for one in whole.roles]) == ("", ["10.0.0.0", "10.0.0.0"])
+    assert not whole.nodes_vary, "its ranks may stay in place"
+    assert least_hosts(whole) == 4
+
+
+def test_spares_of_a_pool_are_the_runs_and_take_the_places_of_lost_hosts_in_the_next_attempt():
+    job = spec(THREE % ON_LEARNER, "recovery.spares=1")
+    whole = plan(job, POOL)
+    assert (problems(job, POOL), len(whole.nodes), least_hosts(whole)) == ([], 4, 3)
+    again = with_hosts(with_hosts(whole, FOUR), [FOUR[1], FOUR[3], FOUR[0]], [FOUR[2]])
+    assert hosts_of(again)["actors"] == ["node3", "node0"]
+    assert [one.coordinator for one in again.roles] == ["10.0.0.1", "10.0.0.1"]
+    assert [node.votes_only for node in again.nodes] == [False, True, True, True]
+
+
+def test_each_host_of_a_pool_draws_the_same_address_for_each_rank():
+    whole = with_hosts(plan(spec(THREE % ""), POOL), FOUR)
+    one, other = (with_addresses(whole, address_drawer("ab12")).addresses for _ in range(2))
+    assert one == other != with_addresses(whole, address_drawer("ab13")).addresses
+    assert [address.partition(":")[0] for address in one["actors"]] == ["10.0.0.1"] * 2 + ["10.0.0.2"] * 2
+    assert len({address for some in one.values() for address in some}) == 7
+
+
+def test_a_hosts_plan_of_a_role_lies_below_the_runs_folder_there():
+    there = kept_at(plan(spec(THREE % ""), POOL), "/disk/runs/r-1", "/usr/bin/py")
+    assert [one.run_dir for one in there.roles] == ["/disk/runs/r-1/roles/actors", "/disk/runs/r-1/roles/reward"]
+    assert {one.entry.python for one in (there, *there.roles)} == {"/usr/bin/py"}
+
+
+def test_what_only_the_disk_of_another_host_shows_makes_no_role_ready_in_a_pool():
+    job = spec(THREE % "", "roles.reward.ready.log=up")
+    [said] = problems(job, POOL)
+    assert said == "roles.reward.ready: is on the disk of its host, which others do not see"
+    assert problems(job, replace(POOL, disks_apart=False)) == []
+
+
+def test_on_one_machine_a_single_node_has_no_spare():
+    [said] = problems(spec(THREE % "", "roles.reward.recovery.spares=1"), HERE)
+    assert said == "roles.reward.recovery.spares: a spare needs at least 2 nodes, got resources.nodes: 1"

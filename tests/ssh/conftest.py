@@ -5,7 +5,8 @@ import random
 import pytest
 from ssh_desk import Desk
 
-from tests.lab.fixtures import hosts, lab_possible, shared_hosts, shared_lab
+from tests.lab.fixtures import hosts, lab_possible, open_folder, shared_hosts, shared_lab
+from tests.lab.hosts import HostLab
 from tests.sizes import SEED
 
 __all__ = ["hosts", "lab_possible", "shared_hosts", "shared_lab"]
@@ -29,3 +30,21 @@ def desk(tmp_path, hosts):
 def draw():
     print("seed", SEED)
     return random.Random(SEED)
+
+
+@pytest.fixture
+def pool_of(tmp_path, lab_possible):
+    """A user's desk at a pool of other hosts."""
+    up = []
+
+    def make(**how):
+        folder = open_folder()
+        lab = HostLab(folder.__enter__(), **how)
+        lab.up()
+        up.append((folder, lab))
+        return Desk(tmp_path, lab)
+
+    yield make
+    for folder, lab in up:
+        lab.down()
+        folder.__exit__(None, None, None)

@@ -8,30 +8,9 @@ from pathlib import Path
 
 import pytest
 from lab import BOUND_S
-from ssh_desk import Desk, strike
-
-from tests.lab.fixtures import open_folder
-from tests.lab.hosts import HostLab
+from ssh_desk import strike
 
 pytestmark = pytest.mark.nightly
-
-
-@pytest.fixture
-def pool_of(tmp_path, lab_possible):
-    """A user's desk at a pool of other hosts."""
-    up = []
-
-    def make(**how):
-        folder = open_folder()
-        lab = HostLab(folder.__enter__(), **how)
-        lab.up()
-        up.append((folder, lab))
-        return Desk(tmp_path, lab)
-
-    yield make
-    for folder, lab in up:
-        lab.down()
-        folder.__exit__(None, None, None)
 
 
 def test_one_disk_for_all_hosts(pool_of):

@@ -6,6 +6,8 @@ import pytest
 from lab import log_of
 from ssh_desk import command_line, strike
 
+from tests.sizes import NIGHTLY
+
 pytestmark = pytest.mark.nightly
 
 LEARNER = """
@@ -51,18 +53,18 @@ roles:
 """
 
 
-@pytest.fixture
-def three(desk):
-    """Submits a run of three programs on three hosts, and waits until the main one works."""
+def submit(desk, restart="alone", more="", *words):
+    """A run of three programs on three hosts, whose main one works."""
     desk.script("learner.py", LEARNER)
     desk.script("server.py", SERVER)
+    run = desk.submit(desk.spec(SPEC % (more, restart)), "--on", "pool", *words)
+    desk.until_step_there(0, run, 3)
+    return run
 
-    def submit(restart="alone", more="", on="pool"):
-        run = desk.submit(desk.spec(SPEC % (more, restart)), "--on", on)
-        desk.until_step_there(0, run, 3)
-        return run
 
-    return submit
+@pytest.fixture
+def three(desk):
+    return lambda *how: submit(desk, *how)
 
 
 def said_by(desk, run, host, part=None):
@@ -176,8 +178,100 @@ def test_a_cancel_leaves_nothing_of_any_role(desk, three):
     assert not desk.left()
 
 
-def test_on_one_disk_roles_are_on_their_hosts_too(desk, three):
-    desk.hosts.clusters_yaml("one", shared=True, workdir=str(desk.root / "disk"))
+def test_on_one_disk_an_agent_and_the_leader_are_survived_too(pool_of, tmp_path):
+    desk = pool_of(hosts=4, shared=True)
+    run = submit(desk, "role", ", spares: 1")
+    strike(programs_of(desk, run, 2, "actors", b"\x001")[0])
+    desk.until("the actors again", lambda: len(said_by(desk, run, 0, "actors")) == 4)
+    desk.hosts.nodes[0].power_off()
+    desk.until_step_there(1, run, 3, attempt=2)
+    assert finish(desk, run, 1)["state"] == "succeeded"
+
+
+def test_a_resume_starts_all_roles_with_whole_budgets_and_may_move_them_to_other_hosts(desk, three):
+    run = three("role")
+    strike(ranks_of(desk, run, 1, "actors")[0])
+    desk.until("the actors again", lambda: all(said_by(desk, run, host, "actors")[1:] for host in (1, 2)))
+    desk.launch("cancel", run)
+    desk.hosts.nodes[2].power_off()
+    desk.launch("resume", run, "--without", desk.hosts.nodes[2].name)
+    desk.until_step_there(0, run, 3, attempt=2)
+    desk.until("the actors elsewhere", lambda: said_by(desk, run, 3, "actors"))
+    history = desk.there(0, run, "roles/actors/events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["attempt"] for line in history if '"kind":"resumed"' in line] == [2]
+    assert finish(desk, run)["state"] == "succeeded"
+
+
+def test_a_host_that_comes_back_has_its_actor_again_while_the_others_go_on(desk, three):
+    run = three()
+    desk.hosts.nodes[2].power_off()
+    desk.until("the loss", lambda: desk.status(run)["roles"]["actors-1"]["restarts"]["total"])
+    desk.hosts.nodes[2].power_on()
+    desk.until("actor 1 again", lambda: desk.status(run) and said_by(desk, run, 2, "actors-1")[1:])
+    assert len(said_by(desk, run, 1, "actors-0")) == 1
+    status = finish(desk, run)
+    assert (status["state"], status["attempt"], status["generation"]) == ("succeeded", 1, 1)
+
+
+def test_without_a_spare_host_a_lost_leader_ends_the_run_and_says_what_to_do(desk, three):
+    run = three("role", "", "--set", "recovery.wait=5s")
+    desk.hosts.nodes[0].power_off()
+    end = desk.until("the end", lambda: desk.record_there(1, run, "attempts/0001/exit.json"))
+    assert (end["state"], end["cause"]) == ("failed", "node_lost")
+    assert "2 of its 3 hosts answer, too few to go on" in end["message"], end["message"]
+
+
+@pytest.mark.parametrize("restart", ["alone", "role"])
+def test_whatever_is_killed_of_whichever_role_the_run_ends_well(desk, three, draw, restart):
+    run, struck = three(restart), []
+    for _ in range(20 if NIGHTLY else 5):
+        pid = draw.choice([pid for host in range(3) for pid in of_agents(desk, run, host)])
+        struck.append(f"{command_line(pid)[-120:]!r} of {log_of(pid)}")
+        now = max((desk.state_there(host, run) for host in range(3)), key=place_of)
+        strike(pid)
+        desk.until(
+            f"steps after {struck[-1]}",
+            lambda now=now: any(is_further(desk.state_there(host, run), now) for host in range(3)),
+        )
+    actors = [(1, "actors-0"), (2, "actors-1")] if restart == "alone" else [(1, "actors"), (2, "actors")]
+    at_work = [*actors, (1, "reward")]
+    desk.until("all roles at work", lambda: all(ranks_of(desk, run, host, part) for host, part in at_work))
+    assert finish(desk, run)["state"] == "succeeded", struck
+
+
+def of_agents(desk, run, host):
+    """All on a host that agents, or coordinators, have started, and they; no supervisor."""
+    return [pid for pid in desk.hosts.nodes[host].started() if f"/runs/{run}/" in log_of(pid) and is_an_agents(pid)]
+
+
+def is_an_agents(pid):
+    return b"launcher.supervisor" not in command_line(pid)
+
+
+def place_of(state):
+    return state.get("attempt", 0), state.get("generation", 0), state.get("step") or 0
+
+
+def is_further(state, before):
+    """The main role has worked since, in whichever attempt and generation."""
+    attempt, generation, step = place_of(before)
+    return state.get("state") == "running" and place_of(state) >= (attempt, generation, step + 3)
+
+
+@pytest.mark.daily
+def test_the_dry_run_shows_the_hosts_of_each_role_and_what_no_host_sees_is_refused(desk):
+    desk.script("learner.py", LEARNER)
+    desk.script("server.py", SERVER)
+    spec = desk.spec(SPEC % ("", "role"))
+    shown = desk.launch("submit", spec, "--on", "pool", "--dry-run").stdout
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert any(row.endswith("server.py 2 nodes (1-2), 2 ranks GPUs none") for row in rows), rows
+    assert any(row.endswith("server.py 1 node (1), 1 rank GPUs none") for row in rows), rows
+    words = ("--set", "roles.reward.ready.log=up", "--set", "roles.reward.ready.path=null")
+    said = desk.launch("submit", spec, "--on", "pool", *words, check=2).stderr
+    assert "roles.reward.ready: is on the disk of its host, which others do not see" in said, said
+    said = desk.launch("submit", spec, "--on", "pool", "--set", "roles.actors.resources.nodes=4", check=5).stderr
+    assert "4 of at least 5 hosts can be used; nothing was started" in said, said
 
 
 def test_a_leader_that_is_lost_brings_all_roles_back_on_the_hosts_that_are_left(desk, three):

@@ -10,11 +10,14 @@ from launcher.coordinator.effects import Record, Send
 from launcher.coordinator.history_copies import HistoryCopies
 from launcher.coordinator.holding import RestartHold
 from launcher.errors import LaunchError
+from launcher.ids import new_token, role_secret
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, held_by_half, put, replicated
+from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, held_by_half, opens, put, replicated
 from launcher.places.ssh.host.supervisor_messages import Replica
+from launcher.run.attempts import new_attempt
 from launcher.run.durable import append_line, make_dir, read_lines, read_record, write_record
 from launcher.run.identity import this_process
+from launcher.run.layout import RunDir
 from launcher.run.records import AttemptEnd, Endpoint, Event, RunState
 from launcher.states import Cause
 from launcher.supervisor.attempt_end import cancelled
@@ -243,3 +246,34 @@ def test_a_leader_that_is_lost_between_a_failure_and_its_copy_has_begun_no_resta
     took = [number for number in (2, 1) if TakeOver(table.supervisors[number]).look() == 2]
     assert took == [1]
     assert (failure in read_lines(taking_over.run.events, Event)) == begun
+
+
+def role_of(run, name="actors"):
+    role = RunDir(run.roles / name)
+    make_dir(role.path)
+    return role
+
+
+def test_records_of_a_role_are_kept_in_its_own_folder_and_those_of_no_role_nowhere(run):
+    role = role_of(run)
+    put(run, Replica(0, 1, "actors 3 events", 0, "".join(lines("a rank was killed"))), ["actors"])
+    assert texts(role) == ["a rank was killed"]
+    where = msgspec.json.encode(Endpoint("10.0.0.1", 7, this_process())).decode()
+    put(run, Replica(0, 1, "actors 3 endpoint", -1, where), ["actors"])
+    assert read_record(role.attempt(3).endpoint, Endpoint) is not None
+    for name in ("learner 3 endpoint", "../x 3 endpoint", "actors 3 voter", "actors 3 stop", "actors ../1 endpoint"):
+        with pytest.raises(LaunchError, match="no record is called"):
+            put(run, Replica(0, 1, name, -1, where), ["actors"])
+    assert opens("actors 3 endpoint") == ("actors", 3)
+    assert opens("actors 3 events") is opens("endpoint") is None
+
+
+def test_where_a_roles_coordinator_was_in_an_earlier_attempt_of_the_run_is_not_told(run):
+    """Another host would take it for an attempt that goes on, and start agents of it."""
+    role = role_of(run)
+    whole, intent = new_attempt(run, "pool", "submit", None, secret=new_token())
+    new_attempt(role, "pool", "submit", None, secret=role_secret(intent.token, "actors"))
+    assert "actors 1 endpoint" in replicated(run, whole, ["actors"])
+    following, _ = new_attempt(run, "pool", "requeue", None, secret=new_token())
+    left = replicated(run, following, ["actors"])
+    assert "actors 1 endpoint" not in left and "actors 1 events" in left
