@@ -250,6 +250,23 @@ def test_a_run_without_a_main_role_ends_when_all_have(lab, code, state, exit_cod
     assert nothing_is_left(lab, run)
 
 
+def test_each_role_that_fails_where_the_run_goes_on_is_told_with_its_name(lab):
+    lab.script("worker.py", WORKER)
+    told = lab.project / "told"
+    tells = f"notify: {{to: [{{command: [sh, -c, 'cat >> {told}; echo >> {told}']}}], on: [ended]}}\n"
+    run = lab.submit(lab.spec(tells + (EQUALS % 3).replace("one, 0", "one, 3")))
+
+    def titles():
+        return [json.loads(line)["title"] for line in told.read_text().splitlines()] if told.exists() else []
+
+    lab.until("both roles", lambda: lab.status(run)["roles"].get("second", {}).get("state") == "running")
+    (lab.run_dir(run) / "code" / "one").touch()
+    lab.until("a message of the first", lambda: titles() == [f"role first of {run} failed: user_error"])
+    (lab.run_dir(run) / "code" / "two").touch()
+    lab.wait(run, check=10)
+    lab.until("a message of the end", lambda: titles()[1:] and titles()[-1] == f"{run} failed: user_error")
+
+
 def test_a_resume_gives_each_role_its_whole_budget_again(lab, three):
     run = three("role", actor="raise KeyError('mine')\n")
     lab.wait(run, check=10)

@@ -74,7 +74,7 @@ def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Mes
             continue
         yield _restarted(f"restarted/{number}/{name}", _since_opened(of_role.events), of_role.state, most, at, name)
         goes_on = glance.outlasts_roles and not (glance.over or (glance.state is not None and glance.state.state.ended))
-        if goes_on and of_role.state.state is State.FAILED:
+        if goes_on and of_role.end is not None and of_role.end.state is State.FAILED:
             yield message.ended(f"ended/{number}/{name}", of_role.state, of_role.end, at, name)
 
 

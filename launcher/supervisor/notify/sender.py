@@ -136,7 +136,7 @@ class Sender:
     def __init__(self, run: RunDir, number: int, what: Notifying) -> None:
         self._run, self._attempt, self._what = run, run.attempt(number), what
         self._secrets = (*what.secrets(), *(readable(run.secrets, dict[str, str]) or {}).values())
-        self._outlasts_roles = _outlasts_roles(run, number)
+        self._first_role = _first_role(run, number)
         self._mark: object = None
         self._changed_at = boottime()
         self._threads = [RecipientThread(one, self._send_to(one), self._note) for one in what.recipients]
@@ -166,7 +166,9 @@ class Sender:
             self._mark, self._changed_at = now_is, now
         known = settled(events)
         roles = {path.name: _glance_of(RunDir(path)) for path in role_dirs(self._run)}
-        glance = Glance(events, state, end, now - self._changed_at, over, roles, self._outlasts_roles)
+        if self._first_role:  # its restarts are the run's
+            roles[self._first_role] = Glance((), state, readable(self._attempt.role_end, AttemptEnd))
+        glance = Glance(events, state, end, now - self._changed_at, over, roles, bool(self._first_role))
         for message in due(self._what, glance, time.time()):
             for thread in self._threads:
                 if (message.key, thread.recipient.id) not in known:
@@ -197,12 +199,15 @@ class Sender:
             say(f"not noted: {error}")
 
 
-def _outlasts_roles(run: RunDir, number: int) -> bool:
-    """Return whether the run ends only once all its roles have; False if its plan cannot be read."""
+def _first_role(run: RunDir, number: int) -> str:
+    """Return the role whose records are the run's own, if the run ends only once all roles have; else, or if its plan
+    cannot be read, "".
+    """
     try:
-        return read_plan(run, number).ends_with_all
+        plan = read_plan(run, number)
     except (Damaged, OSError):
-        return False
+        return ""
+    return plan.role if plan.ends_with_all else ""
 
 
 def _glance_of(role: RunDir) -> Glance:

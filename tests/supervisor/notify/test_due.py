@@ -160,10 +160,8 @@ def test_what_was_told_and_what_never_will_be_is_settled():
     assert settled(events) == {("started/1", "slack-1"), ("started/1", "email-1")}
 
 
-def of_roles(*, outlasts=False, state=State.RUNNING, **of_role):
-    role = Glance(
-        of_role.pop("events", ()), state_of("job-1", of_role.pop("state_of_role", State.RUNNING), **of_role), None
-    )
+def of_roles(*, events=(), end=None, outlasts=False, state=State.RUNNING, **of_role):
+    role = Glance(events, state_of("job-1", State.RUNNING, **of_role), end)
     glance = Glance(
         (SUBMITTED, OPENED), state_of("job-1", state), None, roles={"actors-1": role}, outlasts_roles=outlasts
     )
@@ -180,7 +178,8 @@ def test_restarts_of_a_role_are_told_with_its_name_and_count_anew_after_a_resume
 
 
 def test_a_role_that_fails_is_told_where_the_others_go_on_and_else_the_end_of_the_run_names_it():
-    failed = {"state_of_role": State.FAILED, "cause": Cause.USER_ERROR, "failure": FAILED}
+    end = AttemptEnd(State.FAILED, Cause.USER_ERROR, 10, 5.0, "no restart is left")
+    failed = {"end": end, "failure": FAILED}
     [told] = of_roles(outlasts=True, **failed)
     assert (told.kind, told.title) == ("ended", "role actors-1 of job-1 failed: user_error")
     assert "KeyError" in told.text
