@@ -1,5 +1,6 @@
 """`python -m launcher.node RUN_DIR ATTEMPT NODE`: start the agent of a node, and all that runs on the node.
 
+With `coordinator` as NODE it runs the coordinator of a role whose first node is another host of a pool, and no agent.
 `standing_by.py` says which arguments an agent gets that boots before there is an attempt.
 """
 

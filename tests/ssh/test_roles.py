@@ -213,6 +213,22 @@ def test_a_host_that_comes_back_has_its_actor_again_while_the_others_go_on(desk,
     assert (status["state"], status["attempt"], status["generation"]) == ("succeeded", 1, 1)
 
 
+def test_a_leader_that_is_cut_off_has_ended_its_roles_before_others_start_them(desk, three):
+    run = three("role", ", spares: 1", "--set", "roles.reward.colocate=learner")
+    desk.hosts.nodes[0].cut()
+    leader = desk.until("the others", lambda: next((one for one in (1, 2, 3) if starts(desk, run, one)), None))
+    assert not [*ranks_of(desk, run, 0), *ranks_of(desk, run, 0, "reward")]
+    desk.hosts.nodes[0].mend()
+    desk.until("the learner again", lambda: is_at_work(desk, run, leader))
+    assert finish(desk, run, leader)["state"] == "succeeded"
+
+
+def starts(desk, run, host):
+    """Whether a role of the second attempt has been started by its leader there."""
+    events = desk.there(host, run, "events.jsonl").read_text()
+    return '"attempt":2,"kind":"role"' in events
+
+
 def test_without_a_spare_host_a_lost_leader_ends_the_run_and_says_what_to_do(desk, three):
     run = three("role", "", "--set", "recovery.wait=5s")
     desk.hosts.nodes[0].power_off()
