@@ -138,7 +138,8 @@ class NodeAgent:
             await self._prober.close()
         await self._preparation.close()
         await asyncio.to_thread(self._sampler.close)
-        await asyncio.to_thread(end_all, lambda: descendants(os.getpid()))
+        spared = (self._watchdog.lease.standby,) if code is Exit.LOST else ()
+        await asyncio.to_thread(end_all, lambda: descendants(os.getpid(), keep=spared))
         self._line.close()
         return code
 
@@ -452,6 +453,8 @@ class NodeAgent:
         """Send heartbeats for ever: at an interval, and soon after ranks have reported something."""
         while True:
             self._send_heartbeat()
+            if self._home.gate is not None:
+                self._watchdog.lease.standby = self._preparation.standby_pid
             self._fresh.clear()
             try:
                 async with asyncio.timeout(self._line.heartbeat_s):

@@ -164,7 +164,7 @@ class AgentProcess:
         if is_frozen:
             say(f"ended agent {agent}: a signal has stopped it for {frozen_s:.1f} s, and what it started runs on")
         if due.end:
-            self.lease.end(lambda: descendants(agent))
+            self.lease.end(agent)
         if due.kill or is_frozen:
             os.kill(agent, signal.SIGKILL)  # our own child, not reaped yet
         return due.look_s if frozen_s is None or due.look_s is None else min(due.look_s, _FROZEN_LOOK_S)
@@ -212,10 +212,10 @@ class SupervisedLease:
             return Due(end=True, kill=False, look_s=FAREWELL_S + left_s)
         return Due(end=True, kill=True, look_s=None)
 
-    def end(self, find: Callable[[], list[int]]) -> None:
-        """End these processes, and log it if the watchdog had not done it first."""
+    def end(self, agent: int) -> None:
+        """End what is below the agent but its standby, and log it if the watchdog had not done it first."""
         self._lease.break_off()
-        ended, _ = end_all(find)
+        ended, _ = end_all(lambda: descendants(agent, keep=(self._lease.standby,)))
         if ended:
             pids = ", ".join(str(one.pid) for one in ended)
             say(f"ended process {pids}: the lease had run out, and the watchdog did nothing")

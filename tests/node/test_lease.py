@@ -105,6 +105,8 @@ print("up", flush=True)
 for line in sys.stdin:
     if line == "all slept\\n":
         shared[0] += 3600
+    elif line == "one stands by\\n":
+        guard.lease.standby = int(below(os.getpid())[1])
     else:
         guard.lease.until = clock() + float(sys.argv[1])
         print("renewed", flush=True)
@@ -166,6 +168,19 @@ def test_all_below_a_frozen_agent_ends_with_its_lease_and_then_the_agent():
         agent.send_signal(signal.SIGSTOP)
         assert all_end(handles)
         assert agent.wait(BOUND_S) == -signal.SIGKILL
+
+
+def test_the_next_agent_outlives_the_lease_of_a_frozen_one_and_nothing_below_it_does():
+    with started("2") as agent:
+        guard, standby, below = handles_of_all_below(agent)
+        send_bytes(agent, b"one stands by\nrenewed\n")
+        assert agent.stdout.readline() == b"renewed\n"
+        agent.send_signal(signal.SIGSTOP)
+        assert agent.wait(BOUND_S) == -signal.SIGKILL
+        assert all_end([guard, below])
+        assert not select.select([standby], [], [], 0)[0]
+        signal.pidfd_send_signal(standby, signal.SIGKILL)
+        os.close(standby)
 
 
 def test_a_guard_leaves_with_its_agent():

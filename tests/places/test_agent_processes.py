@@ -231,9 +231,9 @@ from launcher.clock import boottime
 
 become_subreaper()
 guard = start_watchdog(AfterSuspend.COUNTS, lease=Lease.taken_from(os.environ))
-rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-guard.lease.until = boottime() + float(sys.argv[1])
-print(guard.pid, rank.pid, flush=True)
+rank, standby = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))
+guard.lease.until, guard.lease.standby = boottime() + float(sys.argv[1]), standby.pid
+print(guard.pid, rank.pid, standby.pid, flush=True)
 time.sleep(600)
 """
 
@@ -265,7 +265,8 @@ def ended(handle, within_s=0.0):
 
 @pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL])
 def test_ranks_end_with_their_lease_where_agent_and_watchdog_are_frozen_or_the_watchdog_is_killed(agent, fate):
-    one, (watchdog, rank) = agent(1.0)
+    one, (watchdog, rank, standby) = agent(1.0)
+    one.frozen = FrozenWatch(lambda: 1000.0)  # for which no time passes, as where a debugger holds the agent
     os.kill(one.pid, signal.SIGSTOP)
     signal.pidfd_send_signal(watchdog, fate)
     deadline = time.monotonic() + 150.0
@@ -274,15 +275,18 @@ def test_ranks_end_with_their_lease_where_agent_and_watchdog_are_frozen_or_the_w
         time.sleep(next_look_s)
     assert ended(rank), "which nobody else has ended"
     assert ended(os.pidfd_open(one.pid), 150.0), "and the agent, which did not leave"
+    assert not ended(standby), "which becomes the next agent"
+    signal.pidfd_send_signal(standby, signal.SIGKILL)
 
 
 def test_an_agent_that_is_frozen_alone_is_ended_long_before_its_lease(agent):
-    one, (_, rank) = agent(600)
+    one, (_, *others) = agent(600)
     os.kill(one.pid, signal.SIGSTOP)
     handle, deadline = os.pidfd_open(one.pid), time.monotonic() + 150.0
     while not ended(handle, one.enforce_lease()):
         assert time.monotonic() < deadline
-    signal.pidfd_send_signal(rank, signal.SIGKILL)  # it has nothing to end it with its agent, as a real one has
+    for other in others:
+        signal.pidfd_send_signal(other, signal.SIGKILL)  # nothing else ends it with its agent, as it does a real rank
 
 
 @pytest.mark.parametrize("traced", [False, True])
@@ -325,7 +329,7 @@ def test_time_in_which_the_supervisor_did_not_look_is_none_in_which_the_agent_wa
 
 
 def test_a_supervisor_leaves_to_the_watchdog_what_that_can_do(agent):
-    one, (_, rank) = agent(600)
+    one, (_, rank, _) = agent(600)
     assert 0 < one.enforce_lease() <= 1.0
     assert not ended(rank)
 

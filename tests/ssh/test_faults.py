@@ -163,9 +163,15 @@ def test_all_hosts_lose_power_the_run_is_lost_and_a_resume_goes_on(desk):
 
 @pytest.mark.daily
 def test_the_first_host_gone_the_next_in_line_takes_over(desk):
-    run, _ = at_work(desk, 400, SPARE)
+    """The others import nothing again, although the leases of their agents have run out."""
+    run = desk.submit(desk.job(400, more=SPARE, hold=25), "--on", "pool", "--set", IMPORTS)
+    desk.until_step_there(0, run, 20)
+    standbys(desk, 3)
+    began = {command_line(pid) for host in (1, 2) for pid in desk.own("zygote", host)}  # names the agent that began it
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2)
+    desk.until_step_there(1, run, 25, attempt=2)
+    assert {command_line(pid) for host in (1, 2) for pid in desk.own("zygote", host)} == began
     assert desk.record_there(1, run, "avoided.json")[0]["host"] == "node0"
     desk.let_go()
     status = desk.wait(run)

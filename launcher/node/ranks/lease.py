@@ -75,6 +75,15 @@ class Lease:
         self._shared[1] = 1.0
 
     @property
+    def standby(self) -> int:
+        """Return the pid of the process that waits to be the next agent, and outlives the lease, or 0."""
+        return int(self._shared[4])
+
+    @standby.setter
+    def standby(self, pid: int) -> None:
+        self._shared[4] = pid
+
+    @property
     def until(self) -> float:
         """Return the time by `boottime` at which the lease expires."""
         return self._shared[0]
@@ -186,7 +195,7 @@ def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
                 held.let_go()
             select.select([handle], [], [], min(left_s, _SOON_S if asks else _LOOK_S))
         lease.break_off()
-        end_all(lambda: descendants(agent, keep=me))
+        end_all(lambda: descendants(agent, keep=(*me, lease.standby)))
         gone, _, _ = select.select([handle], [], [], FAREWELL_S)
         if not gone and watch.left_s(lease.until) <= 0:
             signal.pidfd_send_signal(handle, signal.SIGKILL)

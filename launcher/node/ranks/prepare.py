@@ -101,8 +101,14 @@ class Preparation:
     @property
     def own_pids(self) -> tuple[int, ...]:
         """Return the pids that must outlive a generation, apart from the reserve."""
-        links = (self._imports, self._zygote, None if self._zygote is None else self._zygote.standby)
-        return tuple(link.pid for link in links if link is not None and link.pid)
+        links = (self._imports, self._zygote)
+        return tuple(pid for pid in (*(link.pid for link in links if link is not None), self.standby_pid) if pid)
+
+    @property
+    def standby_pid(self) -> int:
+        """Return the pid of the zygote's standby, or 0 if there is none."""
+        standby = self._zygote.standby if self._zygote is not None else None
+        return standby.pid if standby is not None else 0
 
     async def run(self) -> None:
         """Prepare the node; `wait` returns once that is done or has failed."""
