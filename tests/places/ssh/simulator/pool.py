@@ -1,0 +1,293 @@
+"""One run of a simulated pool: what befalls it, drawn from a seed, and what must hold meanwhile and afterwards."""
+
+import random
+import shutil
+import tempfile
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+
+from launcher.places.ssh.host.supervisor_messages import (
+    Agreed,
+    Commit,
+    OpenAttempt,
+    Prepare,
+    Settled,
+    Vote,
+)
+from launcher.states import State
+from tests.places.ssh.simulator.hosts import LEASE_S, WAIT_S, Host, machines
+from tests.places.ssh.simulator.machine import World
+from tests.places.ssh.simulator.network import Network
+
+STORM_S, RETURNED_S = 30.0, 16.0
+FAULTS = [*3 * ["cut"], *2 * ["part", "suspend", "rank"], "power", "fsync", "crash", "agent"]
+PROGRESS_S = WAIT_S + 4 * LEASE_S + 10.0  # from the last fault that heals to the next steps of a run that has a quorum
+GIVES_UP_S = LEASE_S + 6 * WAIT_S  # and to `interrupted` where it has none
+
+
+class Broken(AssertionError):
+    """What must hold did not."""
+
+
+class Pool:
+    def __init__(self, seed, root):
+        self.seed, self.chance, self.world = seed, random.Random(seed), World()
+        self.world.net = self.net = Network(self.world, self.chance)
+        self.world.host_at = lambda address: self.hosts[int(address.rpartition(".")[2]) - 1]
+        self.size, self.root, self.saved = self.chance.choice([2, 3, 3, 4, 5]), root, 0
+        self.reached: Counter[str] = Counter()
+        self.faulty, self.trace, self.steps, self.stepped_at = False, [], 0, 0.0
+        self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
+        self._opening: dict[int, str] = {}
+        self.hosts = []
+
+    def host_of(self, path):
+        """Return the host that has this file."""
+        part = path.removeprefix(f"{self.root}/")
+        return self.hosts[int(part[4])] if part != path and len(self.hosts) == self.size else None
+
+    # -- the run
+
+    def play(self):
+        with machines(self):
+            try:
+                self._play()
+            finally:
+                self.world.end()
+        return self
+
+    def _play(self):
+        world, chance = self.world, self.chance
+        for number in range(self.size):
+            self.hosts.append(Host(self, number, Path(self.root, f"host{number}"), chance.uniform(0.0, 1.0)))
+        for host in self.hosts:
+            world.at(chance.uniform(0.0, 0.3), None, host.start)
+        begins = chance.choice([0.0, 4.0])
+        world.at(begins, None, self._storm)
+        for _ in range(chance.randint(2, 7)):
+            world.at(begins + chance.uniform(0.5, STORM_S), None, self._fault)
+        world.run_until(begins + STORM_S)
+        self._calm()
+        self._judge()
+
+    def note(self, text):
+        self.trace.append(f"{self.world.now:8.3f} {text}")
+
+    def _storm(self):
+        self.faulty = True
+        self.net.lost, self.net.slow = self.chance.choice([(0.0, 0.0), (0.02, 0.2), (0.1, 0.05), (0.0, 0.5)])
+        self.note(f"messages: {self.net.lost} lost, {self.net.slow} slow")
+
+    def _fault(self):
+        chance, now = self.chance, self.world.now
+        host, lasts_s = chance.choice(self.hosts), chance.uniform(0.5, 3 * LEASE_S)
+        kind = chance.choice(FAULTS)
+        back_s = None if self._may_go() and chance.random() < 0.3 else chance.uniform(0.5, 15.0)
+        if chance.random() < 0.6:  # those that lead have the most to lose
+            host = next((one for one in self.hosts if one.takes_part and one.supervisor.ballot.voter.leads), host)
+        self.note(f"{kind} {host.name} {lasts_s:.1f} s, back {back_s}")
+        match kind:
+            case "cut":
+                ways = [way for way in permutations(range(self.size), 2) if host.number in way]
+                ways = chance.choice([ways, [way for way in ways if way[0] == host.number], chance.sample(ways, 1)])
+                self._cut(ways, now + lasts_s)
+            case "part":
+                side = set(chance.sample(range(self.size), chance.randint(1, self.size - 1)))
+                ways = [way for way in permutations(range(self.size), 2) if len(side & {*way}) == 1]
+                self._cut(ways, now + lasts_s)
+            case "power":
+                host.crash(power=True, back_s=back_s)
+            case "fsync":
+                host.fuse = chance.randint(1, 12)
+            case "crash":
+                host.crash(power=False, back_s=chance.uniform(0.2, 5.0))
+            case "agent":
+                if host.agent is not None and host.agent.alive and host.process.alive:
+                    host.agent.exit(9)
+            case "suspend":
+                host.suspend(lasts_s)
+            case "rank":
+                if host.agent is not None and host.agent.alive and host.agent.ranks and not host.asleep:
+                    self.world.at(now, host.agent, host.agent.rank_dies)
+
+    def _may_go(self):
+        return sum(host.gone for host in self.hosts) + 1 < max(2, self.size / 2 + 1)
+
+    def _cut(self, ways, until):
+        self.net.cut |= {*ways}
+        self.world.at(until, None, lambda: self.net.heal(ways))
+
+    def _calm(self):
+        """The last fault heals: nothing is cut, lost or suspended; who is gone for good stays gone."""
+        self.faulty, self.net.lost, self.net.slow = False, 0.0, 0.0
+        self.net.heal(list(self.net.cut))
+        for host in self.hosts:
+            host.fuse = 0
+            if host.asleep:
+                host.suspended_s -= host.wakes_at - self.world.now
+                host.wake()
+        self.note("calm")
+        self.world.run_until(self.world.now + RETURNED_S)
+
+    # -- liveness
+
+    def _judge(self):
+        since, steps, quorum = self.world.now, self.steps, self.has_quorum()
+        self.note(f"has a quorum: {quorum}")
+        if quorum:
+            self.world.run_until(since + PROGRESS_S, lambda: self.steps > steps + 2)
+            if self.steps <= steps + 2:
+                raise Broken(f"no steps within {PROGRESS_S:g} s, though there is a quorum")
+            self.progress_s = self.world.now - since
+            return
+        self.world.run_until(since + GIVES_UP_S, lambda: not any(host.takes_part for host in self.hosts))
+        for host in self.hosts:
+            if host.takes_part:
+                raise Broken(f"{host.name} waits after {GIVES_UP_S:g} s, though there is no quorum")
+        ends = [host.end for host in self.hosts if host.up and host.end is not None]
+        if any(end.state is State.INTERRUPTED for end in ends):
+            self.reach("a run without a quorum is interrupted")
+        bad = [end for end in ends if end.state not in (State.INTERRUPTED, State.QUEUED)]
+        if bad:
+            raise Broken(f"without a quorum it ended as {bad[0].state}: {bad[0].message}")
+
+    def has_quorum(self):
+        """Whether one of those that take part could lead, or leads, with the others that do."""
+        there = [host for host in self.hosts if host.takes_part]
+        numbers = {host.number for host in there}
+        newest = max((host.supervisor.ballot.voter.newest.attempt for host in there), default=0)
+        return any(
+            host.supervisor.ballot.voter.carries(numbers)
+            for host in there
+            if host.supervisor.ballot.voter.newest.attempt == newest and host.supervisor.ballot.voter.has_vote
+        )
+
+    # -- safety
+
+    def check_ranks(self):
+        running = {
+            host.number: host.agent.ranks
+            for host in self.hosts
+            if host.agent is not None and host.agent.alive and host.agent.ranks and not (host.asleep or host.agent.held)
+        }
+        if len({*running.values()}) > 1:
+            self._break(f"two incarnations run at once: {running}")
+
+    def trains(self, agent):
+        """Return the step at which the agent's rank is."""
+        alike = [
+            host
+            for host in self.hosts
+            if host.agent is not None and host.agent.ranks == agent.ranks and not host.asleep
+        ]
+        if len(alike) < agent.start.group_world_size or agent.held:
+            return agent.step
+        self.steps += 1
+        self.saved = max(self.saved, agent.step + 1)
+        return agent.step + 1
+
+    def _break(self, text):
+        self.note(text)
+        error = Broken(text)
+        self.world.failed.append(error)
+        raise error
+
+    def _vote(self, voter, attempt, candidate):
+        before = self._votes.setdefault((voter, attempt), candidate)
+        if before != candidate:
+            self._break(f"host {voter} voted for {before} and {candidate} in attempt {attempt}")
+
+    def _lines(self, host, size=None):
+        data = host.run.events.read_bytes() if host.run.events.exists() else b""
+        return tuple(data[:size].split(b"\n")[:-1])
+
+    def acknowledge(self, host, size):
+        """All of the history up to there was on half of the voters when something was decided by it."""
+        self._kept[host.supervisor.attempt.number] = self._lines(host, int(size))
+        self.reach("a restart begins once its failure is copied")
+
+    def _leads(self, host, attempt):
+        before = self._leaders.setdefault(attempt, host.number)
+        if before != host.number:
+            self._break(f"attempt {attempt} has two leaders: {before} and {host.number}")
+        there = self._lines(host)
+        for number, kept in self._kept.items():
+            if number < attempt and there[: len(kept)] != kept:
+                self._break(f"{host.name} leads attempt {attempt} without what attempt {number} had acknowledged")
+
+    # -- what is said
+
+    def asks(self, host, question):
+        """A supervisor is about to ask others."""
+        number = host.number
+        match question:
+            case Vote(attempt=attempt):
+                self.note(f"{host.name} stands for attempt {attempt}")
+                self._vote(number, attempt, number)
+                others = self._asked.setdefault(attempt, set())
+                if others - {number}:
+                    self.reach("two candidates stand for one attempt")
+                others.add(number)
+            case OpenAttempt(attempt=attempt):
+                self.note(f"{host.name} opens attempt {attempt} on {', '.join(question.hosts)}")
+                self._opening[number] = "a leader is lost between opening and settling"
+            case Prepare():
+                self._opening[number] = "a leader is lost between prepare and commit"
+            case Settled(attempt=attempt):
+                self._leads(host, attempt)
+                self._kept[attempt] = self._kept.get(attempt) or self._lines(host)
+        if self.faulty and isinstance(question, Vote | OpenAttempt | Settled | Commit):
+            self._ambush(host, question)
+        if isinstance(question, Commit | Settled):
+            self._opening.pop(number, None)
+
+    def _ambush(self, host, question):
+        """Strike at a moment that matters: a leader or candidate is about to say this."""
+        chance, now = self.chance, self.world.now
+        other = chance.choice([one for one in self.hosts if one is not host])
+        strike = chance.choice([*9 * [""], "power", "cut", "restart"])
+        if strike:
+            self.note(f"{strike}: {host.name} is about to say {type(question).__name__} to {other.name}")
+        match strike:
+            case "power":
+                self.world.at(now, None, lambda: host.crash(power=True, back_s=chance.uniform(1.0, 15.0)))
+                self.world.thread_here().wait(0.0)
+            case "cut":
+                ways = [way for way in permutations(range(self.size), 2) if host.number in way]
+                self._cut(ways, now + chance.uniform(0.5, LEASE_S))
+            case "restart":
+                other.crash(power=False, back_s=0.001)
+
+    def is_asked(self, host, question):
+        if isinstance(question, Vote) and self.faulty and not host.fuse and self.chance.random() < 0.25:
+            host.fuse = self.chance.randint(2, 4)  # that may be in the middle of its vote
+        if isinstance(question, Vote) and host.boots and self.world.now < host.started_at + 10.0:
+            self.reach("a host that has just restarted is asked for its vote")
+
+    def answers(self, host, question, reply):
+        if isinstance(reply, Agreed):
+            match question:
+                case Vote(attempt=attempt, node=node) | OpenAttempt(attempt=attempt, node=node):
+                    self._vote(host.number, attempt, node)
+
+    def lost(self, host):
+        self.note(f"{host.name} is lost")
+        if (state := self._opening.pop(host.number, None)) is not None:
+            self.reach(state)
+
+    def reach(self, state):
+        self.reached[state] += 1
+
+
+def play(seed):
+    """Play the run of this seed, and return it. Raises Broken, with all that befell it."""
+    root = tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm")
+    pool = Pool(seed, root)
+    try:
+        return pool.play()
+    except Exception as error:
+        error.add_note("\n".join([f"seed {seed}, {pool.size} hosts", *pool.trace]))
+        raise
+    finally:
+        shutil.rmtree(root)
