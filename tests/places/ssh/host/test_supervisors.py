@@ -290,6 +290,16 @@ def test_a_leader_whose_run_has_ended_without_it_leaves_once_it_is_told(table):
     assert table.end(0) is None
 
 
+def test_an_exclusion_is_on_every_host_of_the_attempt_in_which_it_counts(table):
+    """It is copied with the history that each of them has before it accepts the attempt."""
+    now = time.time()
+    avoid(table.supervisors[0].run, [Exclusion("host1", "its disk is full", 1, now, now + 3600.0)])
+    assert proposed(table, table.supervisors[0], [1, 2], Cause.DISK) == 2
+    for member in table.supervisors:
+        assert [exclusion.host for exclusion in avoided(member.run)] == ["host1"]
+        assert [node.host for node in read_plan(member.run, 2).nodes] == ["host0", "host2", "host1"]
+
+
 def test_only_who_leads_an_attempt_writes_its_records(table):
     taken_over(table)
     table.silent = set()
