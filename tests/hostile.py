@@ -1,5 +1,6 @@
 """Hostile neighbours for tests: hostile messages, users who read what they may, and how to observe them."""
 
+import io
 import json
 import os
 import random
@@ -119,3 +120,24 @@ def fields_of(value, at=()):
     below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in below:
         yield from fields_of(one, (*at, key))
+
+
+class Says:
+    """Another machine that says this, and no more."""
+
+    who = "node0"
+
+    def __init__(self, said):
+        self._said = io.BytesIO(said)
+
+    def feed(self, _data, _limit_s):
+        return True
+
+    def read(self, most, _limit_s):
+        return self._said.read(most)
+
+    def last_error_lines(self):
+        return []
+
+    def close(self):
+        pass

@@ -1,7 +1,6 @@
 """A run that has really started, each of whose records somebody then damages: where it ran, behind a login node, or on
 a host of a pool. Whoever looks at it gets a value or one error of ours, soon, and nothing is written elsewhere."""
 
-import io
 import json
 import os
 import random
@@ -12,6 +11,7 @@ import time
 
 import msgspec
 import pytest
+from hostile import Says
 
 from launcher.api import Run
 from launcher.apps import remote_api as far
@@ -189,27 +189,6 @@ def test_its_own_commands(started, place, record):
 # -- behind a login node
 
 
-class Says:
-    """A login node that says this, and no more."""
-
-    who = "login"
-
-    def __init__(self, line):
-        self._said = io.BytesIO(b"Welcome\n" + greeting() + line)
-
-    def feed(self, _data, _limit_s):
-        return True
-
-    def read(self, most, _limit_s):
-        return self._said.read(most)
-
-    def last_error_lines(self):
-        return []
-
-    def close(self):
-        pass
-
-
 class BehindLogin:
     """The run as a login node has it, and its folder here."""
 
@@ -227,7 +206,8 @@ class BehindLogin:
         return msgspec.json.encode({"value": far.answer(LookAtRuns((known,)))}) + b"\n"
 
     def keep(self, line):
-        news = RpcClient(Says(line)).ask({}, dict[str, RunNews], timeout_s=5.0).get(self.there.path.name)
+        client = RpcClient(Says(b"Welcome\n" + greeting() + line))
+        news = client.ask({}, dict[str, RunNews], timeout_s=5.0).get(self.there.path.name)
         if news is not None:
             records.keep(self.here, self.attempt, news)
             records.answer_of(self.attempt, news)

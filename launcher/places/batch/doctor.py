@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Finding, ok, problem
-from launcher.places.batch.batch import BatchSystem, ExecHost
+from launcher.places.batch.batch import ExecHost
 from launcher.places.batch.trial.carry_out import all_findings, minutes
 from launcher.places.batch.trial.checks import QueueNames
 from launcher.places.batch.trial.trial_jobs import TrialJobs
@@ -27,9 +27,8 @@ _BY_WORDS = """$start /bin/sh -c "NODE=$host; "{program}"""
 class BatchDoctor(ABC):
     """The checks of one batch system; its module offers them as `check_up`."""
 
-    system: type[BatchSystem]
     words: QueueNames
-    starter: str  # the command that starts a program on a host of the job, which follows
+    starting = ""  # the command that starts a program on a host of the job, which follows; by default, words.starter
     by_stdin = True  # it hands its stdin on
 
     @abstractmethod
@@ -56,7 +55,7 @@ class BatchDoctor(ABC):
     def _site(self, request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
         """Yield findings about the server and its hosts, and return the jobs for a trial, or None."""
         yield ok(self.words.server, f"{self.site()} answers")
-        system, chosen = self.system(), request.chosen
+        system, chosen = self.words.queue(), request.chosen
         known = system.exec_hosts(chosen.get("queue"), chosen.get("gpu_resource", system.gpu_resource))
         hosts = [host for host in known if host.up]
         if hosts:
@@ -70,10 +69,11 @@ class BatchDoctor(ABC):
 
     def trial(self, chosen: Mapping[str, str], nodes: int) -> TrialJobs:
         """Return what submits trial jobs for this many nodes."""
-        system = self.system()
+        system = self.words.queue()
         nodes = min(nodes, self.most_nodes(chosen) or nodes)
         program = _BY_STDIN if self.by_stdin else _BY_WORDS
-        on_each = _ON_EACH.replace("HOSTS", system.hosts_variable).replace("STARTER", self.starter)
+        starter = self.starting or self.words.starter
+        on_each = _ON_EACH.replace("HOSTS", system.hosts_variable).replace("STARTER", starter)
         argv = self.submits(chosen, nodes, minutes())
         return TrialJobs(system, self.words, system.ask, argv, on_each.replace("PROGRAM", program), nodes, minutes())
 

@@ -26,7 +26,7 @@ WORDS = QueueNames(
 class GridEngineDoctor(BatchDoctor):
     """The checks of a Grid Engine; a trial uses the chosen parallel environment, or the first that is usable."""
 
-    system, words, starter = GridEngineSystem, WORDS, "qrsh -inherit"
+    words, starting = WORDS, "qrsh -inherit"
 
     def site(self) -> str:
         """Return the name of the qmaster's host, as `qconf -sss` shows it."""

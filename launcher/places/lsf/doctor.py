@@ -27,7 +27,7 @@ _SOON_S = 30  # between the first signal of an end and the last one, a run has t
 class LsfDoctor(BatchDoctor):
     """The checks of an LSF, which ask the master host's daemons."""
 
-    system, words, starter = LsfSystem, WORDS, "blaunch"
+    words = WORDS
 
     def site(self) -> str:
         """Return LSF's version and cluster, by lsid."""

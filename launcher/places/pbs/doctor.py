@@ -26,7 +26,7 @@ WORDS = QueueNames(
 class PbsDoctor(BatchDoctor):
     """The checks of a PBS, which query its server; output of pbs_tmrsh is in PBS's own files, its exit code here."""
 
-    system, words, starter, by_stdin = PbsSystem, WORDS, "pbs_tmrsh", False
+    words, by_stdin = WORDS, False
 
     def site(self) -> str:
         """Return the server's name and version, even if the server shows its name under another key."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hostile import Says
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -48,27 +49,6 @@ REPORT = RunReport(
     StopRequest("cancel", 1.0, this_process()), AttemptEnd(State.FAILED, None, 1, 1.0),
     (), (tails.Part("events.jsonl", 0, 3), tails.Part("keeper.log", 0, 2)),
 )  # fmt: skip
-
-
-class Says:
-    """A host that says this, and no more."""
-
-    who = "node0"
-
-    def __init__(self, said):
-        self._said = io.BytesIO(said)
-
-    def feed(self, _data, _limit_s):
-        return True
-
-    def read(self, most, _limit_s):
-        return self._said.read(most)
-
-    def last_error_lines(self):
-        return []
-
-    def close(self):
-        pass
 
 
 def changed(whole, changes):
