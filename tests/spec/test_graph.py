@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from launcher.errors import BadInput
-from launcher.spec.graph.block_text import block_text
-from launcher.spec.graph.reading import GraphSpec, is_graph, place_of, read_graph
+from launcher.spec.graph.reading import GraphSpec, block_text, is_graph, place_of, read_graph
 from launcher.spec.graph.references import StepOutputs
 from launcher.spec.model import Predecessor
 from launcher.spec.order import circle, in_order, needed_by

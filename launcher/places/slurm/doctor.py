@@ -16,13 +16,12 @@ from launcher.places.batch.trial.carry_out import all_findings, minutes
 from launcher.places.batch.trial.checks import QueueNames, TrialJob
 from launcher.places.batch.trial.trial_jobs import TrialJobs
 from launcher.places.slurm import doctor_checks as checks
-from launcher.places.slurm.hosts import hosts_of
 from launcher.places.slurm.queries import nodes, site
 from launcher.places.slurm.queries.jobs import read_sacct, read_test_only, sacct_jobs, show_job
 from launcher.places.slurm.queries.reasons import plain
 from launcher.places.slurm.queries.states import read_state
 from launcher.places.slurm.queries.values import read_fields, read_number, read_time, read_word
-from launcher.places.slurm.queue import SlurmSystem
+from launcher.places.slurm.queue import SlurmSystem, hosts_of
 from launcher.places.slurm.reach import ask
 
 _LEAST_MEMORY_MB, _MEMORY_MB = 4000, 2000  # torch with CUDA needs 1 GB

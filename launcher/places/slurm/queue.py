@@ -12,7 +12,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 
-from launcher.errors import Unreachable
+from launcher.errors import LaunchError, Unreachable
 from launcher.places.batch.batch import (
     LIMIT_S,
     SUBMIT_S,
@@ -23,11 +23,11 @@ from launcher.places.batch.batch import (
     Phase,
     QueuedJob,
     SubmitToken,
+    resolved,
 )
 from launcher.places.batch.client import ignoring_sigterm
 from launcher.places.batch.dependencies import jobs_to_follow
 from launcher.places.slurm import script, steps
-from launcher.places.slurm.hosts import addresses_of, hosts_of
 from launcher.places.slurm.queries.jobs import (
     SlurmJob,
     cancel,
@@ -47,8 +47,10 @@ from launcher.places.slurm.queries.nodes import (
     Node,
     is_in_hostlist,
     partition_nodes,
+    read_hostnames,
     read_nodes,
     read_partition_nodes,
+    show_hostnames,
     show_nodes,
 )
 from launcher.places.slurm.queries.reasons import plain
@@ -287,3 +289,22 @@ def _word_on(node: Node) -> NodeAnswer:
 def dependency_of(awaited: Sequence[AwaitedRun]) -> str:
     """Return the value of --dependency, or "" if all that the run waits for has happened."""
     return ",".join(f"{_WORDS[one.until]}:{job}" for one, job in jobs_to_follow(awaited))
+
+
+def hosts_of(nodelist: str) -> list[str]:
+    """Return the names in a list such as `node[0-2,7]`, in Slurm's order; needs no controller. Raise LaunchError."""
+    answer = ask(show_hostnames(nodelist))
+    names = read_hostnames(answer.out) if answer.code == 0 else []
+    if not names:
+        raise LaunchError(f"scontrol show hostnames {nodelist}: expected names of hosts, got {answer.err.strip()!r}")
+    return names
+
+
+def addresses_of(hosts: Sequence[str]) -> dict[str, str]:
+    """Return the address by which others reach each host: Slurm's own, or else what its name resolves to."""
+    try:
+        known = {name: node.address for name, node in read_nodes(ask(show_nodes(hosts)).out).items()}
+    except Unreachable:
+        known = {}
+    hint = "hint: slurm.interface names a network interface whose address is used instead"
+    return {host: resolved(known.get(host) or host, hint) for host in hosts}

@@ -1,5 +1,8 @@
 """Read a file with `steps:` as one spec for each of them; all problems are reported at once."""
 
+import json
+import re
+from collections.abc import Iterator
 from collections.abc import Mapping as Values
 from collections.abc import Sequence as Texts
 from functools import partial
@@ -11,7 +14,6 @@ from msgspec.structs import replace
 from launcher.errors import BadInput
 from launcher.spec import overrides as command_line
 from launcher.spec.fields import JOB, step_section
-from launcher.spec.graph.block_text import block_text
 from launcher.spec.graph.references import StepOutputs, check_reference, filled_in
 from launcher.spec.kinds.sections import Section
 from launcher.spec.kinds.steps import NEEDS_KEY, ON, ON_KEY
@@ -23,6 +25,9 @@ from launcher.spec.read import elsewhere_of, position, steps_of
 from launcher.spec.tree import FROM_COMMAND_LINE, Entry, Mapping, Mark, Node, Scalar, Sequence
 from launcher.spec.yaml_reader import read_tree
 from launcher.spec.yaml_text import read_text
+
+_KEY = re.compile(r"(?i)(?!(?:null|true|false|yes|no|on|off|y|n)$)[a-z_][a-z0-9_-]*")
+_INDENT = "  "
 
 BEST = "best"  # in a folder of checkpoints: the name that the trainer takes for the best one
 _JOB_NAME = 63
@@ -222,3 +227,41 @@ def _following(tree: Mapping, after: Texts[str]) -> Mapping:
 def _key(text: str) -> Scalar:
     """Return a key that no file has."""
     return Scalar(text, True, FROM_COMMAND_LINE)
+
+
+def block_text(tree: Mapping) -> str:
+    """Return the tree as YAML."""
+    return "".join(f"{line}\n" for line in _lines(tree))
+
+
+def _lines(node: Node) -> Iterator[str]:
+    """Yield the lines of a node."""
+    if isinstance(node, Mapping):
+        for entry in node:
+            yield from _under(f"{_key_text(entry.key.text)}:", entry.value)
+    elif isinstance(node, Sequence):
+        for item in node.items:
+            yield from _under("-", item)
+
+
+def _under(head: str, node: Node) -> Iterator[str]:
+    """Yield the lines of a node below its key."""
+    if isinstance(node, Scalar):
+        yield f"{head} {_scalar(node)}".rstrip()
+    elif isinstance(node, Sequence) and not node.items:
+        yield f"{head} []"
+    elif isinstance(node, Mapping) and not node.entries:
+        yield f"{head} {{}}"
+    else:
+        yield head
+        yield from (f"{_INDENT}{line}" for line in _lines(node))
+
+
+def _scalar(node: Scalar) -> str:
+    """Return a value as YAML, quoted unless it was plain before, because quotes tell text from numbers."""
+    return node.text if node.plain and "\n" not in node.text else json.dumps(node.text, ensure_ascii=False)
+
+
+def _key_text(text: str) -> str:
+    """Return a key as YAML."""
+    return text if _KEY.fullmatch(text) else json.dumps(text, ensure_ascii=False)

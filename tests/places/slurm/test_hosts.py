@@ -5,7 +5,7 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.places.batch.job.nodes import with_allocated_hosts
-from launcher.places.slurm.hosts import addresses_of, hosts_of
+from launcher.places.slurm.queue import addresses_of, hosts_of
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
