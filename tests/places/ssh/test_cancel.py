@@ -280,7 +280,7 @@ def test_that_it_goes_on_from_less_is_said(hosts, run, said, tmp_path):
     (held,) = partial.inventory(save_part(tmp_path / "made", 5, range(2)).parent)
     settle_for(hosts.run, held, holders_of(hosts.run))
     before = "the checkpoint of step 40 is not whole on the hosts that answer: "
-    assert said == [f"{before}it begins anew", f"{before}it goes on from step 5"]
+    assert said == [f"{before}it begins anew", f"{before}it continues from step 5"]
 
 
 def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, run, said):

@@ -641,7 +641,7 @@ def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
     hearing.close()
     hearing.look()
     assert member.status().accepted == 1
-    record_copies.copy_records(leads.run, leads.attempt, leads.rpc, [2])
+    record_copies.copy_records(leads.run, leads.attempt, leads.rpc, (), [2])
     hearing.look()
     hearing.look()
     status = member.status()
@@ -713,7 +713,7 @@ def test_who_has_not_heard_how_it_ended_is_to_be_told_when_the_supervisor_has_le
     """It stayed until the others had refused it for a while, and left where a cut does that."""
     said, sent = table.said, []
     monkeypatch.setattr(table, "said", lambda number, question: None if number == 1 else said(number, question))
-    monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=ends))
+    monkeypatch.setattr(leader, "Allocation", lambda *_, **__: SimpleNamespace(carry_out=ends))
     monkeypatch.setattr(host_supervisor.late_messages, "send", lambda run, word, hosts: sent.append((run, word, hosts)))
     member = table.supervisors[0]
     member.rpc.close = lambda: None
@@ -728,7 +728,7 @@ def test_who_has_not_heard_how_it_ended_is_to_be_told_when_the_supervisor_has_le
 
 
 def test_of_a_cancel_whoever_cancels_tells_all(table, monkeypatch):
-    monkeypatch.setattr(leader, "Allocation", lambda *_: SimpleNamespace(carry_out=cancelled))
+    monkeypatch.setattr(leader, "Allocation", lambda *_, **__: SimpleNamespace(carry_out=cancelled))
     table.wakeups[0].stop_asked = True
     table.silent = {1}
     assert Leader(table.supervisors[0], table.wakeups[0]).carry_out() is None
@@ -861,7 +861,7 @@ def test_slots_are_free_before_all_others_know_how_it_ended(table, monkeypatch):
     member = table.supervisors[0]
     member.ready.take(slots)
     ended = SimpleNamespace(carry_out=lambda: SUCCEEDED)
-    monkeypatch.setattr(leader, "Allocation", lambda *_: ended)
+    monkeypatch.setattr(leader, "Allocation", lambda *_, **__: ended)
     monkeypatch.setattr(RecordReplicator, "close", lambda *_: released.append(slots.released))
     assert Leader(member, table.wakeups[0]).carry_out() is None
     assert released == [True]
