@@ -21,7 +21,7 @@ from launcher.copies.mirror.logs import FOLDERS
 from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
 from launcher.ids import RunId, parse_run_id
 from launcher.node.inside.visit import relay
-from launcher.node.inside.words import VisitDeclined
+from launcher.node.inside.visit_messages import VisitDeclined
 from launcher.places.clusters_file import entry, hosts_of, merged
 from launcher.places.elsewhere import kept_elsewhere
 from launcher.places.kinds import of_kind

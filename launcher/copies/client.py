@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from launcher.copies import protocol as words
+from launcher.copies import protocol
 from launcher.copies.bulk import Heard, Throttle, receive, receive_all, send_file
 from launcher.copies.files import ReplicaFiles, digest_of
 from launcher.copies.link import ReplicaLink, Unwilling
@@ -36,17 +36,17 @@ class DiskFailed(Exception):
 
 async def inventory(link: ReplicaLink) -> list[Held]:
     """Return the checkpoints that the peer has."""
-    listed = await _record(link, words.List(), list[Held])
+    listed = await _record(link, protocol.List(), list[Held])
     try:  # others receive it from the caller
-        converted([(one.kind, one.step, one.digest) for one in listed], list[words.Save])
+        converted([(one.kind, one.step, one.digest) for one in listed], list[protocol.Save])
     except msgspec.ValidationError as error:
         raise WireError(f"it has checkpoints that cannot be: {error}") from error
     return listed
 
 
-async def decision(link: ReplicaLink, generation: int) -> words.LoadDecision:
+async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
     """Return what the first member decided for the generation."""
-    decided = await _record(link, words.Decide(generation), words.LoadDecision)
+    decided = await _record(link, protocol.Decide(generation), protocol.LoadDecision)
     if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):
         raise WireError("it chose a checkpoint that no node has")
     return decided
@@ -54,13 +54,13 @@ async def decision(link: ReplicaLink, generation: int) -> words.LoadDecision:
 
 async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
     """Tell the first member that this one has all files, and return once all members have."""
-    await link.send(words.Arrived(generation, node))
-    await link.expect(words.Fine)
+    await link.send(protocol.Arrived(generation, node))
+    await link.expect(protocol.Fine)
 
 
-async def manifest(link: ReplicaLink, save: words.Save) -> tuple[bytes, Manifest]:
+async def manifest(link: ReplicaLink, save: protocol.Save) -> tuple[bytes, Manifest]:
     """Return a manifest's bytes and content."""
-    data = await link.take(words.Get(save, MANIFEST), _at_most(words.MOST_MANIFEST_BYTES), receive_all)
+    data = await link.take(protocol.Get(save, MANIFEST), _at_most(protocol.MOST_MANIFEST_BYTES), receive_all)
     if digest_of(data) != save.digest:
         raise WireError(f"{save}: the peer has another manifest")
     try:
@@ -73,7 +73,7 @@ async def manifest(link: ReplicaLink, save: words.Save) -> tuple[bytes, Manifest
 
 
 async def fetch(
-    link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: words.Get, file: FileEntry, heard: Heard
+    link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: protocol.Get, file: FileEntry, heard: Heard
 ) -> None:
     """Fetch one file and compare it with the manifest; raise CheckpointDamaged if the peer's file is damaged,
     or DiskFailed.
@@ -89,24 +89,24 @@ async def fetch(
     await link.take(get, lambda size: size == file.size, keep)
 
 
-async def report_damaged(link: ReplicaLink, get: words.Get) -> None:
+async def report_damaged(link: ReplicaLink, get: protocol.Get) -> None:
     """Ask the peer to check a file of its own that arrived here damaged."""
-    await link.send(words.Doubt(get.save, get.name))
-    await link.expect(words.Fine)
+    await link.send(protocol.Doubt(get.save, get.name))
+    await link.expect(protocol.Fine)
 
 
-async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Throttle) -> None:
+async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: Throttle) -> None:
     """Have the peer keep a copy of one file, which is on its disk on return; raise SaveGone if the file is not here."""
     size = await asyncio.to_thread(files.size, put.save, put.name)
     if size != put.size:
         raise WireError(f"{put.name} has {size} bytes here, not {put.size}")
     await link.send(put)
     async with asyncio.timeout(_ON_DISK_S):  # a peer without power never answers
-        wanted = isinstance(await link.expect(words.Go, words.InPlace), words.Go)
+        wanted = isinstance(await link.expect(protocol.Go, protocol.InPlace), protocol.Go)
     if not wanted:
         return
     enough = threading.Event()
-    answer = asyncio.create_task(link.expect(words.Fine))
+    answer = asyncio.create_task(link.expect(protocol.Fine))
     answer.add_done_callback(lambda _: enough.set())  # a refusal may come before the last byte
 
     def send(peer: socket.socket) -> None:
@@ -131,7 +131,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: words.Put, pace: Thr
 
 async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
     """Return the answer to a request, decoded."""
-    data = await link.take(ask, _at_most(words.MOST_LISTED_BYTES), receive_all)
+    data = await link.take(ask, _at_most(protocol.MOST_LISTED_BYTES), receive_all)
     try:
         return decoder_of(kind).decode(data)
     except NOT_JSON as error:

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import msgspec
 
-from launcher.copies import protocol as words
+from launcher.copies import protocol
 from launcher.copies.agreement import Agreement
 from launcher.copies.bulk import STALL_S, Throttle, drain, receive, send_bytes, send_file
 from launcher.copies.files import ReplicaFiles, SaveGone, entry
@@ -20,7 +20,7 @@ from trainer.errors import CheckpointDamaged
 _MOST_PEERS = 16_384  # all members wait here for what is decided, and each may ask for four files at once
 _DRAIN_S = 5.0
 
-_to_server: msgspec.json.Decoder[words.ToServer] = msgspec.json.Decoder(words.ToServer)
+_to_server: msgspec.json.Decoder[protocol.ToServer] = msgspec.json.Decoder(protocol.ToServer)
 
 
 class ReplicaServer:
@@ -34,7 +34,7 @@ class ReplicaServer:
         self._files = files
         self._address = address
         self._pool, self._stall_s = pool, stall_s
-        self._listener = WireServer(key, _to_server, self._serve, _MOST_PEERS, words.LINE_BYTES)
+        self._listener = WireServer(key, _to_server, self._serve, _MOST_PEERS, protocol.LINE_BYTES)
 
     async def start(self) -> None:
         """Listen, and set `port`."""
@@ -44,35 +44,35 @@ class ReplicaServer:
         """Stop listening and close all connections."""
         await self._listener.close()
 
-    async def _serve(self, wire: Wire[words.ToServer, words.FromServer]) -> None:
+    async def _serve(self, wire: Wire[protocol.ToServer, protocol.FromServer]) -> None:
         """Answer the requests of one peer."""
         link = ReplicaLink(wire, self._pool, self._stall_s)
         while (request := await wire.receive()) is not None:
             await self._answer(link, request)
 
-    async def _answer(self, link: ReplicaLink, request: words.ToServer) -> None:
+    async def _answer(self, link: ReplicaLink, request: protocol.ToServer) -> None:
         """Carry out one request."""
         match request:
-            case words.List():
+            case protocol.List():
                 await _give(link, msgspec.json.encode(await asyncio.to_thread(self._files.list)))
-            case words.Decide(generation=generation):
+            case protocol.Decide(generation=generation):
                 await _give(link, msgspec.json.encode(await self.agreement.decision(generation)))
-            case words.Arrived(generation=generation, node=node):
+            case protocol.Arrived(generation=generation, node=node):
                 await self.agreement.arrive(generation, node)
-                await link.send(words.Fine())
-            case words.Get():
+                await link.send(protocol.Fine())
+            case protocol.Get():
                 await self._get(link, request)
-            case words.Put():
+            case protocol.Put():
                 await self._put(link, request)
-            case words.Doubt():
+            case protocol.Doubt():
                 await asyncio.to_thread(self._files.check_reported, request.save, request.name)
-                await link.send(words.Fine())
-            case words.Go():
+                await link.send(protocol.Fine())
+            case protocol.Go():
                 raise WireError("nothing was offered")
             case _:
                 assert_never(request)
 
-    async def _get(self, link: ReplicaLink, get: words.Get) -> None:
+    async def _get(self, link: ReplicaLink, get: protocol.Get) -> None:
         """Send a file or a manifest, or refuse it."""
         try:
             await asyncio.to_thread(self._files.settle, get.save)
@@ -82,11 +82,11 @@ class ReplicaServer:
                 return
             size = await asyncio.to_thread(self._files.size, get.save, get.name)
         except SaveGone as gone:
-            await link.send(words.refusal(str(gone), gone=True))
+            await link.send(protocol.refusal(str(gone), gone=True))
             return
         await link.give(size, lambda peer: self._send(peer, get, size))
 
-    def _send(self, peer: socket.socket, get: words.Get, size: int) -> None:
+    def _send(self, peer: socket.socket, get: protocol.Get, size: int) -> None:
         """Send a file from a thread, which opens it: a cancel could leave open a file that crosses an await."""
         try:
             with self._files.open(get.save, get.name) as file:
@@ -94,28 +94,28 @@ class ReplicaServer:
         except SaveGone as gone:
             raise WireError(str(gone)) from gone
 
-    async def _put(self, link: ReplicaLink, put: words.Put) -> None:
+    async def _put(self, link: ReplicaLink, put: protocol.Put) -> None:
         """Receive a file that a peer offers, unless it is here already."""
         try:
             manifest = await asyncio.to_thread(self._wanted, put)
             if manifest is None:
-                await link.send(words.InPlace())
+                await link.send(protocol.InPlace())
                 return
             await self._keep(link, put, manifest)
         except SaveGone as gone:
-            await link.send(words.refusal(str(gone), gone=True))
+            await link.send(protocol.refusal(str(gone), gone=True))
         except (CheckpointDamaged, OSError) as error:
             await link.send(await asyncio.to_thread(self._why, put, error))
             await link.in_thread(lambda peer: drain(peer, _DRAIN_S))
             raise WireError("the peer keeps sending what is no longer wanted") from error
         else:
-            await link.send(words.Fine())
+            await link.send(protocol.Fine())
 
-    async def _keep(self, link: ReplicaLink, put: words.Put, manifest: bytes) -> None:
+    async def _keep(self, link: ReplicaLink, put: protocol.Put, manifest: bytes) -> None:
         """Receive and write the file."""
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
-    def _wanted(self, put: words.Put) -> bytes | None:
+    def _wanted(self, put: protocol.Put) -> bytes | None:
         """Return the manifest for an offered file, or None if the file is here already; raise SaveGone."""
         manifest = self._files.manifest(put.save)
         file = entry(decode(manifest), put.name)
@@ -123,13 +123,13 @@ class ReplicaServer:
             raise SaveGone(f"{put.save}: {put.name} has {file.size} bytes, not {put.size}")
         return None if self._files.has(put.save, put.name, put.size) else manifest
 
-    def _why(self, put: words.Put, error: Exception) -> words.Refusal:
+    def _why(self, put: protocol.Put, error: Exception) -> protocol.Refusal:
         """Return the refusal of a file; a checkpoint that was removed meanwhile is no failure."""
         try:
             self._files.manifest(put.save)
         except SaveGone as gone:
-            return words.refusal(str(gone), gone=True)
-        return words.refusal(str(error))
+            return protocol.refusal(str(gone), gone=True)
+        return protocol.refusal(str(error))
 
 
 async def _give(link: ReplicaLink, data: bytes) -> None:

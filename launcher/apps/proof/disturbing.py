@@ -10,7 +10,7 @@ from launcher.apps.proof.schedule import Mode, PlannedKill
 from launcher.apps.repeated_runs import Tell
 from launcher.errors import LaunchError
 from launcher.node.inside.visit import Visit
-from launcher.node.inside.words import KillHere
+from launcher.node.inside.visit_messages import KillHere
 from launcher.run.durable import read_lines
 from launcher.run.layout import RunDir
 from launcher.run.records import Event

@@ -7,7 +7,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.inside.exec import node_of, takes_rank
 from launcher.cli.inside.session import converse
 from launcher.cli.looking.role_option import only_part_of
-from launcher.node.inside.words import AttachDebugger
+from launcher.node.inside.visit_messages import AttachDebugger
 
 EXAMPLES = """
   launch debug last              attach to rank 0, which has come to a breakpoint() in its code

@@ -8,7 +8,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.inside.session import converse, window_here
 from launcher.cli.looking.role_option import only_part_of, takes_role
 from launcher.errors import BadInput, Refused
-from launcher.node.inside.words import RunCommand
+from launcher.node.inside.visit_messages import RunCommand
 
 EXAMPLES = """
   launch exec last -- nvidia-smi                  on the node of rank 0

@@ -13,7 +13,7 @@ from typing import Self
 
 from launcher.cli.terminal import size
 from launcher.node.inside.visit import Visit
-from launcher.node.inside.words import (
+from launcher.node.inside.visit_messages import (
     PIECE_BYTES,
     CommandEnded,
     Given,

@@ -13,7 +13,7 @@ from launcher.cli.looking.role_option import parts_of, refuse_several, takes_rol
 from launcher.cli.terminal import paint, safe, to_json
 from launcher.coordinator.hang import judge
 from launcher.errors import Exit, LaunchError, Refused
-from launcher.node.inside.words import AskStacks, RankStacks
+from launcher.node.inside.visit_messages import AskStacks, RankStacks
 from launcher.remote.parallel import for_all
 from launcher.run.hangs import GroupLook, HangReport, RankLook
 

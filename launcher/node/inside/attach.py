@@ -8,32 +8,32 @@ import socket
 from pathlib import Path
 
 from launcher.errors import Refused
-from launcher.node.inside.talk import Talk
-from launcher.node.inside.words import PIECE_BYTES, CommandEnded, Given, InputEnds, Output, Signalled
+from launcher.node.inside.visit_messages import PIECE_BYTES, CommandEnded, Given, InputEnds, Output, Signalled
+from launcher.node.inside.visitor import VisitorConnection
 from launcher.run.layout import debug_socket
 from launcher.run.processes import signal_process
 from launcher.run.records import RankProcess
 
 
-def attach(talk: Talk, rank: RankProcess) -> None:
+def attach(visitor: VisitorConnection, rank: RankProcess) -> None:
     """Connect a visitor to the rank's debugger until either of them ends; the rank stays at its prompt if the
     visitor leaves.
     """
     with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
-        _pass_on(talk, rank, debugger)
-    talk.send(CommandEnded())
+        _pass_on(visitor, rank, debugger)
+    visitor.send(CommandEnded())
 
 
-def _pass_on(talk: Talk, rank: RankProcess, debugger: socket.socket) -> None:
+def _pass_on(visitor: VisitorConnection, rank: RankProcess, debugger: socket.socket) -> None:
     """Relay between the visitor and the debugger until either of them ends."""
     while True:
-        ready = [talk.source] if talk.has_more else select.select([talk.source, debugger.fileno()], [], [])[0]
+        ready = [visitor.source] if visitor.has_more else select.select([visitor.source, debugger.fileno()], [], [])[0]
         if debugger.fileno() in ready:
             data = debugger.recv(PIECE_BYTES)
             if not data:
                 return
-            talk.send(Output(data))
-        for word in talk.receive() if talk.source in ready else ():
+            visitor.send(Output(data))
+        for word in visitor.receive() if visitor.source in ready else ():
             match word:
                 case Given(data=data):
                     debugger.sendall(data)

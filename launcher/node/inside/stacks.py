@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.coordinator.tracebacks import stacks_in
 from launcher.errors import said_by_the_system
 from launcher.node.inside.ranks_here import can_dump_stacks, has_pending_dump, is_stopped, threads_blocking_dump
-from launcher.node.inside.words import RankStacks
+from launcher.node.inside.visit_messages import RankStacks
 from launcher.node.ranks.start import DUMP_SIGNAL
 from launcher.run.layout import RunDir
 from launcher.run.processes import signal_process

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from launcher.errors import Exit, LaunchError, Refused, said_by_the_system
 from launcher.node.inside.attach import attach
-from launcher.node.inside.beside import run_beside, users_shell
+from launcher.node.inside.rank_command import run_for_visitor, users_shell
 from launcher.node.inside.ranks_here import environment_of, folder_of_rank, rank_here, ranks_here
 from launcher.node.inside.stacks import stacks_of
-from launcher.node.inside.talk import Talk
-from launcher.node.inside.words import (
+from launcher.node.inside.visit_messages import (
     AskStacks,
     AttachDebugger,
     CommandEnded,
@@ -29,6 +28,7 @@ from launcher.node.inside.words import (
     RunCommand,
     VisitDeclined,
 )
+from launcher.node.inside.visitor import VisitorConnection
 from launcher.node.ranks.looking import Subject, look_at
 from launcher.node.ranks.native import with_native
 from launcher.node.ranks.nccl_ras import ADDRESS, with_nccl
@@ -43,19 +43,19 @@ _NATIVE_S = 10.0  # a user waits for the answer
 class NodeHost:
     """Serves one visitor's question about the ranks of this node."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, node: int, talk: Talk) -> None:
-        self._run, self._attempt, self._node, self._talk = run, attempt, node, talk
+    def __init__(self, run: RunDir, attempt: AttemptDir, node: int, visitor: VisitorConnection) -> None:
+        self._run, self._attempt, self._node, self._visitor = run, attempt, node, visitor
 
     def serve(self) -> int:
         """Answer one question, with the reason if it cannot be answered; return 0."""
         try:
-            self._answer(self._talk.begin())
+            self._answer(self._visitor.begin())
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return Exit.OK  # the visitor has left
         except LaunchError as error:
-            self._talk.send(VisitDeclined(error.lines, error.exit_code))
+            self._visitor.send(VisitDeclined(error.lines, error.exit_code))
         except OSError as error:
-            self._talk.send(VisitDeclined((said_by_the_system(error),), Exit.REFUSED))
+            self._visitor.send(VisitDeclined((said_by_the_system(error),), Exit.REFUSED))
         return Exit.OK
 
     def _answer(self, question: Question) -> None:
@@ -64,7 +64,7 @@ class NodeHost:
             case RunCommand():
                 self._run_command(question)
             case AttachDebugger():
-                attach(self._talk, rank_here(self._attempt, self._node, question.rank))
+                attach(self._visitor, rank_here(self._attempt, self._node, question.rank))
             case AskStacks(ranks=wanted):
                 ranks = ranks_here(self._attempt, self._node)
                 asked = [rank for number, rank in ranks.items() if wanted is None or number in wanted]
@@ -73,10 +73,10 @@ class NodeHost:
                     address = environment_of(asked[0], self._run).get("NCCL_RAS_ADDR", ADDRESS)
                     looks = with_nccl(looks, address, _NATIVE_S)
                 for look, rank in zip(looks, asked, strict=True):
-                    self._talk.send(replace(stacks_of(rank, self._run), look=look))
-                self._talk.send(CommandEnded())
+                    self._visitor.send(replace(stacks_of(rank, self._run), look=look))
+                self._visitor.send(CommandEnded())
             case KillHere(rank=rank):
-                self._talk.send(KilledHere(self._kill_all() if rank is None else self._kill_rank(rank)))
+                self._visitor.send(KilledHere(self._kill_all() if rank is None else self._kill_rank(rank)))
             case _:
                 assert_never(question)
 
@@ -104,7 +104,7 @@ class NodeHost:
         if asked.window is not None and asked.window.term:
             environment["TERM"] = asked.window.term
         argv = asked.argv or (users_shell(),)
-        run_beside(self._talk, argv, environment, folder_of_rank(rank), asked.window)
+        run_for_visitor(self._visitor, argv, environment, folder_of_rank(rank), asked.window)
 
 
 def main() -> int:
@@ -112,7 +112,7 @@ def main() -> int:
     run = RunDir(Path(sys.argv[1]))
     source, sink = take_stdio()
     become_subreaper()  # what a command leaves behind ends with it
-    return NodeHost(run, run.attempt(int(sys.argv[2])), int(sys.argv[3]), Talk(source, sink)).serve()
+    return NodeHost(run, run.attempt(int(sys.argv[2])), int(sys.argv[3]), VisitorConnection(source, sink)).serve()
 
 
 if __name__ == "__main__":

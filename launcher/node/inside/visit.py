@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from launcher.errors import LaunchError, Refused
-from launcher.node.inside.words import (
+from launcher.node.inside.visit_messages import (
     LONGEST_LINE,
     PIECE_BYTES,
     AskStacks,

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import LaunchError, Refused
 from launcher.node.inside.visit import Visit, host_here
-from launcher.node.inside.words import (
+from launcher.node.inside.visit_messages import (
     AskStacks,
     CommandEnded,
     Given,

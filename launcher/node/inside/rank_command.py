@@ -13,8 +13,7 @@ import termios
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from launcher.node.inside.talk import Talk
-from launcher.node.inside.words import (
+from launcher.node.inside.visit_messages import (
     PIECE_BYTES,
     CommandEnded,
     FromVisitor,
@@ -25,6 +24,7 @@ from launcher.node.inside.words import (
     Signalled,
     Window,
 )
+from launcher.node.inside.visitor import VisitorConnection
 from launcher.run.processes import descendants, die_with, end_all
 
 _MOST_WAITING = 1 << 20  # bytes for a command that does not read
@@ -42,28 +42,32 @@ def users_shell() -> str:
     return shell if os.access(shell, os.X_OK) and os.path.basename(shell) not in _NO_SHELLS else "/bin/sh"
 
 
-def run_beside(
-    talk: Talk, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
+def run_for_visitor(
+    visitor: VisitorConnection,
+    argv: Sequence[bytes | str],
+    environment: Mapping[str, str],
+    folder: str,
+    window: Window | None,
 ) -> None:
     """Run the command for the visitor until it ends or the visitor leaves."""
     try:
-        command = CommandBeside(argv, environment, folder, window)
+        command = RankCommandProcess(argv, environment, folder, window)
     except OSError as error:
         text = f"launch: cannot run {os.fsdecode(argv[0])}: {(error.strerror or str(error)).lower()}\n"
-        talk.send(Output(text.encode(errors="replace"), err=True))
+        visitor.send(Output(text.encode(errors="replace"), err=True))
         missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-        talk.send(CommandEnded(_NOT_FOUND if missing else _NOT_RUN))
+        visitor.send(CommandEnded(_NOT_FOUND if missing else _NOT_RUN))
         return
     try:
-        code = command.serve(talk)
+        code = command.serve(visitor)
     except (EOFError, BrokenPipeError):
         return  # the visitor has left
     finally:
         command.end()
-    talk.send(CommandEnded(code))
+    visitor.send(CommandEnded(code))
 
 
-class CommandBeside:
+class RankCommandProcess:
     """A command in a session of its own, which is ended together with this process."""
 
     def __init__(
@@ -97,24 +101,24 @@ class CommandBeside:
         self._input_ends = False
         os.set_blocking(self._in, False)
 
-    def serve(self, talk: Talk) -> int:
+    def serve(self, visitor: VisitorConnection) -> int:
         """Relay input and output until the command has ended, and return its exit code; raise EOFError if the
         visitor leaves.
         """
         while True:
-            for word in talk.receive() if talk.has_more else ():
+            for word in visitor.receive() if visitor.has_more else ():
                 self._obey(word)
-            heard = [talk.source] if len(self._waiting) < _MOST_WAITING else []
+            heard = [visitor.source] if len(self._waiting) < _MOST_WAITING else []
             wants = [self._in] if self._waiting else []
             ready, takes, _ = select.select([*heard, *self._sources, self._ended], wants, [])
             if takes:
                 self._give()
-            self._pass_on(talk, [fd for fd in ready if fd in self._sources])
-            if talk.source in ready:
-                for word in talk.receive():
+            self._pass_on(visitor, [fd for fd in ready if fd in self._sources])
+            if visitor.source in ready:
+                for word in visitor.receive():
                     self._obey(word)
             if self._ended in ready:
-                self._pass_on_the_rest(talk)
+                self._pass_on_the_rest(visitor)
                 code = self._process.wait()
                 return code if code >= 0 else 128 - code
 
@@ -161,7 +165,7 @@ class CommandBeside:
             os.close(self._in)
             self._in = -1
 
-    def _pass_on(self, talk: Talk, ready: Sequence[int]) -> None:
+    def _pass_on(self, visitor: VisitorConnection, ready: Sequence[int]) -> None:
         """Relay output from these descriptors to the visitor, and drop those that have ended."""
         for fd in ready:
             try:
@@ -169,14 +173,14 @@ class CommandBeside:
             except OSError:  # the other end of a terminal closes so
                 data = b""
             if data:
-                talk.send(Output(data, self._sources[fd]))
+                visitor.send(Output(data, self._sources[fd]))
             else:
                 del self._sources[fd]
 
-    def _pass_on_the_rest(self, talk: Talk) -> None:
+    def _pass_on_the_rest(self, visitor: VisitorConnection) -> None:
         """Relay the command's remaining output after its end; its children may hold its pipes open for ever."""
         while self._sources and (ready := select.select([*self._sources], [], [], 0)[0]):
-            self._pass_on(talk, ready)
+            self._pass_on(visitor, ready)
 
     def _signal(self, number: int) -> None:
         """Send a signal to the command's process group, if it still exists."""

@@ -4,7 +4,7 @@ import os
 
 import msgspec
 
-from launcher.node.inside.words import LONGEST_LINE, PIECE_BYTES, FromHost, FromVisitor, Question
+from launcher.node.inside.visit_messages import LONGEST_LINE, PIECE_BYTES, FromHost, FromVisitor, Question
 from launcher.remote.rpc.wire import Garbled, decoded, encoded, greeting
 from launcher.run.durable import write_all
 
@@ -12,7 +12,7 @@ _questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
 _words: msgspec.json.Decoder[FromVisitor] = msgspec.json.Decoder(FromVisitor)
 
 
-class Talk:
+class VisitorConnection:
     """A connection to a visitor over two descriptors, one for reading and one for writing."""
 
     def __init__(self, source: int, sink: int) -> None:
