@@ -168,7 +168,8 @@ class Loop(asyncio.AbstractEventLoop):
     def call_soon(self, callback, *args, context=None):
         return self.call_at(self.time(), callback, *args, context=context)
 
-    call_soon_threadsafe = call_soon
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        return self.call_soon(callback, *args, context=context)
 
     def _run(self, handle):
         if not handle.cancelled():
@@ -222,7 +223,7 @@ class Loop(asyncio.AbstractEventLoop):
 class World:
     """The scheduler, and the moment that it is."""
 
-    current = None
+    current: "World"
 
     def __init__(self):
         self.now, self.process, self.thread, self.failed = 0.0, None, None, []
