@@ -10,7 +10,8 @@ and frozen agents, killed zygotes, and cut cables where there are some. What it 
 from what a fault cost. A step that only a part of the ranks makes counts as that part.
 
 `--sides "launch, hot" --places local` is `recovery: {mode: hot}`, for which a `Trainer` trains that model: only such
-ranks stay when one is killed. `--sides launch --faults mixed --only stop-rank kill-coordinator` has these faults alone.
+ranks stay when one is killed. `--sides launch --faults mixed --only stop-rank kill-coordinator` has these faults alone;
+on hosts also kill-supervisor, power, cuts and full-disk, each as far as a place has it.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from goodput_worlds import HOT, KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, 
 from results import publish
 
 from tests.chaos.schedule import Kind, drawn
-from tests.chaos.worlds import Local
+from tests.chaos.worlds import Local, SmallPool
 from tests.lab.hosts import HostLab
 
 START_S = 240.0
@@ -93,7 +95,8 @@ def measure(peer, kind, every_s, args, hosts):
         folder.chmod(0o755)
         with side_of(peer, folder, hosts) as world:
             kinds = world.mixed if kind == MIXED else {"kill-rank": Kind()}
-            kinds = {name: Local.kinds.get(name, Kind()) for name in args.only} or kinds
+            known = SmallPool.kinds | Local.kinds
+            kinds = {name: known.get(name, Kind()) for name in args.only if name in world.faults} or kinds
             disturbed = Disturbed(world, args.every)
             began, rate = disturbed.begun(args.calm_s)
             until = began + args.minutes * 60
@@ -108,7 +111,7 @@ def measure(peer, kind, every_s, args, hosts):
             for cost in found:
                 phases = " ".join(f"{phase} {seconds:.2f}" for phase, seconds in cost.phases.items())
                 print_progress(f"    {cost.fault}: {cost.total_s:.2f} s: {phases} again {cost.again_s:.2f}")
-            return share, len(disturbed.blows), found
+            return share, [blow.fault for blow in disturbed.blows], found
 
 
 def print_progress(text):
@@ -122,7 +125,7 @@ def goodput_rows(place, taken):
     yield "|---|---|---|---|---|---|---|---|"
     for (kind, every_s, peer), rounds in taken.items():
         shares = sorted(share for share, _, _ in rounds)
-        hits = sum(hits for _, hits, _ in rounds)
+        hits = sum(len(hits) for _, hits, _ in rounds)
         yield goodput_row(place, (kind, every_s, peer), shares, hits)
         if (kind, SELDOM_S, peer) not in taken:
             seldom = [at_gap(share, every_s, SELDOM_S) for share in shares]
@@ -145,6 +148,11 @@ def cost_rows(place, taken):
         for fault, (count, phases, again, whole) in middle_costs(found).items():
             cells = " | ".join(f"{phases[phase]:.2f}" if phase in phases else "" for phase in PHASES)
             yield f"| {place} | {peer} | {fault} | {count} | {cells} | {again:.2f} | {whole:.2f} |"
+        hits = Counter(
+            hit for (*_, one), rounds in taken.items() if one == peer for _, hits, _ in rounds for hit in hits
+        )
+        for fault in sorted(hits.keys() - {cost.fault for cost in found}):
+            yield f"| {place} | {peer} | {fault} | {hits[fault]} |{' |' * (len(PHASES) + 1)} no start seen |"
 
 
 def main():
@@ -155,7 +163,7 @@ def main():
     parser.add_argument("--every", type=int, default=10, help="steps from checkpoint to checkpoint")
     parser.add_argument("--gaps", type=int, nargs="+", default=[20], help="seconds to a fault")
     parser.add_argument("--faults", nargs="+", choices=[KILLS, MIXED], default=[KILLS, MIXED])
-    only = [*(Local.faults | ZYGOTE)]
+    only = [*(Local.faults | SmallPool.faults | ZYGOTE)]
     parser.add_argument(
         "--only", nargs="+", choices=only, default=[], help="these alone: the phases of each, of launch"
     )
@@ -176,7 +184,8 @@ def main():
     for place in args.places:
         with tempfile.TemporaryDirectory(prefix="goodput-lab-") as name, contextlib.ExitStack() as stack:
             Path(name).chmod(0o755)
-            hosts = stack.enter_context(HostLab(Path(name), NODES + 1)) if place == HOSTS else None
+            size = SmallPool.disk_size if "full-disk" in args.only else ""
+            hosts = stack.enter_context(HostLab(Path(name), NODES + 1, disk_size=size)) if place == HOSTS else None
             taken = {}
             for number in range(args.rounds):
                 args.seed += number

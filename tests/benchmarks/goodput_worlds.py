@@ -24,7 +24,19 @@ from ssh_desk import Desk, is_of_a_login
 
 from launcher.run.processes import end_all
 from tests.chaos.schedule import Kind
-from tests.chaos.worlds import CAUSES, CUTS, SETTINGS, Local, Pool, World, frozen, killed, rank_signal, strike
+from tests.chaos.worlds import (
+    CAUSES,
+    CUTS,
+    SETTINGS,
+    Local,
+    Pool,
+    SmallPool,
+    World,
+    frozen,
+    killed,
+    rank_signal,
+    strike,
+)
 
 HERE = Path(__file__).parent
 SCRIPT = "goodput_steps.py"
@@ -151,7 +163,7 @@ class StayingHere(LaunchedHere):
 
 class LaunchedThere(Launched, Pool):
     mixed = Launched.mixed | _CUTS
-    faults: ClassVar[Any] = Pool.faults | ZYGOTE
+    faults: ClassVar[Any] = SmallPool.faults | ZYGOTE
 
     def events(self):
         """Every host that led has written some."""
