@@ -228,7 +228,8 @@ def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
     who = f"{len(there) + 1} of its {len(supervisor.rpc.others) + 1} hosts answer, too few to continue: since {at} "
     who += f"{', '.join(missed) or 'too many'} did not; {safe}"
-    if supervisor.ballot.carries(there, leads=leads) or not missed:  # no quorum is missing, but nodes for the job
+    lacks_nodes = supervisor.ballot.carries(there, leads=leads) and not enough(supervisor, there, leads=leads)
+    if lacks_nodes or not missed:  # no quorum is missing, but nodes for the job
         return AttemptEnd(State.FAILED, Cause.NODE_LOST, Exit.NODE_LOST, time.time(), who)
     command = f"launch resume {supervisor.plan.run_id} {' '.join(f'--without {name}' for name in missed)}"
     text = f"{who}; they may still run on their own. If they are gone for good: {command}"

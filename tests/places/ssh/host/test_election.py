@@ -8,7 +8,7 @@ import pytest
 
 from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.leader import HostWatch, elect, enough, propose
+from launcher.places.ssh.host.leader import HostWatch, elect, enough, propose, too_few
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
     Ask,
@@ -234,3 +234,10 @@ def test_who_gets_the_history_before_an_attempt_that_it_has_voted_for_stays(tmp_
     assert isinstance(table.said(2, table.vote(3, 1)), Agreed)
     assert isinstance(table.said(2, Replica(1, 2, "avoided", -1, "[]")), Agreed)
     late.check_part_in(late.ballot.outrun_by)
+
+
+@pytest.mark.parametrize(("nodes_min", "state"), [(1, State.INTERRUPTED), (3, State.FAILED)])
+def test_a_leader_whose_other_half_has_newer_records_is_interrupted(tmp_path, nodes_min, state):
+    """It may not lead that host, which may not lead with half: only for want of nodes the run would have failed."""
+    table = Table(tmp_path, size=4, nodes_min=nodes_min)
+    assert too_few(table.supervisors[0], [1], 0.0, leads=True).state is state
