@@ -114,7 +114,7 @@ def others_see(*folders):
 
 
 def fields_of(value, at=()):
-    """Where it may be lied."""
+    """Yield the keys that lead to each part of a message: there a test puts a wrong value."""
     if at:
         yield at
     below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

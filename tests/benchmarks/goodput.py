@@ -57,7 +57,7 @@ class Disturbed:
         world.begin(every)
 
     def begun(self, calm_s):
-        """When all had made their first step; gives the undisturbed pace too."""
+        """Wait until all ranks have made a step and `calm_s` has passed; return the time, and the undisturbed pace."""
         since = self._until(lambda notes: first_of_all(notes, NODES))
         sleep_until(since + calm_s)
         now = time.time()

@@ -182,7 +182,7 @@ def train(args, words):
 
 
 def again_and_again(args, bucket):
-    """In the place of an all-reduce: reads and writes a bucket as often as one over a slow network would take."""
+    """Copy a bucket as often as an all-reduce over a slow network would take."""
     copy = bucket.clone()
     for _ in range(args.copies):
         copy.copy_(bucket)

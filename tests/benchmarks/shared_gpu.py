@@ -20,7 +20,7 @@ usual = world._device
 
 
 def share():
-    """Before anything asks for a GPU."""
+    """Let ranks share GPUs if there are fewer GPUs than ranks; call it before anything asks for a GPU."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # a job with more ranks than GPUs is shown none
     many = torch.cuda.device_count()
     if 0 < many < int(os.environ["LOCAL_WORLD_SIZE"]):

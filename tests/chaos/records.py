@@ -24,7 +24,10 @@ def records(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def harm(path: Path, draw: random.Random) -> str:
-    """In its place, as a disk does it: whoever replaces the file meanwhile has mended it. Gives what was done."""
+    """Damage the file in place, as a disk does, and return what was done.
+
+    A program that replaces the file repairs it.
+    """
     how = draw.choice(["cut", "flipped", "zeros"])
     with path.open("r+b", buffering=0) as file:
         data = file.read()

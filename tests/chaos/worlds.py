@@ -709,7 +709,7 @@ class Slurm(World):
         return [*self.desk.processes(folder), *(pid for pid in all_pids() if words in command(pid))]
 
     def left(self) -> list[str]:
-        """Not a job that Slurm alone still tidies up behind: a controller that was gone takes its time for that."""
+        """Return what is left of the run; jobs that Slurm is still completing do not count alone."""
         left = super().left()
         jobs = self.slurm.run("squeue", "--noheader", "--format=job %i %T %j of %P: %r").stdout.splitlines()
         return [*left, *(job for job in jobs if left or job.split()[2] != "COMPLETING")]

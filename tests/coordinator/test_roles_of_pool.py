@@ -9,7 +9,7 @@ from tests.plan.test_roles import FOUR, POOL, THREE, plan, spec
 
 
 def gathered(here, ready=(0,), first=False):
-    """Whether the learner on host 0 of four may begin, where these have joined."""
+    """Return the nodes and the gathering of four hosts, of which those in `here` have joined."""
     whole = with_hosts(plan(spec(THREE % ""), POOL), FOUR)
     nodes = NodeTable(whole.nodes, 10.0, voters=voters_of(whole))
     for index in here:

@@ -214,7 +214,7 @@ def ids_of(desk):
 
 
 def complete(desk, graph):
-    """Whether anything was missing; then it is told of, and started."""
+    """Resume the graph if a step has no run, and wait for its end; return whether one was missing."""
     told = desk.launch("status").stderr
     missing = any(step["status"] is None for step in desk.status(graph)["steps"])
     assert missing == (f"launch resume {graph} does it" in told), told

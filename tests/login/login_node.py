@@ -33,7 +33,7 @@ def keygen(path):
 
 
 def programs():
-    """Where programs are, but for folders that have a `launch` of their own."""
+    """Return PATH without the folders that have a `launch`."""
     folders = os.environ["PATH"].split(":")
     return ":".join(folder for folder in folders if not os.path.exists(f"{folder}/launch"))
 

@@ -53,7 +53,7 @@ def ledger(laptop, login_node, tmp_path):
 
 
 def stages(passed):
-    """Where a word ends, and some places between: (way, bytes). The last word never comes whole."""
+    """Return the places (way, bytes) at and near the end of each message; never the end of the last answer."""
     found = {("up", 0)}
     for way in ("up", "down"):
         data = passed[way]

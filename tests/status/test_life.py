@@ -15,7 +15,7 @@ def event(at, kind, attempt=1, generation=0, **more):
 
 
 def begun(at=0, attempt=1, kind="submitted", first=1):
-    """From a person's word to a first step after ten seconds, two of them in a queue."""
+    """Return the events of a start whose first step came ten seconds after the submit, two of them in a queue."""
     return [
         event(at, kind, attempt),
         event(at + 2, "agent_joined", attempt),

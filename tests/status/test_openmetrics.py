@@ -19,7 +19,7 @@ EVIL = 'a "b"\\c\nd'
 
 
 def samples(text):
-    """By name and labels."""
+    """Return the values by name and labels."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -49,7 +49,7 @@ def _entry(environ, log, words, launchs_ends):
 
 
 def _control(path):
-    """Both: for words that cannot wait for the end of a step, and for those that can."""
+    """Open both FIFOs: for urgent messages, and for messages that can wait for the end of a step."""
     return _fifo(path), _fifo(Path(f"{path}.step-end"))
 
 
@@ -148,7 +148,7 @@ class Launched:
         }
 
     def _notes(self, rank):
-        """Each node has a memory of its own."""
+        """Return the folder of notes on the rank's node."""
         return self.folder / f"notes-{self.nodes[rank // self.each]}"
 
     def _memory(self, rank):

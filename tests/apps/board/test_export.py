@@ -26,7 +26,9 @@ SECRET_PARTS = ("sk-un", "pass  word", "pass word", "of-two-lines")
 
 
 def with_secret_arguments(run):
-    """One that its option's name tells of, and one of `secrets:`; where a long text is cut, too."""
+    """Give the run an undeclared secret argument, one declared in `secrets:`, and a long text that is cut in the middle
+    of it.
+    """
     declared = "pass  word\nof-two-lines"
     args = ("--api-key", "sk-undeclared", "--pad-token=<|endoftext|>", "--sort-key", "timestamp",
             f"--user=me:{declared}", f"--long={'x' * 1990}{declared}")  # fmt: skip

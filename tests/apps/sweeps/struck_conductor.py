@@ -160,7 +160,7 @@ def struck(act, at, counts=None):
 
 
 def killed_and_conducted_anew(sweep, record, point):
-    """Whether the kill came."""
+    """Kill the conductor at this point and conduct again; return whether the kill came."""
     status = in_child(lambda: struck(lambda: conduct(sweep, record), point))
     lock = sweep.journal.with_name("journal.log.lock")
     if lock.is_symlink():

@@ -119,7 +119,7 @@ def test_nodes():
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """One that does this."""
+    """Return a function that puts a `kubectl` with this shell body on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     def write(body):

@@ -11,7 +11,7 @@ from launcher.run.code.listing import list_frozen
 @pytest.fixture
 def trees(tmp_path):
     def write(**files):
-        """Two trees; `before` and `now` of each file are its content, None where there is none."""
+        """Write two trees, with (before, now) as each file's content or None; return the changes between them."""
         for at, side in enumerate(("before", "now")):
             (tmp_path / side).mkdir()
             for name, contents in files.items():

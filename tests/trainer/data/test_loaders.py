@@ -28,7 +28,7 @@ def stateful(length=20, batch_size=3, rank=0, size=1, **words):
 
 
 def data_of(loader, rank=0, size=1, accumulate=1, seed=7):
-    """Each rank of these tests is alone: all have as many samples in a step, which is what the sum says."""
+    """Return the data of a rank whose peers are not there: sums take each peer to have as many samples."""
     sizes = {"batch_size": loader.batch_size * size * accumulate, "accumulate": accumulate, "seed": seed}
     return TrainData(loader, rank=rank, world_size=size, sum_over_ranks=lambda own: own * size, **sizes)
 

@@ -41,7 +41,7 @@ def test_what_is_there_already_is_not_copied():
 
 
 def _method(function):
-    """One that gets the tensor too."""
+    """Return a method that passes the tensor and its arguments on to the function."""
 
     def called(tensor, *args, **named):
         return function(tensor, *args, **named)

@@ -108,7 +108,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, strategy, clip):
 
 
 class Held(Gan):
-    """Without anything drawn or averaged over a batch: so that it can be done by hand."""
+    """A GAN without dropout or batch statistics, so that a test can compute its steps by hand."""
 
     def __init__(self):
         super().__init__()

@@ -10,7 +10,7 @@ NOTES = {1: b"x", 2: b"y" * FRAME, 3: b"z" * (FRAME + 1), 4: b"w" * 100_000, 5: 
 
 
 def exchanged(last):
-    """Each is on a node of its own."""
+    """Exchange notes up to step `last` between ranks on nodes of their own; return what this rank keeps."""
     world = join()
     copies = Copies(world)
     for step, note in NOTES.items():

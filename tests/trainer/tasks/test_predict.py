@@ -94,7 +94,7 @@ def killed_midway(ranks, out, chance, sig, rank=None):
 
 
 def held(out, args):
-    """No further than it can be struck in time, and on from there when this rank was, or all are to end."""
+    """Predict, but stop near the end until this rank was killed, or all are to end."""
     struck = [out.parent / f"struck {rank}" for rank in (None, os.environ["RANK"], "elsewhere")]
     put, close = Answers.put, Queue.close
 
@@ -188,7 +188,7 @@ def test_who_has_no_batch_left_goes_on_taking_part():
 
 
 def on_own_disk(folder, lost):
-    """Where it is lost, it ends when all has been answered, and nothing was brought together."""
+    """Predict from a disk of this node's own; with `lost`, kill the process when answers are brought together."""
     if lost:
         predict.bring_answers = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     return resnet.main(arguments(folder / "checkpoints", folder / "out.jsonl"))

@@ -64,7 +64,7 @@ def started(main, args, folder):
 
 
 def held(main, released, args):
-    """No further than it can be struck in time."""
+    """Run the job, but hold its saves from step 26 on until `released`."""
     hold_saves(26, released)
     return main(args)
 

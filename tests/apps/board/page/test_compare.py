@@ -14,7 +14,7 @@ PLACE = "one => ['d', 'cx', 'cy'].map(name => one.getAttribute(name)).join()"
 
 @pytest.fixture
 def compared(house, page):
-    """Two that go on, one that ended with NaN, and one of which nothing is known yet."""
+    """Open a comparison of two running runs, one that ended with NaN, and one without values."""
     first, second, third, fourth = (house.run(name) for name in RUNS)
     started_with(first.running(metrics={"loss": 0.5}), "--lr", "0.1", "--opt", "sgd")
     started_with(second.running(metrics={"loss": 0.25}), "--lr", "1e-3", "--opt", EVIL)
