@@ -7,6 +7,7 @@ from runs import causes, fingerprint_here, job_of, own, record, strike, two_node
 
 from launcher.run.avoided import avoid, avoided
 from launcher.run.layout import RunDir
+from launcher.run.processes import runs
 from launcher.run.records import Exclusion
 from tests.lab.nodes import Cut
 
@@ -36,10 +37,14 @@ def test_the_coordinators_agent_is_followed_by_another_attempt_in_the_same_alloc
     run = desk.submit(two_nodes(desk, STEPS, hold=STEPS - 1), "--on", "slurm", *preload)
     desk.until_step(run, 20)
     agent = own(desk, run, f"launcher.node\0{desk.run_dir(run)}\0{1}\0{0}")[0]
+    before = own(desk, run, f"launcher.node\0{desk.run_dir(run)}\0{1}\0{1}")[0]
     standby = desk.until("its standby", lambda: len(found := desk.zygotes(agent)) == 2 and found)[1]
     strike(agent)
     again = f"launcher.node\0{desk.run_dir(run)}\0{2}\0{0}"
     desk.until("the next attempt's agent", lambda: own(desk, run, again)[:1] == [standby])
+    other = f"launcher.node\0{desk.run_dir(run)}\0{2}\0{1}"
+    desk.until("that of the other node", lambda: own(desk, run, other))
+    assert not runs(before), "the ranks of the other node's agent before would run beside the new ones"
     desk.let_go()
     status = desk.wait(run)
     assert (status["attempt"], causes(desk, run)) == (2, ["node_lost"])

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from launcher.errors import Unreachable
@@ -20,13 +21,13 @@ from launcher.places.batch.cluster import queue_of
 from launcher.places.batch.job.next_job import start_again
 from launcher.places.batch.job.nodes import index_of
 from launcher.plan.model import Plan
-from launcher.run.attempts import read_plan
-from launcher.run.durable import make_dir, read_record
+from launcher.run.attempts import attempts, read_plan
+from launcher.run.durable import make_dir, read_record, readable
 from launcher.run.fence import fence
 from launcher.run.identity import alive
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.processes import name_this, signal_process
+from launcher.run.processes import descendants, end_all, name_this, signal_process
 from launcher.run.records import AgentRecord, Handle
 from launcher.supervisor.agent_processes import AgentProcesses, agent_process
 from launcher.supervisor.attempt_end import settle_end
@@ -67,6 +68,7 @@ def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index
     The first agent of a role beside the main one coordinates that role: its end is that of the role's attempt. For such
     roles the folder is read first, because what started them may be killed alone.
     """
+    end_predecessor(run, attempt, index)
     agent = agent_process(plan, attempt, index)
     agent.leads = index == 0
     agents = AgentProcesses([agent], wakeup, leads=False)
@@ -110,6 +112,20 @@ def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
         return False
     start_again(queue, RunDir(Path(plan.run_dir)), plan, job, 0.0)
     return True
+
+
+def end_predecessor(run: RunDir, attempt: AttemptDir, index: int) -> None:
+    """End the agent that this node had in an earlier attempt, and all below it: its step outlives the srun that the
+    batch process has ended, and its ranks would run beside the new ones until their lease is over.
+    """
+    for before in attempts(run):
+        record = readable(before.agent(index), AgentRecord) if before.number < attempt.number else None
+        if record is not None and alive(record.process):
+            end_all(partial(_tree, record.process.pid))
+
+
+def _tree(pid: int) -> list[int]:
+    return [pid, *descendants(pid)]
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
