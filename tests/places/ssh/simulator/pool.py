@@ -22,8 +22,8 @@ from tests.places.ssh.simulator.network import Network
 
 STORM_S, RETURNED_S = 30.0, 16.0
 FAULTS = [*3 * ["cut"], *2 * ["part", "suspend", "rank"], "power", "fsync", "crash", "agent"]
-PROGRESS_S = WAIT_S + 4 * LEASE_S + 10.0  # from the last fault that heals to the next steps of a run that has a quorum
-GIVES_UP_S = LEASE_S + 6 * WAIT_S  # and to `interrupted` where it has none
+GIVES_UP_S = LEASE_S + 6 * WAIT_S  # from the last fault that heals to `interrupted`, of a run without a quorum
+PROGRESS_S = GIVES_UP_S + 4 * LEASE_S  # and to the next steps of one that has a quorum: a leader may give up first
 
 
 class Broken(AssertionError):
