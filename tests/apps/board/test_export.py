@@ -26,9 +26,7 @@ SECRET_PARTS = ("sk-un", "pass  word", "pass word", "of-two-lines")
 
 
 def with_secret_arguments(run):
-    """Give the run an undeclared secret argument, one declared in `secrets:`, and a long text that is cut in the middle
-    of it.
-    """
+    """Give the run an undeclared secret argument, one declared in `secrets:`, and a long text that is cut."""
     declared = "pass  word\nof-two-lines"
     args = ("--api-key", "sk-undeclared", "--pad-token=<|endoftext|>", "--sort-key", "timestamp",
             f"--user=me:{declared}", f"--long={'x' * 1990}{declared}")  # fmt: skip
