@@ -69,7 +69,7 @@ def test_lines_of_a_zygote(said):
         reaper = Reaper()
         link, reader = ZygoteLink(reaper), asyncio.StreamReader()
         answer = asyncio.get_running_loop().create_future()
-        link._wishes[1] = _PendingFork(answer, lambda _: None)
+        link._pending[1] = _PendingFork(answer, lambda _: None)
         reader.feed_data(b"".join(line.replace(b"\n", b"") + b"\n" for line in said))
         reader.feed_eof()
         await link._read(reader)

@@ -10,6 +10,7 @@ from tests.docs import reference
 from tests.docs.site import page_files
 
 ROOT = Path(__file__).parents[2]
+MAIN = "__name__ == '__main__'"
 
 
 def test_ruff_has_nothing_to_say(tool):
@@ -37,6 +38,16 @@ def test_every_fuzz_target_has_its_long_mode():
         if "SCALE" not in found.group() and path != Path(__file__)
     ]
     assert not short, "\n".join(short)
+
+
+def test_nothing_is_defined_after_a_module_has_run_itself():
+    """Run as a program, it would not know it; imported by a test, it would."""
+    late = list[str]()
+    for path in [*(ROOT / "launcher").rglob("*.py"), *(ROOT / "trainer").rglob("*.py"), *(ROOT / "jobs").rglob("*.py")]:
+        body = ast.parse(path.read_text()).body
+        runs = [index for index, node in enumerate(body) if isinstance(node, ast.If) and ast.unparse(node.test) == MAIN]
+        late += [str(path) for index in runs if index < len(body) - 1]
+    assert late == []
 
 
 def test_every_suppression_gives_its_reason():

@@ -167,10 +167,6 @@ def _prediction(
     )
 
 
-if __name__ == "__main__":
-    sys.exit(run(main))
-
-
 class Mixed(Dataset[tuple[Tensor, Tensor]]):
     """A data set in which each image is mixed with the next one of its batch, in one way drawn per batch.
 
@@ -195,3 +191,7 @@ class Mixed(Dataset[tuple[Tensor, Tensor]]):
         samples = many(indices) if callable(many) else [self._dataset[index] for index in indices]
         images, labels = self._mix(*default_collate(samples))
         return list(zip(images, labels, strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -84,10 +84,6 @@ class OtherPod:
             self._child.terminate()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class PodRecord(msgspec.Struct, frozen=True):
     """The name and the address of one pod of a start."""
 
@@ -120,3 +116,7 @@ def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
         if time.monotonic() >= deadline:
             raise LaunchError(f"{count - len(found)} of {count} pods did not come within {within_s:g} s")
         time.sleep(LOOK_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

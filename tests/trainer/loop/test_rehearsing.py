@@ -65,7 +65,7 @@ def in_reserve(tmp_path, monkeypatch):
         pipes.append(ControlPipe(control_of(fifo)))
         monkeypatch.setenv("LAUNCH_RESERVE", str(fifo))
         log = str(tmp_path / "log")
-        pipes[0].say({"generation": 2, "log": log, "log_before": log, "environment": {}}, at_step_end=False)
+        pipes[0].send({"generation": 2, "log": log, "log_before": log, "environment": {}}, at_step_end=False)
 
     yield begin
     for pipe in pipes:
