@@ -42,7 +42,10 @@ SABOTAGES = {
         "copies/test_server.py", "opens_no_other",
     ),
     "drafts are checkpoints": (
-        "copies/choice.py", "if found.committed]", "]",
+        "copies/choice.py", "return committed_over(((node, held) for",
+        ("from dataclasses import replace\n"
+        "    inventories = {node: held and [replace(one, committed=True) for one in held] for node, held in"
+        " inventories.items()}\n    return committed_over(((node, held) for"),
         "copies/test_choice.py", "nobody_has_committed",
     ),
     "a silent node has nothing": (
@@ -71,7 +74,7 @@ SABOTAGES = {
         "node/test_environment.py", "",
     ),
     "late forks outlive their generation": (
-        "node/ranks/zygote_link.py", "while self._wishes:", "while False:",
+        "node/ranks/zygote_link.py", "while self._pending:", "while False:",
         "node/test_ranks.py", "late_fork",
     ),
     "two supervisors carry out one attempt": (

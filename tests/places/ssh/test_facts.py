@@ -48,7 +48,7 @@ def test_odd_facts_of_one_host_are_its_own_trouble(name, value):
     lines = {"fine": SaysOfItself(GOOD), "odd": SaysOfItself(GOOD | {name: value})}
     results = for_all(lines, lambda host, line: survey(line, SshHost(host)))
     assert isinstance(results["fine"], Surveyed)
-    assert failures(results)["odd"].lines[0].startswith("odd: what it says of itself cannot be: ")
+    assert failures(results)["odd"].lines[0].startswith("odd: its answer about itself is invalid: ")
 
 
 @settings(max_examples=200 * SCALE)

@@ -78,7 +78,7 @@ def test_a_file_that_only_a_draft_has_comes_home(hosts, tmp_path):
 def test_where_nobody_has_the_manifest_that_is_said(hosts, tmp_path):
     held = committed_on_the_first_alone(hosts, tmp_path)
     hosts.cut.add("node0")
-    with pytest.raises(NotTransferred, match="nobody who can be reached"):
+    with pytest.raises(NotTransferred, match="no machine that answers has"):
         holders_of(hosts.run).bring_home(held)
 
 
@@ -139,7 +139,7 @@ def test_what_a_run_lets_go_meanwhile_is_looked_for_anew(hosts, monkeypatch, tmp
     if came:
         fetch.fetch(hosts.run, "newest")
     else:
-        with pytest.raises(NotTransferred, match="nobody who can be reached"):
+        with pytest.raises(NotTransferred, match="no machine that answers has"):
             fetch.fetch(hosts.run, "newest")
     assert at_home(hosts) == [(kind, step) for step in came]
 

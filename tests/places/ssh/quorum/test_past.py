@@ -83,8 +83,9 @@ LEADERS = {
         APART, "need_nobody_else",
     ),
     "both sides of a cut go on: a generation is opened with too few voters": (
-        "coordinator/gathering.py", "len(nodes) >= self._least and self._nodes.quorum_shortfall(nodes) is None",
-        "len(nodes) >= self._least", CUT, "guest_has_no_weight",
+        "coordinator/gathering.py",
+        "len(own) >= self._least and self._nodes.quorum_shortfall(nodes | self._nodes.only_voting) is None",
+        "len(own) >= self._least", CUT, "guest_has_no_weight",
     ),
     "a host without a vote weighs in the coordinator": (
         "plan/on_hosts.py", "return frozenset(node.index for node in plan.nodes) - {*plan.away}",
@@ -95,8 +96,8 @@ LEADERS = {
         APART, "long_on_its_way",
     ),
     "what a leader slept through is forgiven though a host that was cut off may have elected another": (
-        "plan/on_hosts.py", "hosts = len(plan.nodes)\n    return plan.elects",
-        "hosts = len(plan.nodes) - len(plan.away)\n    return plan.elects", CUT, "suspend_of_the_leader",
+        "plan/on_hosts.py", "hosts = len(plan.nodes)\n    return bool",
+        "hosts = len(plan.nodes) - len(plan.away)\n    return bool", CUT, "suspend_of_the_leader",
     ),
     "ranks start while silent ones run": (
         CORE, "return opened_at if all_ended else opened_at + lease_s", "return opened_at",
@@ -160,7 +161,8 @@ RUNS_THAT_STAND_STILL = {
         SUPERVISORS, "waits_for_its_disk",
     ),
     "a slow disk never acknowledges a record": (
-        STATE, "if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica)):",
+        STATE,
+        "if why or (self._kept.get(replica.name) == replica and record_copies.is_there(self.run, replica, names)):",
         "if why:", SUPERVISORS, "only_where_it_is_not_there",
     ),
 }  # fmt: skip
@@ -174,7 +176,7 @@ RECORDS = {
         COPIES, "os.ftruncate(fd, at + known)", "pass", COPIED, "longer_history",
     ),
     "a history that was cut short keeps a host from all news": (
-        COPIES, 'self._sent[number]["bytes"] = 0', "pass", COPIED, "cut_short",
+        COPIES, 'self._sent[number][f"{name} bytes"] = 0', "pass", COPIED, "cut_short",
     ),
     "bytes that are no text end a leader's supervisor": (
         COPIES, "with contextlib.suppress(UnicodeDecodeError):\n        return piece.decode()", "return piece.decode()",
@@ -188,7 +190,7 @@ RECORDS = {
         COPIES, "try:\n        copied.check(data)", "try:\n        pass", COPIED, "takes_the_place_of_none",
     ),
     "a host whose copy of the coordinator's address is damaged is lost to the run": (
-        COPIES, "now // self._renew_s if name == ENDPOINT else 0", "0", COPIED, "told_again_though",
+        COPIES, "now // self._renew_s if name.endswith(ENDPOINT) else 0", "0", COPIED, "told_again_though",
     ),
     "a damaged address of the coordinator is not mended": (
         "coordinator/server.py", "if readable(path, Endpoint) != record:", "if not path.exists():",
