@@ -382,7 +382,10 @@ def _serve(caller: socket.socket, token: str) -> None:
 
 
 def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: bool = True) -> Measured:
-    """Connect from the address `own` and measure the round trip and the rate to the other machine."""
+    """Connect to both ports of the other machine, from the address `own`, and return the round trip and the rate.
+
+    The rate is measured with `flood`, at the first of `ports`. The first failure is returned as `error`, with its port.
+    """
     master, other = ports
     found = Measured()
     for port in (other, master):

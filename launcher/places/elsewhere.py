@@ -11,7 +11,10 @@ from launcher.run.records import Intent
 
 
 def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[KeptRemote]:
-    """Return what each other machine keeps of these runs; a machine that does not answer is named too."""
+    """Return what other machines keep of these runs; with `remove`, delete there what is not live.
+
+    A machine that does not answer is in the list, with the reason.
+    """
     by_kind: dict[str, list[RunDir]] = {}
     for run in runs:
         for kind in kinds_of(run):

@@ -76,8 +76,10 @@ class Gather:
 
 
 def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], str]) -> list[str]:
-    """Return the problems as lines in the order of the file, those of the command line last, each hint on its
-    own line.
+    """Return the first 50 problems as lines, and one that counts the rest.
+
+    They are in the file's order, those of the command line last, each hint on its own line. `elsewhere` returns a hint
+    for a word that is known in another place, or "".
     """
     ordered = sorted(problems, key=lambda problem: (problem.mark.line == 0, problem.mark.line, problem.mark.column))
     lines: list[str] = []

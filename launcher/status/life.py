@@ -212,8 +212,9 @@ class _Strip:
         return Doing.STARTING if self._asked else Doing.RECOVERING
 
     def _awaits_agents(self, event: Event) -> bool:
-        """Return whether the event belongs to agents of a starting attempt; others come and go while a run waits to
-        regroup.
+        """Return whether the run waits for its attempt's first agents: the attempt is new, or had no generation yet.
+
+        Agents that come while a run waits to regroup do not count.
         """
         begins = event.attempt > self._now.attempt or not self._now.generation
         return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)

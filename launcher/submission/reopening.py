@@ -171,7 +171,10 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
 
 
 def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
-    """Return the plan of the next attempt. Raises BadInput with all problems if the cluster lacks what it needs."""
+    """Return the plan of the next attempt, with the same code, or with `renew` the project's present code.
+
+    Raises BadInput with all problems if the spec cannot run on the cluster.
+    """
     machine, code = wish.cluster.machine(wish.spec), wish.code
     problems = checked(wish, machine, ())
     refuse(run.spec, [*problems, *python_problems(wish.python, machine, wish.spec)])

@@ -188,7 +188,10 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return tensors to fill for the other objects' state, sharded as theirs are now, or whole."""
+        """Return an empty tensor for each one of shared objects, of optimizers' own documents and of this rank.
+
+        It is sharded like the live one if that has the same shape, else whole.
+        """
         kept = [_SHARED_PREFIX, f"state/{_OPTIMIZER_DOCUMENTS}"] + (
             [f"state/{of_rank(self._me.rank)}/"] if self._me else []
         )

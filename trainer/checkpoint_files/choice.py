@@ -13,9 +13,10 @@ _Found = TypeVar("_Found")
 
 
 def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> list[Entry]:
-    """Return the checkpoints that may be loaded, the preferred one first.
+    """Return the checkpoints that may be loaded, newest first.
 
-    `folder` holds checkpoints, or is one itself, or is FOLDER/best.
+    `folder` holds checkpoints, is one itself (then only that one), or is FOLDER/best. `step` keeps only that step. With
+    `best` only the best ones are returned; without, they are returned only if there is no other.
     """
     folder, best = named_best(folder, best=best)
     parsed = parse_folder_name(folder.name)

@@ -228,7 +228,7 @@ def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
 
 
 def _split_by_cuts(group: list[Chunk]) -> list[list[Chunk]]:
-    """Return the group divided by all straight cuts across the first dimension that has any."""
+    """Divide the chunks where no chunk crosses, along the first dimension with such places; else return one group."""
     dimensions = range(len(group[0].offsets) if group else 0)
     cuts = (_cut(group, dimension) for dimension in dimensions)
     return next((parts for parts in cuts if len(parts) > 1), [group])

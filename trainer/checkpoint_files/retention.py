@@ -66,7 +66,10 @@ def safest(disks: Sequence[Stock]) -> int | None:
 
 
 def _copies(disks: Sequence[Stock]) -> dict[int, int]:
-    """Return for each step the number of disks that have the file with the fewest copies."""
+    """Return for each step how many disks have its rarest file; 0 if a file is on no disk.
+
+    Of several saves of one step, the one with most copies counts.
+    """
     of_save: dict[Save, list[Parts]] = {}
     for stock in disks:
         for save, parts in stock.items():

@@ -67,10 +67,11 @@ class IsolatedDraws:
 
 
 def _waiting_gauss(bits: Any) -> float | None:
-    """Return the normal deviate that waits to be drawn, which a change of the bit generator would lose.
+    """Return NumPy's second normal deviate of a pair if it waits to be drawn, else None; it is drawn by this.
 
-    They are made in pairs, and the second one waits outside the bit generator's state. Asking NumPy for it copies the
-    whole state (33 µs), so one is drawn to see whether the bits move; if so, they are put back.
+    It lies outside the bit generator, so another bit generator would lose it. Asking NumPy for it copies the whole
+    state (33 µs); instead one deviate is drawn. If that did not change the generator's state, it was the waiting one;
+    otherwise the state is restored.
     """
     if not _raw_state_is_known or not isinstance(bits, np.random.MT19937):
         state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - NumPy's global RandomState is meant

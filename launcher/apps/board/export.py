@@ -48,7 +48,7 @@ def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
 
 
 def export_report(runs: Sequence[api.Run], file: Path) -> Path:
-    """Write the same page as one file and return its path; several runs are compared first.
+    """Write the runs as a page in one file and return its path; a page of several runs opens with their comparison.
 
     Raise Refused if the file cannot be written.
     """

@@ -59,7 +59,10 @@ def _native(look: RankLook, until: float) -> tuple[str, ...]:
 def _traced(
     argv: Sequence[str], look: RankLook, until: float, frames_in: Callable[[Sequence[str], int], list[str]]
 ) -> tuple[str, ...]:
-    """Run a tracer on the rank and return the frames that it prints; if it fails, one line that says why."""
+    """Run a tracer on the rank and return the frames that it prints, or one line that says why there are none.
+
+    Return () if the rank's process is gone or no time is left.
+    """
     name, process, left_s = Path(argv[0]).name, process_id(look.pid), until - time.monotonic()
     if process is None or left_s <= 0:
         return ()

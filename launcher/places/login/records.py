@@ -94,7 +94,7 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
 
 
 def _keep_avoided(run: RunDir, news: RunNews) -> None:
-    """Keep which nodes are excluded there; records of attempts elsewhere are not changed by a login node."""
+    """Replace the exclusions of attempts behind a login node by those in its news; those of other attempts stay."""
     before = read_record(run.avoided, list[Exclusion]) or []
     theirs = {
         number for number in {exclusion.attempt for exclusion in (*before, *news.avoided)} if _was_there(run, number)

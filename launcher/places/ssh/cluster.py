@@ -177,8 +177,10 @@ class SshCluster(Place):
 
 
 def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False) -> Machine:
-    """Return what each host that can take part has: those with `gpus` GPUs, or with None all that have any, if
-    some do.
+    """Return what every host that can take part has at least: the fewest GPUs and cores among them.
+
+    Those are the hosts with `gpus` GPUs; if there are none, the host with most GPUs. With None they are all hosts with
+    a GPU, or all hosts if none has one.
     """
     able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
     if not able and gpus is not None:  # the host that comes nearest decides how many there are

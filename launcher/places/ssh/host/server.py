@@ -73,7 +73,7 @@ class _PlanNode(msgspec.Struct, frozen=True):
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """The part of a plan that only its hosts may know; `launch status` must not wait to load the whole."""
+    """The fields of a plan that the submitter lacks; decoding only these keeps `launch status` fast."""
 
     nodes: tuple[_PlanNode, ...]
     overrides: tuple[str, ...]
