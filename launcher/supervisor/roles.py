@@ -30,11 +30,9 @@ from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
 from launcher.supervisor.attempt_end import ask_to_stop, first_state, settle_end
 
-_ANSWER_S = 0.5
-_PAGES = 256
-_MOST = 16 << 20  # of a log that is looked through
-
-_RUNS = State.RUNNING
+_ANSWER_S = 0.5  # for a role's port to accept, and its path to answer
+_MOST_READS = 256  # of such an answer
+_MOST_LOG_BYTES = 16 << 20  # searched in a role's log
 _READY_S = 0.1  # how often those that others wait for or follow are looked at
 AgentsOf = Callable[[Plan, AttemptDir], Sequence[AgentProcess]]  # of a role: node 0's, which coordinates, comes first
 
@@ -150,8 +148,8 @@ class RolesOfRun:
         """
         if part.lost is None:
             return None
-        own, whole = readable(part.run.state, RunState), readable(self._run.state, RunState)
-        if own is not None and part.attempt is not None and (own.attempt, own.state) == (part.attempt.number, _RUNS):
+        attempt, own, whole = part.attempt, readable(part.run.state, RunState), readable(self._run.state, RunState)
+        if own is not None and attempt is not None and own.attempt == attempt.number and own.state is State.RUNNING:
             part.lost = None
         lost = {node.host for node in (whole.nodes if whole is not None else ()) if node.state == "lost"}
         return None if lost.isdisjoint(node.host for node in part.plan.nodes) else part.lost
@@ -322,7 +320,7 @@ def _have_logged(run: RunDir, attempt: AttemptDir, text: str, ranks: int) -> boo
     found = 0
     for log in folders[-1].glob("rank-*.log") if folders else ():
         with contextlib.suppress(OSError), open(os.open(log, os.O_RDONLY | os.O_NOFOLLOW), "rb") as lines:
-            found += text.encode() in lines.read(_MOST)
+            found += text.encode() in lines.read(_MOST_LOG_BYTES)
     return found == ranks
 
 
@@ -335,7 +333,7 @@ def _answers(address: str, path: str | None) -> bool:
                 return True
             line.sendall(f"GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
             head = line.recv(64)
-            for _ in range(_PAGES):  # read all that the server sends
+            for _ in range(_MOST_READS):  # read all that the server sends
                 if not line.recv(4096):
                     break
     except OSError:
