@@ -160,7 +160,8 @@ def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
     known = {path for _, path in registered()}
     with contextlib.suppress(PermissionError), os.scandir(root) as entries:
         paths = sorted(Path(entry.path) for entry in entries if is_run_id(entry.name))
-        return [(parse_run_id(path.name), path) for path in paths if path not in known and is_ours_alone(path)]
+        new = [path for path in paths if path not in known and RunDir(path).plan.is_file() and is_ours_alone(path)]
+        return [(parse_run_id(path.name), path) for path in new]
     return []
 
 

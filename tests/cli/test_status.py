@@ -303,3 +303,9 @@ def test_a_window_that_is_made_narrower_is_drawn_over_as_a_whole(monkeypatch):
     screen.show(["x" * 60, "short"])
     screen.show(["y"])
     assert stream.getvalue().count("\x1b[4A") == 1
+
+
+def test_a_folder_without_a_plan_is_no_run_of_another_home(desk, project):
+    (project / ".launch" / "runs" / "some-aaaa").mkdir()
+    done = desk.launch("status", cwd=project)
+    assert len(done.stdout.splitlines()) == 4 and "some-aaaa" not in done.stderr
