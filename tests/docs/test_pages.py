@@ -16,6 +16,7 @@ from launcher.spec.fields import JOB
 from launcher.spec.read import parse_spec
 from tests.docs import reference
 from tests.docs.blocks import DOCS, ROOT, block
+from tests.docs.picture import PICTURE, drawn
 
 pytestmark = pytest.mark.nightly
 
@@ -233,3 +234,12 @@ def test_the_steps_that_it_shows_are_those_of_the_job():
     shown = block(DOCS / "steps.md", "yaml", "steps:")
     whole = (ROOT / "jobs" / "train_then_predict.yaml").read_text()
     assert [one for one in re.findall(r"[\w-]+(?=:)", shown) if f"{one}:" not in whole] == []
+
+
+@pytest.mark.daily
+def test_the_picture_of_the_readme_is_drawn_without_a_network():
+    svg = drawn("$ launch status\n\x1b[32mresnet-ddp-7kza  succeeded\x1b[0m\n")
+    assert "resnet-ddp-7kza" in svg and "@font-face" not in svg and "url(http" not in svg
+    shown = PICTURE.read_text()
+    assert "continues&#160;in&#160;place" in shown and "url(http" not in shown
+    assert f"({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()

@@ -146,7 +146,7 @@ def test_killed_ranks_are_replaced_in_place_and_the_numbers_are_the_same(
     assert status["generation"] == 4
     assert numbers(lab, run) == wanted
     assert status["fingerprint"] == fingerprint
-    assert "goes on in place after step" in lab.rank_logs(run)
+    assert "continues in place after step" in lab.rank_logs(run)
     speeds = [line["samples_per_s"] for line in lines(lab, run) if "loss" in line]
     assert max(speeds) <= BATCH / how["pause"]  # the step is at least as long; that of a line written again, too
 
@@ -338,7 +338,7 @@ def test_the_others_go_on_without_a_lost_node_and_it_joins_them_again(lab, tmp_p
     assert "join" in lab.events(run, "generation_opened")[-1]["text"]
     made = dict(re.findall(r"rank (\d) made updates \[\d+\] to .*: (\d+)\n", lab.rank_logs(run)))
     assert made["0"] == "100"
-    at = [int(step) for step in re.findall(r"goes on in place after step (\d+) on", lab.rank_logs(run))]
+    at = [int(step) for step in re.findall(r"continues in place after step (\d+) on", lab.rank_logs(run))]
     assert int(made["2"]) == 100 - at[1]
     fingerprint, wanted = started_anew(lab, *at, **how)
     assert numbers(lab, run) == wanted
@@ -362,7 +362,7 @@ def test_shards_are_dealt_out_among_fewer_without_a_lost_node(lab, strategy):
     assert (status["attempt"], status["restarts"]["by_cause"]) == (1, {"node_lost": 1, "killed": 1})
     assert stayed(lab, run) == [True] * 2
     assert "hot: rank 1 is started anew, the other 1 stay" in lab.events(run, "regroup")[1]["text"]
-    at = int(re.findall(r"goes on in place after step (\d+), from a checkpoint", lab.rank_logs(run))[0])
+    at = int(re.findall(r"continues in place after step (\d+), from a checkpoint", lab.rank_logs(run))[0])
     warm = lab.submit(spec(lab, nodes=2, mode="warm", every=f"{at} steps", hold=at, **how))
     stopped_at(lab, warm, at)
     lab.let_go()
@@ -412,7 +412,7 @@ def test_shards_of_a_lost_node_come_from_another_node(lab, alone, strategy, mode
         assert "done again" not in said
         nothing_was_done_twice(lab, run, [0, 1])
     elif again is not None:
-        [(where, steps)] = re.findall(r"goes on in place after step \d+, from (.*); done again: (\d+) steps", said)
+        [(where, steps)] = re.findall(r"continues in place after step \d+, from (.*); done again: (\d+) steps", said)
         assert where == "memory"
         assert int(steps) <= again
 

@@ -49,9 +49,10 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
     values = (_with_part if snapshots.loads else _with_weights)(loop, snapshots, agreed)
     _put_back(loop, snapshots, agreed.step, values)
     step_samples: int | None = values["step_samples"]
-    who = ", ".join(map(str, agreed.receivers)) or "none"
+    who = ", ".join(map(str, agreed.receivers))
+    copied = f"; state copied to rank{'s' if len(agreed.receivers) > 1 else ''} {who}" if who else ""
     step = f"step {agreed.step}" + (f" on {world.size} rank{'s' if world.size > 1 else ''}" if agreed.resized else "")
-    loop.training.say(f"goes on in place after {step}; ranks that took its state from others: {who}")
+    loop.training.say(f"continues in place after {step}{copied}")
     return agreed.step, step_samples
 
 

@@ -342,7 +342,7 @@ class Survivor:
         again = f"done again: {lost} steps"
         if loop.training.world.is_first:
             self.wire.report(went_back_to=loaded.step, lost_steps=lost, why=self.reload_reason)
-        loop.training.say(f"goes on in place after step {loaded.step}, from {where}; {again}{why}")
+        loop.training.say(f"continues in place after step {loaded.step}, from {where}; {again}{why}")
 
     def _add_verified(self, loop: Loop, step: int) -> None:
         """Pass the steps that were verified before, up to this one, to the new Checkpointer."""

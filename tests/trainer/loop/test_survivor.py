@@ -383,7 +383,7 @@ def test_a_node_is_lost_and_the_others_go_on_as_a_start_on_so_many_ranks_would(
     run, codes = killed(tmp_path, size, f"{each} {death}", nodes=nodes, shrinks=1, lease_s=LEASE_S)
     assert codes == [0] * (size - each), run.said()
     assert run.replaced == [[*range(each, 2 * each)]]
-    assert f"goes on in place after step {step} on {size - each} rank" in run.said()
+    assert f"continues in place after step {step} on {size - each} rank" in run.said()
     assert run.numbers() == wanted
     assert run.fingerprint() == fingerprint
     assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
@@ -427,7 +427,7 @@ def test_one_more_node_joins_and_all_go_on_as_a_start_on_so_many_ranks_would(
         (tmp_path / "die-0").write_text(f"{size} 0 {death}")
     assert run.run() == [0] * grown, run.said()
     assert not list(tmp_path.glob("die-*"))
-    step = int(re.findall(r"goes on in place after step (\d+)", run.said())[-1])
+    step = int(re.findall(r"continues in place after step (\d+)", run.said())[-1])
     fingerprint, wanted = started_anew(size, nodes, step, grown, *words[:2])
     assert run.numbers() == wanted
     assert run.fingerprint() == fingerprint
@@ -449,7 +449,7 @@ def test_hsdp_loses_no_step_with_a_node_where_the_others_have_all_shards(
     fingerprint, wanted = started_anew(size, nodes, step, size - each, *words)
     run, codes = killed(tmp_path, size, f"{each} {death}", words=words, nodes=nodes, shrinks=1, lease_s=LEASE_S)
     assert codes == [0] * (size - each), run.said()
-    assert f"goes on in place after step {step} on {size - each} rank" in run.said()
+    assert f"continues in place after step {step} on {size - each} rank" in run.said()
     assert (run.fingerprint(), run.numbers()) == (fingerprint, wanted)
     assert f"rank 0 made updates [1] to [{STEPS}]: {STEPS}\n" in run.said()
 
