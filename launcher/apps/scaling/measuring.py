@@ -19,7 +19,6 @@ from launcher.api import Run
 from launcher.apps.repeated_runs import RepeatedJob, Tell, gives, is_ours, job_of, name_of, to_its_end
 from launcher.apps.scaling.accounts import accounted, advice, unsteady
 from launcher.apps.scaling.configurations import (
-    BASELINES,
     STRATEGIES,
     Configuration,
     Schedule,
@@ -31,18 +30,9 @@ from launcher.apps.scaling.configurations import (
     scalings_of,
     schedule_of,
 )
-from launcher.apps.scaling.findings import (
-    DP,
-    WEAK,
-    ScaledRun,
-    ScalingForecast,
-    ScalingModel,
-    ScalingReport,
-    Spread,
-    StepVolume,
-)
+from launcher.apps.scaling.findings import WEAK, ScaledRun, ScalingReport
 from launcher.apps.scaling.measured import MeasuredSpeed, measured, parts_of, spread
-from launcher.apps.scaling.model import Fitted, Observed, fitted
+from launcher.apps.scaling.model import foretold, volume_of
 from launcher.errors import BadInput, LaunchError
 from launcher.ids import RunId, parse_run_id
 from launcher.run.layout import RunDir
@@ -51,10 +41,6 @@ from launcher.states import State
 from launcher.status.compared import environments
 from launcher.status.derive import RunStatus
 from launcher.submission.requests import Request
-
-_DOUBLINGS = 3
-
-_EACH = "each rank"
 
 Rows = dict[int, dict[str, float]]
 TAG = "scale"
@@ -270,72 +256,3 @@ def _strategy(run: RunOptions) -> str:
         if word.startswith("--strategy="):
             return word.partition("=")[2]
     return "ddp" if is_ours(run) or gives(run, "strategy") else "as it is"
-
-
-def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolume | None:
-    """Return the bytes that one step of one micro-batch moves in the dtype of the parameters, or None if nothing
-    moves or it is not known.
-    """
-    n = one.ranks
-    if n == 1 or not model_bytes:
-        return None
-    ring = (n - 1) / n  # once round: all ranks take in what they have not
-    match strategy:
-        case "dp" | "master":
-            who = "the first GPU" if strategy == DP else "the first rank"
-            return StepVolume(who, "(n - 1) P", (n - 1) * model_bytes, model_bytes)
-        case "ddp" | "zero2":  # gradients are summed and dealt out; then they, or parameters, are gathered
-            return StepVolume(_EACH, "2 (n - 1) / n P", 2 * ring * model_bytes, model_bytes)
-        case "zero1" | "fsdp":  # and parameters are gathered once more: what was updated, or for the backward pass
-            return StepVolume(_EACH, "3 (n - 1) / n P", 3 * ring * model_bytes, model_bytes)
-        case "hsdp":
-            shards, copies = one.per_node, one.nodes
-            moved = 3 * (shards - 1) / shards + 2 * (copies - 1) / copies / shards
-            formula = "3 (s - 1) / s P + 2 (c - 1) / c P / s, of c nodes of s ranks"
-            return StepVolume(_EACH, formula, moved * model_bytes, model_bytes)
-        case _:
-            return None
-
-
-def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
-    """Return models and forecasts for each strategy and scaling with at least two measured and traced numbers of ranks.
-
-    Ranks that share cores are left out, because their speed says nothing about more machines. Baselines are left out,
-    because the model assumes an all-reduce.
-    """
-    models, forecasts = list[ScalingModel](), list[ScalingForecast]()
-    for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):
-        if strategy in BASELINES:
-            continue
-        mine = [one for one in points if (one.strategy, one.scaling) == (strategy, scaling)]
-        some = [one for one in mine if one.parts is not None and one.step_samples and not one.crowded]
-        found = fitted([_observed(one) for one in some], weak=scaling == WEAK)
-        if found is not None:
-            models.append(_model(some, found))
-            most = max(one.ranks for one in some)
-            forecasts += [_forecast(some[0], found, most * 2**times) for times in range(1, _DOUBLINGS + 1)]
-    return tuple(models), tuple(forecasts)
-
-
-def _observed(point: ScaledRun) -> Observed:
-    samples, step_s = point.step_samples or 0.0, point.step_s or 1.0
-    share = point.parts.communication / step_s if point.parts is not None else 0.0
-    return Observed(point.ranks, [samples / rate for rate in point.rates], [share])
-
-
-def _model(points: Sequence[ScaledRun], found: Fitted) -> ScalingModel:
-    usual, last = found.usual, points[-1]
-    sent = last.parts.bytes if last.parts is not None else 0.0
-    return ScalingModel(
-        last.strategy, last.scaling, tuple(one.ranks for one in points), usual.serial, usual.divided, usual.latency,
-        usual.transfer, sent / usual.transfer / 1e9 if sent and usual.transfer else None, found.latency_known,
-        usual.tree,
-    )  # fmt: skip
-
-
-def _forecast(base: ScaledRun, found: Fitted, ranks: int) -> ScalingForecast:
-    times = ranks / base.ranks if base.scaling == WEAK else 1.0
-    usual, low, high = found.speedup(ranks, base.ranks, times)
-    return ScalingForecast(
-        base.strategy, base.scaling, ranks, Spread(usual, low, high), usual * base.ranks / ranks
-    )  # fmt: skip

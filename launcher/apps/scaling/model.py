@@ -1,4 +1,4 @@
-"""Model the step time, fitted to a few numbers of ranks, to forecast it for others. Pure.
+"""Model the step time, fitted to a few numbers of ranks, to forecast it for others, and the bytes of a step. Pure.
 
 step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
 
@@ -18,6 +18,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.apps.scaling.configurations import BASELINES, Configuration
+from launcher.apps.scaling.findings import DP, WEAK, ScaledRun, ScalingForecast, ScalingModel, Spread, StepVolume
+
+_DOUBLINGS = 3
+_EACH = "each rank"
 _DRAWS = 400
 _TRACE_ERROR = 0.1  # of the share of communication: a trace is of a few steps
 _LEAST_S = 1e-9
@@ -160,3 +165,72 @@ def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 def _off(rows: Sequence[tuple[float, float, float]], a: float, b: float) -> float:
     """Return the sum of squared relative errors of a x + b y against z."""
     return sum(((a * x + b * y) / z - 1) ** 2 for x, y, z in rows if z > _LEAST_S)
+
+
+def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolume | None:
+    """Return the bytes that one step of one micro-batch moves in the dtype of the parameters, or None if nothing
+    moves or it is not known.
+    """
+    n = one.ranks
+    if n == 1 or not model_bytes:
+        return None
+    ring = (n - 1) / n  # once round: all ranks take in what they have not
+    match strategy:
+        case "dp" | "master":
+            who = "the first GPU" if strategy == DP else "the first rank"
+            return StepVolume(who, "(n - 1) P", (n - 1) * model_bytes, model_bytes)
+        case "ddp" | "zero2":  # gradients are summed and dealt out; then they, or parameters, are gathered
+            return StepVolume(_EACH, "2 (n - 1) / n P", 2 * ring * model_bytes, model_bytes)
+        case "zero1" | "fsdp":  # and parameters are gathered once more: what was updated, or for the backward pass
+            return StepVolume(_EACH, "3 (n - 1) / n P", 3 * ring * model_bytes, model_bytes)
+        case "hsdp":
+            shards, copies = one.per_node, one.nodes
+            moved = 3 * (shards - 1) / shards + 2 * (copies - 1) / copies / shards
+            formula = "3 (s - 1) / s P + 2 (c - 1) / c P / s, of c nodes of s ranks"
+            return StepVolume(_EACH, formula, moved * model_bytes, model_bytes)
+        case _:
+            return None
+
+
+def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
+    """Return models and forecasts for each strategy and scaling with at least two measured and traced numbers of ranks.
+
+    Ranks that share cores are left out, because their speed says nothing about more machines. Baselines are left out,
+    because the model assumes an all-reduce.
+    """
+    models, forecasts = list[ScalingModel](), list[ScalingForecast]()
+    for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):
+        if strategy in BASELINES:
+            continue
+        mine = [one for one in points if (one.strategy, one.scaling) == (strategy, scaling)]
+        some = [one for one in mine if one.parts is not None and one.step_samples and not one.crowded]
+        found = fitted([_observed(one) for one in some], weak=scaling == WEAK)
+        if found is not None:
+            models.append(_model(some, found))
+            most = max(one.ranks for one in some)
+            forecasts += [_forecast(some[0], found, most * 2**times) for times in range(1, _DOUBLINGS + 1)]
+    return tuple(models), tuple(forecasts)
+
+
+def _observed(point: ScaledRun) -> Observed:
+    samples, step_s = point.step_samples or 0.0, point.step_s or 1.0
+    share = point.parts.communication / step_s if point.parts is not None else 0.0
+    return Observed(point.ranks, [samples / rate for rate in point.rates], [share])
+
+
+def _model(points: Sequence[ScaledRun], found: Fitted) -> ScalingModel:
+    usual, last = found.usual, points[-1]
+    sent = last.parts.bytes if last.parts is not None else 0.0
+    return ScalingModel(
+        last.strategy, last.scaling, tuple(one.ranks for one in points), usual.serial, usual.divided, usual.latency,
+        usual.transfer, sent / usual.transfer / 1e9 if sent and usual.transfer else None, found.latency_known,
+        usual.tree,
+    )  # fmt: skip
+
+
+def _forecast(base: ScaledRun, found: Fitted, ranks: int) -> ScalingForecast:
+    times = ranks / base.ranks if base.scaling == WEAK else 1.0
+    usual, low, high = found.speedup(ranks, base.ranks, times)
+    return ScalingForecast(
+        base.strategy, base.scaling, ranks, Spread(usual, low, high), usual * base.ranks / ranks
+    )  # fmt: skip

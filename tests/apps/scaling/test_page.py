@@ -10,7 +10,7 @@ import pytest
 from launcher.apps.scaling.accounts import accounted, advice
 from launcher.apps.scaling.findings import KINDS, ScaledRun, ScalingReport, StepParts, StepVolume
 from launcher.apps.scaling.measured import spread
-from launcher.apps.scaling.measuring import foretold
+from launcher.apps.scaling.model import foretold
 from launcher.apps.scaling.page import html_page, markdown_page, write_pages
 from launcher.apps.scaling.tables import volume_rows
 from launcher.errors import BadInput

@@ -4,7 +4,7 @@ import pytest
 
 from launcher.apps.scaling.configurations import Configuration
 from launcher.apps.scaling.findings import STRONG
-from launcher.apps.scaling.measuring import volume_of
+from launcher.apps.scaling.model import volume_of
 
 MB = 1e6
 
