@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.apps.proof.causes import Evidence, causes_of
 from launcher.apps.proof.findings import Departure, Kill, StateDeparture
+from launcher.apps.proof.judging import Evidence, causes_of
 
 KILLS = (Kill(5, went_on_from=4), Kill(9, missed="it had ended"), Kill(15, went_on_from=12))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.apps.sweeps.points import grid, override_of, points_in, space_of
-from launcher.apps.sweeps.samplers import foreseen
+from launcher.apps.sweeps.trial_book import foreseen
 from launcher.errors import BadInput
 from launcher.spec.model import Dimension, SweepOptions
 from launcher.spec.read import parse_spec
