@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trainer.recovery import process_memory
-from trainer.recovery.process_memory import read, readable
+from trainer.recovery import sending
+from trainer.recovery.sending import read, readable
 
 SIZES = (0, 1, 4096, 5_000_001, *range(1, 3000))  # more than a call takes
 
@@ -34,7 +34,7 @@ def other():
     for one in tensors:
         one.zero_()  # here, and not there
     try:
-        yield process_memory.Places(int(process), bytes.fromhex(mark.decode()), int(mark_at), addresses)
+        yield sending.Places(int(process), bytes.fromhex(mark.decode()), int(mark_at), addresses)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -48,7 +48,7 @@ def test_all_are_there_byte_by_byte(other, piece_bytes):
 
 
 def test_a_call_that_is_cut_short_is_followed_by_another_one(other, monkeypatch):
-    whole = process_memory._system
+    whole = sending._system
 
     def short(name):
         def call(pid, mine, _mine, theirs, _theirs, flags):
@@ -58,7 +58,7 @@ def test_a_call_that_is_cut_short_is_followed_by_another_one(other, monkeypatch)
 
         return call
 
-    monkeypatch.setattr(process_memory, "_system", short)
+    monkeypatch.setattr(sending, "_system", short)
     into = [torch.empty(size, dtype=torch.uint8) for size in SIZES[:20]]
     read(replace(other, tensors=other.tensors[:20]), into)
     assert all(torch.equal(one, wanted) for one, wanted in zip(into, given(), strict=False))
@@ -75,7 +75,7 @@ def test_what_is_given_up_while_it_is_read_is_no_more_believed(monkeypatch):
     with readable([tensor], by=1) as places:
         read(places, [into := torch.zeros(100)])
     assert torch.equal(into, tensor)
-    whole, calls = process_memory._read, []
+    whole, calls = sending._read, []
 
     def ends_meanwhile(pid, pieces):
         whole(pid, pieces)
@@ -83,7 +83,7 @@ def test_what_is_given_up_while_it_is_read_is_no_more_believed(monkeypatch):
         if len(calls) == 2:
             context.__exit__(None, None, None)
 
-    monkeypatch.setattr(process_memory, "_read", ends_meanwhile)
+    monkeypatch.setattr(sending, "_read", ends_meanwhile)
     context = readable([tensor], by=1)
     with pytest.raises(OSError, match="has what is read no more"):
         read(context.__enter__(), [into])

@@ -19,7 +19,7 @@ from tests.sizes import NIGHTLY, SCALE
 from trainer.checkpoint_files import pickle_writer as pickled
 from trainer.errors import TrainerError
 from trainer.weights.dcp import open_dcp
-from trainer.weights.sources import Which, opened
+from trainer.weights.loading import Which, opened
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),  # no_dist says so

@@ -19,7 +19,7 @@ from trainer.checkpoint_files.layout import data_name
 from trainer.checkpoint_files.weight_files import SAFE
 from trainer.errors import BadSettings, CheckpointDamaged, TrainerError
 from trainer.weights import load_weights
-from trainer.weights.sources import Which, opened
+from trainer.weights.loading import Which, opened
 
 
 class Net(nn.Module):
