@@ -1,9 +1,12 @@
-"""Run the coordinator on node 0: the sockets, timers and record writer around the pure state machine."""
+"""Run the coordinator on node 0: the sockets, timers and record writer around the pure state machine.
+
+In a pool it holds a restart back until half of the voters have the record of the failure that it follows.
+"""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from math import inf
 from pathlib import Path
 
@@ -29,7 +32,6 @@ from launcher.coordinator.effects import (
     Tick,
 )
 from launcher.coordinator.history_copies import HistoryCopies
-from launcher.coordinator.holding import RestartHold
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
 from launcher.plan.on_hosts import voters_of
@@ -53,6 +55,53 @@ _COPIED_S, _COPIED_LOOK_S = 0.5, 0.005  # hosts that answer take hundredths of t
 _KNOWN_S = 1.0
 _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+
+
+class RestartHold:
+    """Holds back the message that begins a restart, and all later ones, until `release`.
+
+    A leader that takes over then knows of the failure, and counts it against its budget. The coordinator sees no more
+    than a slower network.
+    """
+
+    def __init__(self, copies: HistoryCopies) -> None:
+        self._copies = copies
+        self._failures = 0  # that were recorded
+        self._is_new = False  # the newest has no restart yet
+        self._held: list[Out] | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Return whether messages are being held back."""
+        return self._held is not None
+
+    def pass_on(self, effects: Iterable[Out]) -> list[Out]:
+        """Return the effects to carry out now, and keep the others; answers to heartbeats are never held back."""
+        now: list[Out] = []
+        for effect in effects:
+            match effect:
+                case Record(event=event) if event.kind == "failure":
+                    self._failures += 1
+                    self._is_new = self._copies.awaited = self._copies.copied < inf
+                case Send(message=messages.Start() | messages.ContinueInPlace()) if self._is_new and not self.holds:
+                    self._held = []
+                case Finish():
+                    now += self.release()
+            waits = isinstance(effect, Send) and not isinstance(effect.message, messages.HeartbeatAck)
+            (self._held if waits and self._held is not None else now).append(effect)
+        return now
+
+    def is_copied(self, failures: int, history_bytes: int) -> bool:
+        """Return whether half of the voters have the newest failure, given how many failures are on this disk and the
+        size of the history up to the last of them.
+        """
+        return failures == self._failures and self._copies.copied >= history_bytes
+
+    def release(self) -> list[Out]:
+        """Stop holding messages back, and return those that were."""
+        held, self._held, self._is_new = self._held or [], None, False
+        self._copies.awaited = False
+        return held
 
 
 class CoordinatorServer:

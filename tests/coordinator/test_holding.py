@@ -6,7 +6,7 @@ import pytest
 
 from launcher.coordinator.effects import Finish, Record, Send
 from launcher.coordinator.history_copies import HistoryCopies
-from launcher.coordinator.holding import RestartHold
+from launcher.coordinator.server import RestartHold
 from launcher.run.records import AttemptEnd, Event
 from launcher.states import State
 from launcher.wire.messages import ContinueInPlace, End, HeartbeatAck, Start, Stop

@@ -112,7 +112,7 @@ WRONG_ENDS = {
         "node/test_disks_apart.py", "never_begins_anew",
     ),
     "a restart that nobody else knows of is begun, and forgotten with its leader": (
-        "coordinator/holding.py", "self._held = []\n", "self._held = None\n",
+        "coordinator/server.py", "self._held = []\n", "self._held = None\n",
         "places/ssh/host/test_record_copies.py", "between_a_failure",
     ),
     "restarts of earlier attempts are forgotten": (

@@ -10,13 +10,13 @@ from hostile import fields_of
 from replication_lab import KEY, Pool, address, content, held, names, save_apart
 
 from launcher.copies import client
-from launcher.copies.agreement import MOST_SESSIONS
 from launcher.copies.choice import decide
 from launcher.copies.client import DiskFailed
 from launcher.copies.files import ReplicaFiles, digest_of
 from launcher.copies.link import linked
 from launcher.copies.protocol import LINE_BYTES, Save
 from launcher.copies.replication import NotBrought, NothingToLoad
+from launcher.copies.server import MOST_SESSIONS
 from launcher.wire.frames import WireError, WireServer, dial
 from launcher.wire.messages import ReplicaAddress, Start
 from tests.sizes import SCALE, SEED

@@ -3,8 +3,10 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -14,14 +16,14 @@ from launcher.cli.answers import list_of, merged
 from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.members import members
 from launcher.cli.graphs.named import graph_called
-from launcher.cli.graphs.tree import graph_facts, graph_page
+from launcher.cli.graphs.tree import graph_facts, graph_page, heading
 from launcher.cli.looking.page import page
-from launcher.cli.looking.run_columns import MORE, OURS, USUAL, RunRow, in_order, refuse_unknown, with_about
-from launcher.cli.looking.run_table import Table, table, together
+from launcher.cli.looking.run_columns import MORE, OURS, USUAL, RunRow, cell, in_order, refuse_unknown, with_about
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
-from launcher.cli.terminal import Screen, is_terminal, to_json, width_of
+from launcher.cli.terminal import Screen, fitting, is_terminal, paint, state_colour, to_json, width_of
 from launcher.errors import BadInput, Exit, NoSuchRun
 from launcher.run.graphs import known_graphs, missing_of
+from launcher.run.layout import RunDir
 from launcher.states import State
 from launcher.status.derive import RunStatus
 
@@ -35,6 +37,72 @@ EXAMPLES = """
 """
 _WATCH_S = 1.0
 _NAMED = 8
+_NEWEST = 20
+# What goes first where a terminal is too narrow; the others are cut.
+_LESS = ("rate", "nodes", "restarts", "where", "duration", "age", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The lines of a table, and a note on what it leaves out."""
+
+    lines: list[str]
+    note: str = ""  # what it leaves out, for people
+
+
+def table(
+    rows: Sequence[RunRow], now: float, *, everything: bool, wanted: Sequence[str] = USUAL, width: int | None = None
+) -> Table:
+    """Return the table of active and newest runs, or of all, in the given order and no wider than `width`."""
+    if not rows:
+        return Table([], "no runs yet; `launch submit FILE` starts one, `launch spec init` writes a spec")
+    shown = [row for index, row in enumerate(rows) if everything or index < _NEWEST or _active(row.status)]
+    more = len(rows) - len(shown)
+    shown, wanted = (
+        ([*map(with_about, shown)], [*wanted, "name", "tags"]) if _any_labels(shown, wanted) else (shown, wanted)
+    )
+    lines = _fitting(shown, now, wanted, width)
+    coloured = [paint(lines[0], "dim")]
+    for line, row, above in zip(lines[1:], shown, [None, *shown], strict=False):
+        if row.drawn and row.member is not None and (above is None or not _of_one_file(row, above)):
+            coloured.append(heading(row.member.graph, row.member.state))
+        coloured.append(paint(line, state_colour(row.status.state)))
+    return Table(coloured, f"{more} more have ended; `launch status --all` shows them" if more else "")
+
+
+def together(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return the rows with those of one graph next to each other, as a tree, at the place of the first of them."""
+    first = dict[str, int]()
+    for index, row in enumerate(rows):
+        first.setdefault(row.member.graph if row.member is not None else row.status.run, index)
+    drawn = [replace(row, drawn=row.member is not None) for row in rows]
+    return sorted(drawn, key=lambda row: _place_of(row, first))
+
+
+def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
+    """Return the sort key that keeps the steps of a graph together."""
+    return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
+
+
+def _of_one_file(row: RunRow, other: RunRow) -> bool:
+    """Return whether both runs are steps of one graph."""
+    return row.member is not None and other.member is not None and row.member.graph == other.member.graph
+
+
+def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
+    """Return whether to show labels: any run has some, and no columns were chosen."""
+    return wanted == USUAL and any(RunDir(Path(row.status.run_dir)).labels.exists() for row in rows)
+
+
+def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
+    """Return the lines, leaving out less important columns that do not fit."""
+    cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
+    return fitting([*zip(*cells.values(), strict=True)], [name.upper() for name in _LESS], width)
+
+
+def _active(status: RunStatus) -> bool:
+    """Return whether the run is active."""
+    return not status.state.ended and status.state is not State.UNKNOWN
 
 
 def declare(arguments: Arguments) -> None:

@@ -5,39 +5,148 @@ It answers one question on its stdin and ends with it or with the visitor; being
 permission it needs.
 """
 
+import contextlib
 import os
+import select
 import signal
+import socket
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import assert_never
 
 from msgspec.structs import replace
 
+from launcher.coordinator.tracebacks import stacks_in
 from launcher.errors import Exit, LaunchError, Refused, said_by_the_system
-from launcher.node.inside.attach import attach
 from launcher.node.inside.rank_command import run_for_visitor, users_shell
-from launcher.node.inside.ranks_here import environment_of, folder_of_rank, rank_here, ranks_here
-from launcher.node.inside.stacks import stacks_of
+from launcher.node.inside.ranks_here import (
+    can_dump_stacks,
+    environment_of,
+    folder_of_rank,
+    has_pending_dump,
+    is_stopped,
+    rank_here,
+    ranks_here,
+    threads_blocking_dump,
+)
 from launcher.node.inside.visit_messages import (
+    PIECE_BYTES,
     AskStacks,
     AttachDebugger,
     CommandEnded,
+    Given,
+    InputEnds,
     KilledHere,
     KillHere,
+    Output,
     Question,
+    RankStacks,
     RunCommand,
+    Signalled,
     VisitDeclined,
 )
 from launcher.node.inside.visitor import VisitorConnection
 from launcher.node.ranks.looking import Subject, look_at
 from launcher.node.ranks.native import with_native
 from launcher.node.ranks.nccl_ras import ADDRESS, with_nccl
+from launcher.node.ranks.start import DUMP_SIGNAL
 from launcher.remote.rpc.server import take_stdio
-from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.layout import AttemptDir, RunDir, debug_socket
 from launcher.run.processes import become_subreaper, end_all, signal_process, tagged
 from launcher.run.records import RankProcess
 
 _NATIVE_S = 10.0  # a user waits for the answer
+_BOUND_S = 15.0
+_LOOK_S = 0.01
+_MOST_BYTES = 1 << 20
+_MOST_LINES, _LONGEST_LINE = 10_000, 2000
+
+
+def attach(visitor: VisitorConnection, rank: RankProcess) -> None:
+    """Connect a visitor to the rank's debugger until either of them ends; the rank stays at its prompt if the
+    visitor leaves.
+    """
+    with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
+        _pass_on(visitor, rank, debugger)
+    visitor.send(CommandEnded())
+
+
+def _pass_on(visitor: VisitorConnection, rank: RankProcess, debugger: socket.socket) -> None:
+    """Relay between the visitor and the debugger until either of them ends."""
+    while True:
+        ready = [visitor.source] if visitor.has_more else select.select([visitor.source, debugger.fileno()], [], [])[0]
+        if debugger.fileno() in ready:
+            data = debugger.recv(PIECE_BYTES)
+            if not data:
+                return
+            visitor.send(Output(data))
+        for word in visitor.receive() if visitor.source in ready else ():
+            match word:
+                case Given(data=data):
+                    debugger.sendall(data)
+                case InputEnds():
+                    debugger.shutdown(socket.SHUT_WR)  # it answers the input, and detaches at its next prompt
+                case Signalled(number=signal.SIGQUIT):
+                    return
+                case Signalled(number=signal.SIGINT):
+                    signal_process(rank.process, signal.SIGINT)  # its debugger takes it, at a prompt and at work
+
+
+def _connected(rank: RankProcess) -> socket.socket:
+    """Return a connection to the rank's debugger; raise Refused if the rank waits in no breakpoint."""
+    path = debug_socket(Path(rank.environment["LAUNCH_PROGRESS"]))
+    debugger = socket.socket(socket.AF_UNIX)
+    try:
+        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            debugger.connect(f"/proc/self/fd/{fd}/{path.name}")  # a whole path may be too long for a socket
+        finally:
+            os.close(fd)
+    except (FileNotFoundError, ConnectionError):
+        debugger.close()
+        hint = "hint: it waits in one once it has come to a breakpoint() in its Python code; `launch status` says so"
+        raise Refused(f"rank {rank.rank} is in no breakpoint", hint) from None
+    return debugger
+
+
+def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.monotonic) -> RankStacks:
+    """Return the rank's stacks, or why they cannot be read."""
+    pid = rank.process.pid
+    if problem := _cannot(pid):
+        return RankStacks(rank.rank, pid, problem=problem)
+    log = run.path / rank.log
+    try:
+        before, deaf = log.stat().st_size, threads_blocking_dump(pid)
+        if not signal_process(rank.process, DUMP_SIGNAL):
+            return RankStacks(rank.rank, pid, problem="has just ended")
+        until = clock() + _BOUND_S
+        while has_pending_dump(pid) or threads_blocking_dump(pid) - deaf:
+            if clock() >= until:
+                return RankStacks(rank.rank, pid, problem=f"did not answer within {_BOUND_S:g} s")
+            time.sleep(_LOOK_S)
+        lines = stacks_in([*_written(log, before)])
+    except OSError as error:
+        return RankStacks(rank.rank, pid, problem=said_by_the_system(error))
+    problem = "" if lines else "wrote nothing into its log: its stderr leads somewhere else"
+    return RankStacks(rank.rank, pid, tuple(line[:_LONGEST_LINE] for line in lines[:_MOST_LINES]), problem)
+
+
+def _cannot(pid: int) -> str:
+    """Return why the process cannot be asked for its stacks, or "" if it can."""
+    if is_stopped(pid):
+        return "is stopped (SIGSTOP, or a debugger): it answers only once it continues"
+    if not can_dump_stacks(pid):
+        return "answers with no Python stacks: it is another program, or has just been started"
+    return ""
+
+
+def _written(log: Path, since: int) -> Iterator[str]:
+    """Yield the lines that the log has gained since it had this size."""
+    with log.open("rb") as file:
+        file.seek(since)
+        yield from file.read(_MOST_BYTES).decode(errors="replace").splitlines()
 
 
 class NodeHost:

@@ -16,10 +16,12 @@ import urllib.request
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+import msgspec
+
 from launcher.plan.secret_values import without_secrets
-from launcher.supervisor.notify import payload
 from launcher.supervisor.notify.message import Message
 from launcher.supervisor.notify.record import MailServer, Notifying, Recipient
 
@@ -28,6 +30,73 @@ _COMMAND_S = 30.0
 _MOST_BYTES = 1 << 16
 _LATER = (408, 425, 429)  # client errors that may pass
 _LONGEST = 200
+_SLACK, _DISCORD, _TEAMS = 3000, 1900, 15_000  # characters that they take, with some room
+_FENCE = "```"
+
+
+def body(kind: str, message: Message) -> bytes:
+    """Return the body to post to a webhook of this kind."""
+    match kind:
+        case "slack":
+            said: dict[str, Any] = {"text": _marked(message, _SLACK, "*", _slack)}
+        case "discord":
+            said = {"content": _marked(message, _DISCORD, "**", str), "allowed_mentions": {"parse": []}}
+        case "teams":
+            said = _card(message)
+        case _:
+            return as_json(message)
+    return msgspec.json.encode(said)
+
+
+def as_json(message: Message) -> bytes:
+    """Return the whole message as JSON; numbers that are not finite become null."""
+    return msgspec.json.encode({**msgspec.to_builtins(message), "text": message.text})
+
+
+def mail(message: Message, sender: str, to: str) -> EmailMessage:
+    """Return the message as a mail."""
+    letter = EmailMessage()
+    letter["From"], letter["To"] = sender, to
+    letter["Subject"] = " ".join(message.title.split())
+    letter["Auto-Submitted"] = "auto-generated"
+    letter.set_content(message.text + "\n")
+    return letter
+
+
+def _marked(message: Message, most: int, bold: str, quote: Any) -> str:
+    """Return the message as marked-up text: the title in bold, and the end of the log in a code block."""
+    head = "\n".join([f"{bold}{quote(message.title)}{bold}", *map(quote, message.lines)])[:most]
+    log = quote("\n".join(message.tail)).replace(_FENCE, "'''")
+    room = most - len(head) - 2 * len(_FENCE) - 3
+    return f"{head}\n{_FENCE}\n{log[-room:]}\n{_FENCE}" if log and room > 0 else head
+
+
+def _slack(text: str) -> str:
+    """Return the text escaped for Slack, so that nothing in it becomes a mention or a link."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _card(message: Message) -> dict[str, Any]:
+    """Return the message as an adaptive card for workflows and connectors of Teams."""
+    log = "\n".join(message.tail)[-_TEAMS:]
+    blocks = [
+        _block(message.title, weight="Bolder", size="Medium"),
+        *(_block(line) for line in message.lines),
+        *([_block(log, fontType="Monospace")] if log else []),
+    ]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": blocks,
+    }
+    content = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return {"type": "message", "attachments": [content]}
+
+
+def _block(text: str, **more: str) -> dict[str, Any]:
+    """Return a text block of an adaptive card."""
+    return {"type": "TextBlock", "text": text, "wrap": True, **more}
 
 
 class NotDelivered(Exception):
@@ -77,7 +146,7 @@ def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
     """Post the message to the recipient's web address; raise NotDelivered."""
     headers = {"Content-Type": "application/json", "User-Agent": "launch"}
     headers["Idempotency-Key"] = f"{message.run}/{message.key}/{recipient.id}"
-    data = payload.body(recipient.kind, message)
+    data = body(recipient.kind, message)
     try:
         address, login = _without_login(recipient.address)
         request = urllib.request.Request(address, data, headers | login, method="POST")  # noqa: S310 - it is http(s)
@@ -142,7 +211,7 @@ def _by_mail(
     if sender is None:
         named = server.user if server is not None and server.user is not None and "@" in server.user else None
         sender = named or f"launch@{socket.gethostname() or 'localhost'}"
-    letter = payload.mail(message, sender, recipient.address)
+    letter = mail(message, sender, recipient.address)
     if server is None:
         _by_sendmail(letter, command_s)
         return
@@ -213,7 +282,7 @@ def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
 def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: float) -> None:
     """Run the recipient's command with the message as JSON on its stdin; raise NotDelivered."""
     words = {"LAUNCH_RUN_ID": message.run, "LAUNCH_NOTIFY": message.kind, "LAUNCH_NOTIFY_TITLE": message.title}
-    _run(argv, payload.as_json(message), folder, words, limit_s)
+    _run(argv, as_json(message), folder, words, limit_s)
 
 
 def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str], limit_s: float) -> None:

@@ -8,9 +8,9 @@ import pytest
 from run_folder import dead_process, of_another_machine
 
 from launcher import api
+from launcher.places.batch.cluster import mend
 from launcher.places.batch.hand_over import hand_over
 from launcher.places.batch.look import look
-from launcher.places.batch.mend import mend
 from launcher.places.slurm.queries.values import FIELD, ROW
 from launcher.places.slurm.queue import SlurmSystem
 from launcher.run.attempts import new_attempt, read_intent

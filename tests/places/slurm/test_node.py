@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from launcher.places.batch.batch import NodeAnswer
-from launcher.places.batch.job.drains import note_drains, watched_for_drains
+from launcher.places.batch.job.batch_process import note_drains, watched_for_drains
 from launcher.places.batch.job.on_node import requeue_if_first_node_down
 from launcher.places.gridengine.gridengine import GridEngineSystem
 from launcher.places.slurm.queue import SlurmSystem

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from launcher.supervisor.notify.delivery import body, mail
 from launcher.supervisor.notify.message import Message
-from launcher.supervisor.notify.payload import body, mail
 
 LONG = tuple(f"line {number} " + "x" * 200 for number in range(200))
 

@@ -8,11 +8,19 @@ start of the job.
 A start of the job claims the attempt that it was submitted for; a start after a requeue opens the next attempt, behind
 the fence. When an attempt ends and another is to follow, it follows in this allocation where that can be, else in the
 same job after a requeue, else in a new job. A run that has ended is never requeued.
+
+A scheduler does not inform a job about nodes that an administrator drains, as after `launch nodes drain`. So the batch
+process asks twice a minute about all nodes at once, if the run has a spare to move to.
 """
 
+import math
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -20,13 +28,11 @@ from typing import BinaryIO
 import msgspec
 
 from launcher.copies.memory.tier import close_tier
-from launcher.errors import Exit
-from launcher.places.batch.batch import BatchSystem, Fate, JobStart
+from launcher.errors import Exit, Unreachable
+from launcher.places.batch.batch import LIMIT_S, BatchSystem, Fate, JobStart
 from launcher.places.batch.cluster import queue_of
 from launcher.places.batch.hand_over import run_of_element
 from launcher.places.batch.job.claims import claim
-from launcher.places.batch.job.drains import watched_for_drains
-from launcher.places.batch.job.end_requests import JobEndRequests
 from launcher.places.batch.job.guard import HEARD
 from launcher.places.batch.job.next_job import NextJob
 from launcher.places.batch.job.nodes import with_allocated_hosts
@@ -34,14 +40,15 @@ from launcher.places.other_runs import OtherRuns
 from launcher.plan.model import Plan
 from launcher.plan.queueing import begun
 from launcher.run.attempts import newest, read_intent, read_plan
+from launcher.run.draining import ask_to_drain
 from launcher.run.durable import readable, write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import die_with, end_all, tagged_of_run
-from launcher.run.records import AttemptEnd, Handle
+from launcher.run.records import AttemptEnd, Handle, StopRequest
 from launcher.supervisor.__main__ import main
 from launcher.supervisor.agent_processes import AgentPlace
 from launcher.supervisor.allocation import Allocation
-from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end
+from launcher.supervisor.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
 from launcher.supervisor.strategy import Strategy
 from launcher.supervisor.waiting import Turn, Waiter
 from launcher.supervisor.wakeup import Wakeup
@@ -50,6 +57,106 @@ from launcher.supervisor.wakeup import Wakeup
 _OF_THIS_HOST = ("HOSTNAME", "ENVIRONMENT")
 _LOOK_S = 5.0
 _TOLD_WITHIN_S = 30.0  # time for notifications before the job of an ended run exits
+_DRAINS_LOOK_S = 30.0
+_MOST = 200  # characters of what an administrator gives as the reason
+_END_REQUESTS_LOOK_S = 2.0
+_EARLIEST_S = 120.0
+_ASK_S = 5.0
+
+
+class JobEndRequests:
+    """The requests to end an attempt in a batch job.
+
+    SIGTERM means that the nodes are taken now, one of the queue's warning signals that they soon will be, and
+    `stop.json` that a user cancels. The file is read every two seconds, in case the controller cannot deliver a signal.
+    """
+
+    def __init__(self, queue: BatchSystem, wakeup: Wakeup, attempt: AttemptDir, plan: Plan, job: str) -> None:
+        self._queue, self._wakeup, self._attempt, self._job = queue, wakeup, attempt, job
+        self._before_s = queue.warn_before_s(plan)
+        self._look_at = time.monotonic() + _END_REQUESTS_LOOK_S
+        self._limit_at = math.inf
+        self._kind = "limit"
+
+    def next_check(self) -> float | None:
+        """Return the moment at which to read the requests again."""
+        return min(self._look_at, self._limit_at)
+
+    def to_end(self) -> bool:
+        """Return True once the attempt is to end, after writing the reason to its folder."""
+        now = time.monotonic()
+        if self._wakeup.stop_asked:
+            ask_to_stop(self._attempt, "preempt")
+            return True
+        if self._wakeup.warned:
+            self._wakeup.warned = False
+            self._limit_at = now + self._time_left_s()
+        if now >= self._limit_at:
+            ask_to_stop(self._attempt, self._kind)
+            return True
+        if now >= self._look_at:
+            self._look_at = now + _END_REQUESTS_LOOK_S
+            return readable(self._attempt.stop, StopRequest) is not None
+        return False
+
+    def _time_left_s(self) -> float:
+        """Return the seconds until ranks should save; 0 means now, also if the scheduler does not answer.
+
+        A warning may come up to a minute early.
+        """
+        try:
+            jobs = self._queue.jobs([self._job], limit_s=_ASK_S)
+        except Unreachable:
+            return 0.0
+        ends_at = next((job.ends_at for job in jobs if job.ends_at is not None), None)
+        left_s = math.inf if ends_at is None else ends_at - time.time() - self._before_s
+        if left_s > _EARLIEST_S:  # it was no clock that sent the signal
+            self._kind = "preempt"
+            return 0.0
+        return max(0.0, left_s)
+
+
+@contextmanager
+def watched_for_drains(
+    queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float = _DRAINS_LOOK_S
+) -> Iterator[None]:
+    """Watch for drained nodes in a thread while the attempt runs, because a scheduler may answer slowly."""
+    if len(plan.nodes) <= plan.nodes_max:
+        yield
+        return
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(queue, attempt, plan, look_s, over), daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join(LIMIT_S)
+
+
+def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, over: threading.Event) -> None:
+    """Ask for drained nodes at intervals, until `over` is set."""
+    told = set[int]()
+    while not over.wait(look_s):
+        told |= note_drains(queue, attempt, plan, told)
+
+
+def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
+    """Ask the coordinator to drain nodes that the scheduler drains, besides those in `told`; return the new ones.
+
+    A node that is taken into use again gets no ranks until the next attempt. Nothing is new if the scheduler does not
+    answer.
+    """
+    hosts = {node.host: node.index for node in plan.nodes}
+    try:
+        words = queue.nodes([*hosts])
+    except Unreachable:
+        return set()
+    found = {hosts[host]: f"the scheduler says {word.text}"[:_MOST] for host, word in words.items() if word.drains}
+    new = {index: why for index, why in found.items() if index not in told}
+    if new:
+        ask_to_drain(attempt, new)
+    return set(new)
 
 
 class BatchSupervisor(Strategy):

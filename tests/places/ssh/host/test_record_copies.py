@@ -8,7 +8,7 @@ from run_folder import state_of
 
 from launcher.coordinator.effects import Record, Send
 from launcher.coordinator.history_copies import HistoryCopies
-from launcher.coordinator.holding import RestartHold
+from launcher.coordinator.server import RestartHold
 from launcher.errors import LaunchError
 from launcher.ids import new_token, role_secret
 from launcher.places.ssh.host.follower import TakeOver

@@ -10,7 +10,7 @@ import msgspec
 from run_folder import plan_of
 
 from launcher.coordinator import server
-from launcher.coordinator.holding import RestartHold
+from launcher.coordinator.server import RestartHold
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.node import __main__ as node_main
 from launcher.node import lifeline

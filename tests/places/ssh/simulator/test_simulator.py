@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from launcher.coordinator.holding import RestartHold
+from launcher.coordinator.server import RestartHold
 from launcher.places.ssh.host import leader
 from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.quorum.core import Opening, Voter
