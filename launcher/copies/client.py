@@ -14,14 +14,14 @@ import msgspec
 
 from launcher.copies import protocol
 from launcher.copies.bulk import Heard, Throttle, receive, receive_all, send_file
-from launcher.copies.files import ReplicaFiles, digest_of
+from launcher.copies.files import ReplicaFiles
 from launcher.copies.link import ReplicaLink, Unwilling
 from launcher.decoding import converted, decoder_of
 from launcher.run.durable import NOT_JSON
 from launcher.wire.frames import WireError
 from trainer.checkpoint_files.layout import MANIFEST
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
-from trainer.checkpoint_files.partial import Held
+from trainer.checkpoint_files.partial import Held, digest_of
 from trainer.errors import CheckpointDamaged
 
 _ON_DISK_S = 120.0  # from the last byte to the answer that it is durable

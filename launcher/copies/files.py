@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import xxhash
-
 from launcher.copies.protocol import Save
 from launcher.errors import LaunchError
 from trainer.checkpoint_files import partial
@@ -15,7 +13,7 @@ from trainer.checkpoint_files.catalog import entries
 from trainer.checkpoint_files.durable import hash_file, sync_folder
 from trainer.checkpoint_files.layout import Kind, bad_name, folder_name, is_data_name, waiting_name
 from trainer.checkpoint_files.manifest import FileEntry, Manifest, decode
-from trainer.checkpoint_files.partial import Held, order
+from trainer.checkpoint_files.partial import Held, digest_of, order
 from trainer.errors import CheckpointDamaged
 
 # Errors that mean that a checkpoint, or a file of it, is not here or is damaged.
@@ -187,11 +185,6 @@ class ReplicaFiles:
             return partial.read_manifest(self._folder, step, kind)
         except NOT_HERE:
             return None
-
-
-def digest_of(manifest: bytes) -> str:
-    """Return the digest of a manifest, which identifies a checkpoint."""
-    return xxhash.xxh3_128_hexdigest(manifest)
 
 
 def entry(manifest: Manifest, name: str) -> FileEntry:

@@ -12,7 +12,7 @@ from replication_lab import KEY, Pool, address, content, held, names, save_apart
 from launcher.copies import client
 from launcher.copies.choice import decide
 from launcher.copies.client import DiskFailed
-from launcher.copies.files import ReplicaFiles, digest_of
+from launcher.copies.files import ReplicaFiles
 from launcher.copies.link import linked
 from launcher.copies.protocol import LINE_BYTES, Save
 from launcher.copies.replication import NotBrought, NothingToLoad
@@ -22,6 +22,7 @@ from launcher.wire.messages import ReplicaAddress, Start
 from tests.sizes import SCALE, SEED
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import MANIFEST
+from trainer.checkpoint_files.partial import digest_of
 
 pytestmark = pytest.mark.nightly
 

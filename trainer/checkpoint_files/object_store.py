@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import xxhash
-
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.durable import make_folder, sync_folder
 from trainer.checkpoint_files.layout import MANIFEST, folder_name, parse_folder_name, waiting_name
@@ -202,12 +200,7 @@ class ObjectStore:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None  # it was pruned meanwhile
             raise
-        manifest = decode(data)
-        present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
-        missing = tuple(file.name for file in manifest.files if file.name not in present)
-        digest = xxhash.xxh3_128_hexdigest(data)
-        saved, attempt = manifest.saved_unix_s, manifest.attempt
-        return Held(manifest.step, "step", manifest.nonce, attempt, saved, name, True, digest, present, missing)
+        return Held.of(decode(data), data, sizes, name)
 
     def _names(self, path: str) -> list[str]:
         """Return the names below `path` in the store, or an empty list if there are none."""

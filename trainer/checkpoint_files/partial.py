@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -45,6 +45,24 @@ class Held:
     digest: str  # of the manifest, which is the same on all disks
     present: tuple[str, ...]
     missing: tuple[str, ...]  # or of another size
+
+    @classmethod
+    def of(
+        cls, manifest: Manifest, data: bytes, sizes: Mapping[str, int | None], folder: str, kind: Kind = "step", *,
+        committed: bool = True,
+    ) -> "Held":  # fmt: skip
+        """Return what files of these sizes are of the checkpoint with this manifest, whose encoded form is `data`."""
+        present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
+        missing = tuple(file.name for file in manifest.files if file.name not in present)
+        return cls(
+            manifest.step, kind, manifest.nonce, manifest.attempt, manifest.saved_unix_s, folder, committed,
+            digest_of(data), present, missing,
+        )  # fmt: skip
+
+
+def digest_of(manifest: bytes) -> str:
+    """Return the digest of an encoded manifest, which identifies a checkpoint."""
+    return xxhash.xxh3_128_hexdigest(manifest)
 
 
 def inventory(folder: Path) -> list[Held]:
@@ -167,19 +185,7 @@ def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
     kind, step = parsed or ("step", manifest.step)
     if manifest.step != step or not (parsed or manifest.apart):
         return None
-    present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
-    return Held(
-        step=step,
-        kind=kind,
-        nonce=manifest.nonce,
-        attempt=manifest.attempt,
-        saved_unix_s=manifest.saved_unix_s,
-        folder=path.name,
-        committed=parsed is not None,
-        digest=xxhash.xxh3_128_hexdigest(data),
-        present=present,
-        missing=tuple(file.name for file in manifest.files if file.name not in present),
-    )
+    return Held.of(manifest, data, sizes, path.name, kind, committed=parsed is not None)
 
 
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from launcher.copies import news
-from launcher.copies.files import ReplicaFiles, digest_of
+from launcher.copies.files import ReplicaFiles
 from launcher.copies.protocol import Save
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.remote.parallel import reasons
@@ -14,7 +14,7 @@ from launcher.run.durable import make_dir
 from trainer.checkpoint_files import partial
 from trainer.checkpoint_files.layout import Kind, folder_name
 from trainer.checkpoint_files.manifest import decode
-from trainer.checkpoint_files.partial import Held
+from trainer.checkpoint_files.partial import Held, digest_of
 from trainer.errors import CheckpointDamaged
 
 _PIECE = 1 << 20
