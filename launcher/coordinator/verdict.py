@@ -21,7 +21,7 @@ STOPS = {
     "preempt": "the cluster takes the nodes back",
     "limit": "the time limit of the cluster's job is near",
     "notice": "the host that coordinates the others is about to go",
-    RESTART: "another role of the run has started again",
+    RESTART: "the run's hosts or roles start again together",
 }
 
 

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -76,7 +77,8 @@ class AttemptOnHost:
     def open(self, *, again: bool = False) -> None:
         """Claim the attempt, so that no other process runs it here and no older one writes any more; raise Fenced.
 
-        With `again`, the process that had claimed it is gone.
+        With `again`, the process that had claimed it is gone, and a host that has voted for a newer attempt takes part
+        with its vote alone: the fence that it has raised keeps its agent out.
         """
         self.log_to()
         place = self.attempt.started if self.leads else self.attempt.node_started(self.index)
@@ -85,7 +87,8 @@ class AttemptOnHost:
         elif not claim_attempt(place):
             raise Fenced(f"attempt {self.attempt.number} of {self.run.path.name} has its supervisor already")
         self.register()
-        raise_fence(self.run, self.attempt.number)
+        with suppress(Fenced) if again else nullcontext():
+            raise_fence(self.run, self.attempt.number)
         if self.plan.roles:
             write_record(self.attempt.plan, self.plan)  # on a shared disk each host writes the very same
         for role in self.plan.roles:
@@ -94,11 +97,8 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """Prepare the next attempt on this disk: this host's own plan, on the hosts that its leader chose.
-        Raise Fenced.
-        """
+        """Prepare the next attempt on this disk: this host's own plan, on the hosts that its leader chose."""
         number = proposal.attempt
-        raise_fence(self.run, number)
         if self.plan.disks_apart:
             attempt = self.run.attempt(number)
             make_dir(attempt.path)

@@ -8,6 +8,7 @@ from functools import partial
 from math import inf
 
 from launcher.clock import WakingClock, boottime
+from launcher.coordinator.verdict import RESTART
 from launcher.errors import Exit
 from launcher.places.ssh.host.attempt_on_host import reseated
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
@@ -32,7 +33,7 @@ from launcher.run.patience import waiting_for_disks
 from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, RunState
 from launcher.states import Cause, State
 from launcher.supervisor.allocation import Allocation, StopSignal
-from launcher.supervisor.attempt_end import cut_short
+from launcher.supervisor.attempt_end import ask_to_stop, cut_short
 from launcher.supervisor.wakeup import Wakeup
 
 _AGAIN_S = 1.0
@@ -41,11 +42,12 @@ _HEAR_S = 1.0
 
 class HostWatch:
     """Watches the other hosts while this one leads: avoids those that fall silent, and informs late ones that
-    the attempt has begun.
+    the attempt has begun. `outvoted` is set once hosts wait for a newer attempt.
     """
 
-    def __init__(self, supervisor: SupervisorState, clock: Callable[[], float] = boottime) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: SupervisorState, wakeup: Wakeup, clock: Callable[[], float] = boottime) -> None:
+        self.outvoted = False
+        self._supervisor, self._wakeup = supervisor, wakeup
         self._clock = WakingClock(clock)  # what this process has slept through was no silence of theirs
         self._heard_at = dict.fromkeys(supervisor.rpc.others, self._clock.now())
         self._silent: frozenset[int] = frozenset()
@@ -76,6 +78,31 @@ class HostWatch:
         self._silent = silent
         if supervisor.plan.disks_apart:
             send_attempt(supervisor, there)
+            if not self.outvoted and is_outvoted(supervisor, there):
+                ask_to_stop(supervisor.attempt, RESTART)
+                self.outvoted = True
+                self._wakeup.wake()
+
+
+def is_outvoted(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> bool:
+    """Return whether no ranks have started in this attempt and one of these hosts has voted for a newer one: it takes
+    no records of this attempt, so that its agent would never find the coordinator.
+    """
+    last, number = readable(supervisor.run.state, RunState), supervisor.attempt.number
+    started = last is not None and last.attempt == number and last.generation > 0
+    return not started and any(one.voted_for > number for one in there.values())
+
+
+class LeaderStop(StopSignal):
+    """Requests the attempt's end on SIGTERM, or so that another attempt follows once this one is outvoted."""
+
+    def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None, hosts: HostWatch) -> None:
+        super().__init__(wakeup, attempt, before)
+        self._hosts = hosts
+
+    def to_end(self) -> bool:
+        """Return True once a stop was requested or the attempt is outvoted."""
+        return super().to_end() or self._hosts.outvoted
 
 
 def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
@@ -117,13 +144,13 @@ class Leader:
                 supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
                 voters=voters, copies=agent.copies,
             )  # fmt: skip
-        hearing = HostWatch(supervisor)
+        hearing = HostWatch(supervisor, self._wakeup)
         over = False
         try:
             while (left_s := supervisor.starts_from - boottime()) > 0 and not self._wakeup.stop_asked:
                 self._wakeup.wait(left_s)
             supervisor.coordinator_due_at = boottime()
-            stop = StopSignal(self._wakeup, supervisor.attempt, supervisor.here.before)
+            stop = LeaderStop(self._wakeup, supervisor.attempt, supervisor.here.before, hearing)
             ready = supervisor.ready
             end = Allocation(
                 supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent],

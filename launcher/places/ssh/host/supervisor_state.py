@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -199,9 +200,13 @@ class SupervisorState:
             self._alone.clear()
 
     def rejoin(self, said: OpenAttempt) -> None:
-        """Change to the running attempt, as its leader reports it; raise Fenced."""
+        """Change to the running attempt, as its leader reports it; the fence stays where this host has voted for a
+        newer one.
+        """
         with self._lock:
             if said.attempt > self.attempt.number:
+                with suppress(Fenced):
+                    raise_fence(self.run, said.attempt)
                 self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
             self.ballot.join(said)
         if said.attempt > self.attempt.number:
@@ -403,6 +408,7 @@ class SupervisorState:
         if why or self.ballot.voter.newest.attempt == said.attempt:
             return why
         if said.attempt > self.attempt.number:
+            raise_fence(self.run, said.attempt)
             self.here.prepare(said, self.first_nodes, attempt_token(self.secret, said.attempt))
         self.ballot.accept(said)
         if said.attempt <= self.attempt.number:

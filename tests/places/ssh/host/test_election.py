@@ -44,7 +44,7 @@ def spared(tmp_path):
 @pytest.mark.parametrize("frozen", [1, 2])
 def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_frozen(spared, frozen):
     spared.silent = {frozen}
-    hearing = HostWatch(spared.supervisors[0])
+    hearing = HostWatch(spared.supervisors[0], spared.wakeups[0])
     hearing.close()
     hearing.look()
     spared.lose(0)
@@ -56,7 +56,7 @@ def test_two_of_three_go_on_where_the_leader_was_lost_while_one_of_them_was_froz
 def test_a_host_is_avoided_once_for_each_time_that_it_falls_silent(tmp_path):
     spared = Table(tmp_path, lease_s=1.5)
     member, now = spared.supervisors[0], [0.0]
-    hearing = HostWatch(member, lambda: now[0])
+    hearing = HostWatch(member, spared.wakeups[0], lambda: now[0])
     hearing.close()
     told = [({2}, []), ({2}, ["host2"]), ({2}, []), (set(), []), ({2}, []), ({2}, ["host2"])]
     for silent, avoided in told:

@@ -16,7 +16,16 @@ from launcher.places.ssh.comeback import returning_supervisor as comeback
 from launcher.places.ssh.host import follower, host_supervisor, leader, presence, record_copies
 from launcher.places.ssh.host.follower import Follower, TakeOver
 from launcher.places.ssh.host.host_supervisor import QueueWatch
-from launcher.places.ssh.host.leader import HostWatch, Leader, avoid_silent, elect, enough, open_next, propose
+from launcher.places.ssh.host.leader import (
+    HostWatch,
+    Leader,
+    LeaderStop,
+    avoid_silent,
+    elect,
+    enough,
+    open_next,
+    propose,
+)
 from launcher.places.ssh.host.record_copies import RecordReplicator
 from launcher.places.ssh.host.supervisor_messages import (
     Agreed,
@@ -46,11 +55,11 @@ from launcher.run.durable import (
 from launcher.run.fence import fence, raise_fence
 from launcher.run.identity import boot_id, this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import AttemptEnd, Event, Exclusion, Intent, NodeState, ProcessId, RunState
+from launcher.run.records import AttemptEnd, Event, Exclusion, Intent, NodeState, ProcessId, RunState, StopRequest
 from launcher.spec.model import Budget, Recovery
 from launcher.states import Cause, State
 from launcher.supervisor.allocation import StopSignal
-from launcher.supervisor.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
+from launcher.supervisor.attempt_end import ask_to_stop, cancelled, first_state, is_cancelled, settle_end, write_end
 from launcher.wire.frames import proof_of
 
 ENDED = AttemptEnd(State.QUEUED, Cause.NODE_LOST, Exit.NODE_LOST, 0.0, "restart 1 of 20")
@@ -637,7 +646,7 @@ def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
     member = started_again(table, 2)
     member.rejoin(comeback.running_attempt(member))
     member.returning = False
-    hearing = HostWatch(leads)
+    hearing = HostWatch(leads, table.wakeups[0])
     hearing.close()
     hearing.look()
     assert member.status().accepted == 1
@@ -646,6 +655,32 @@ def test_a_voter_that_comes_back_counts_again_once_it_has_the_history(table):
     hearing.look()
     status = member.status()
     assert (status.accepted, status.settled, status.has_vote) == (2, True, True)
+
+
+@pytest.mark.parametrize(("voted_for", "generation", "restarts"), [(2, 0, True), (2, 1, False), (1, 0, False)])
+def test_a_leader_restarts_whose_hosts_have_voted_for_a_newer_attempt_before_ranks_start(
+    table, voted_for, generation, restarts
+):
+    """It waited for their agents, which could not find it, for five times `wait`."""
+    leads, member = table.supervisors[0], table.supervisors[2]
+    write_record(leads.run.state, msgspec.structs.replace(first_state(leads.plan, 1), generation=generation))
+    if voted_for > 1:
+        table.lose(0)
+        assert isinstance(table.said(2, table.vote(voted_for, 1)), Agreed)
+        table.silent = set()
+    leads.ready.began = True
+    member = started_again(table, 2)  # host 1 is lost before it opens the attempt, host 2 comes back
+    member.rejoin(comeback.running_attempt(member))
+    member.here.open(again=True)
+    member.returning, member.ready.gpus, table.silent = False, (), {1}
+    hearing = HostWatch(leads, table.wakeups[0])
+    hearing.close()
+    hearing.look()
+    assert LeaderStop(table.wakeups[0], leads.attempt, None, hearing).to_end() is restarts
+    assert (read_record(leads.attempt.stop, StopRequest) is not None) is restarts
+    if restarts:
+        assert settle_end(leads.run, leads.attempt, leads.plan, None).state is State.QUEUED
+        assert proposed(table, leads, [2], None) == 3
 
 
 def test_only_who_leads_says_what_goes_on_and_of_an_attempt_of_its_own(table):

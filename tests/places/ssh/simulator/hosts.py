@@ -37,7 +37,7 @@ from launcher.run.attempts import new_attempt, read_intent
 from launcher.run.durable import readable, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
-from launcher.run.records import AttemptEnd, ProcessId, RankExit
+from launcher.run.records import AttemptEnd, ProcessId, RankExit, StopRequest
 from launcher.spec.model import Budget, Recovery
 from launcher.supervisor import agent_processes, allocation
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, SupervisedLease
@@ -296,7 +296,8 @@ class SupervisedAgents(AgentProcesses):
         self._host.wakeup = wakeup
 
     def signal_first(self):
-        pass
+        if self._agents[0].pid is not None:
+            self._agents[0].agent.terminate()
 
     def end(self, standbys_of=()):
         self.end_now(self._agents)
@@ -322,6 +323,7 @@ class Agent(Process):
     def __init__(self, host, attempt, index, lease, slept):
         super().__init__(host.world, host, "agent")
         self.attempt, self.lease, self.slept, self.goes_on = attempt, lease, slept, False
+        self.line = None
         self.ranks = None  # (attempt, generation) of those that run
         self.start, self.opens, self.held, self.step = None, None, False, 0
         if host.agent is not None:
@@ -380,6 +382,16 @@ class Agent(Process):
         for work in (self.line.keep(self._introduce, self._obey), self._beat()):
             self.loop.create_task(work)
         return await self._over
+
+    def terminate(self):
+        """Take SIGTERM, as `NodeAgent` does once it has started."""
+        if self.line is None:
+            self.exit(15)
+        elif self.line.is_up:
+            request = readable(self.home.attempt.stop, StopRequest)
+            self.line.send(messages.StopAsked(self.home.node.index, request.kind))
+        else:
+            self.leave(Exit.PREEMPTED)
 
     def leave(self, code):
         self.end_ranks()

@@ -23,7 +23,7 @@ from tests.places.ssh.simulator.network import Network
 STORM_S, RETURNED_S = 30.0, 16.0
 FAULTS = [*3 * ["cut"], *2 * ["part", "suspend", "rank"], "power", "fsync", "crash", "agent"]
 GIVES_UP_S = LEASE_S + 6 * WAIT_S  # from the last fault that heals to `interrupted`, of a run without a quorum
-PROGRESS_S = GIVES_UP_S + 4 * LEASE_S  # and to the next steps of one that has a quorum: a leader may give up first
+PROGRESS_S = 4 * LEASE_S  # and to the next steps of one that has a quorum
 
 
 class Broken(AssertionError):

@@ -46,6 +46,11 @@ def test_a_pool_is_safe_in_any_storm_and_alive_after_it():
     assert not play_all(range(MOST_DAILY), LEAST), "too weak: none of these runs has come to that"
 
 
+@pytest.mark.parametrize("seed", [314363339])
+def test_a_leader_that_is_back_after_others_have_voted_goes_on_within_leases(seed):
+    play(seed)
+
+
 def test_a_seed_plays_the_same_run_again():
     assert play(3).trace == play(3).trace
 
