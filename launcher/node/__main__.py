@@ -133,6 +133,7 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
 async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
     """Close the agent first and the coordinator's records last; return the coordinator's exit code."""
     if host.ended.done():
+        agent.goes_on = host.goes_on
         agent.leave(Exit.OK)
     code = await working
     await host.close()

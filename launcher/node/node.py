@@ -138,7 +138,7 @@ class NodeAgent:
             await self._prober.close()
         await self._preparation.close()
         await asyncio.to_thread(self._sampler.close)
-        spared = (self._watchdog.lease.standby,) if code is Exit.LOST else ()
+        spared = (self._watchdog.lease.standby,) if code is Exit.LOST or self.goes_on else ()
         await asyncio.to_thread(end_all, lambda: descendants(os.getpid(), keep=spared))
         self._line.close()
         return code

@@ -127,11 +127,12 @@ class AgentProcess:
         return child.pid
 
     def died(self, status: int) -> None:
-        """Record that the process has ended; if it is to be restarted, take over the standby of its zygote if
-        there is one.
+        """Record that the process has ended, and take over the standby of its zygote if it has left one.
+
+        An agent that leaves ends its standby itself, unless another attempt follows.
         """
         self.pid, self.last = None, status
-        if self.gate is not None and comes_back(status) and not self.leads:
+        if self.gate is not None and not self.leads:
             self.place = AgentPlace.standby_at(self.gate)
         if self.place is not None:
             self.gate = None

@@ -171,6 +171,26 @@ def test_after_the_death_of_an_agent_nothing_is_imported_again(lab, undisturbed,
 
 
 @pytest.mark.daily
+def test_after_an_attempt_that_the_coordinator_ends_nothing_is_imported_again(lab, undisturbed, imports_once):
+    wanted = undisturbed(world_nodes=2, steps=STEPS)
+    (words, imports), goes = imports_once, lab.project.parent / "goes"
+    notice = f"notice: {{command: [sh, -c, 'test $LAUNCH_NODE = 0 && test -e {goes}'], lead: 45s}}\n"
+    resources = "nodes: 2\nranks_per_node: 2"
+    run = lab.submit(lab.chain(args=f"steps: {STEPS}", resources=resources, more=notice, hold=STEPS - 1), *words)
+    lab.until_step(run, 7)
+    standbys = [standby_of(lab, run, node) for node in (0, 1)]
+    goes.touch()
+    lab.until("the next attempt", lambda: lab.read_state(run)["attempt"] == 2)
+    goes.unlink()
+    lab.let_go()
+    status = lab.wait(run)
+    assert (status["fingerprint"], status["attempt"]) == (wanted, 2)
+    assert [lab.agent_pid(run, node, attempt=2) for node in (0, 1)] == standbys
+    assert imports.read_text() == "!!", "once on each node"
+    lab.until("the end of all", lambda: not lab.processes())
+
+
+@pytest.mark.daily
 @pytest.mark.parametrize("fate", ["killed", "cancelled"])
 def test_standbys_that_wait_for_the_next_attempt_end_with_their_supervisor(lab, undisturbed, imports_once, fate):
     """The attempt before made no progress, so the next one begins after a while."""

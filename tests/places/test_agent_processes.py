@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from launcher.clock import lease_of_places, lease_of_ranks
-from launcher.errors import Exit
 from launcher.node.ranks.lease import AfterSuspend, Lease
 from launcher.run.processes import become_subreaper, descendants, end_all, runs
 from launcher.supervisor.agent_processes import AgentProcess, FrozenWatch, SupervisedLease
@@ -171,11 +170,12 @@ def test_a_standby_that_nobody_needs_ends(with_a_zygote, why):
     _, standby, _ = said(1)
     agent, gate = one.pid, one.gate
     os.kill(agent, signal.SIGKILL)
-    os.waitpid(agent, 0)
+    _, status = os.waitpid(agent, 0)
     if why == "its supervisor ends":
         gate.close()
     else:
-        one.died(Exit.OK)
+        one.leads = True
+        one.died(status)
     assert os.waitpid(standby, 0) == (standby, 0)
 
 
