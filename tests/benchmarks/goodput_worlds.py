@@ -24,19 +24,7 @@ from ssh_desk import Desk, is_of_a_login
 
 from launcher.run.processes import end_all
 from tests.chaos.schedule import Kind
-from tests.chaos.worlds import (
-    CAUSES,
-    CUTS,
-    SETTINGS,
-    Local,
-    Pool,
-    SmallPool,
-    World,
-    frozen,
-    killed,
-    rank_signal,
-    strike,
-)
+from tests.chaos.worlds import CAUSES, CUTS, SETTINGS, Local, Pool, SmallPool, World, faults_of, killed, strike
 
 HERE = Path(__file__).parent
 SCRIPT = "goodput_steps.py"
@@ -178,13 +166,7 @@ class LaunchedThere(Launched, Pool):
 class Peer(Side):
     """Loops in a shell, one for each node."""
 
-    faults: ClassVar[Any] = {
-        "kill-rank": rank_signal(signal.SIGKILL),
-        "stop-rank": rank_signal(signal.SIGSTOP),
-        "kill-agent": killed("agent"),
-        "freeze-agent": frozen("agent"),
-        **CUTS,
-    }
+    faults: ClassVar[Any] = faults_of(("kill-rank", "stop-rank", "kill-agent", "freeze-agent", *CUTS))
     loops = ()
 
     def begin(self, every):

@@ -1,7 +1,6 @@
 """Schedules: what a seed draws, as a line and back, and the shortest one that still fails."""
 
 from tests.chaos.schedule import Kind, drawn, parse, shrunk, written
-from tests.chaos.worlds import Local, LonelyLocal, LonelyPool, Pool, Slurm
 
 KINDS = {"kill": Kind(3), "power": Kind(1, most=1, lasts_s=(5.0, 20.0))}
 
@@ -35,10 +34,3 @@ def test_the_shortest_that_fails():
     needed = {schedule[3], schedule[17]}
     assert shrunk(schedule, lambda one: needed <= set(one)) == (schedule[3], schedule[17])
     assert shrunk(schedule, lambda one: True) in [(one,) for one in schedule]
-
-
-def test_every_kind_of_fault_can_be_done():
-    for world in (Local, Pool, Slurm):
-        assert world.kinds.keys() == world.faults.keys()
-    for world in (LonelyLocal, LonelyPool):
-        assert world.kinds.keys() <= world.faults.keys()

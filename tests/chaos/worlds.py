@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -254,9 +254,6 @@ def wrong_clock(world: "World", target: int) -> Iterator[bool]:
     shift.unlink(missing_ok=True)
 
 
-# -- this machine
-
-
 @contextlib.contextmanager
 def full_disk(world: World, target: int) -> Iterator[bool]:
     """Fill the disk on which a node has the run; one that is large is left alone."""
@@ -284,6 +281,160 @@ def starved(world: World, target: int) -> Iterator[bool]:
             strike(pid, signal.SIGCONT)
 
 
+# -- faults of hosts, and of nodes of a cluster
+
+
+def node_of(world: World, target: int) -> Node:
+    """A node that has something of the run."""
+    used = [node for node in world.machines if node.up and node.started()]
+    return (used or list(world.machines))[target % len(used or world.machines)]
+
+
+@contextlib.contextmanager
+def no_power(world: World, target: int) -> Iterator[bool]:
+    node = node_of(world, target)
+    node.power_off()
+    yield True
+    node.power_on()
+
+
+def cut_off(how: Cut) -> Fault:
+    @contextlib.contextmanager
+    def fault(world: World, target: int) -> Iterator[bool]:
+        node = node_of(world, target)
+        if node.up:
+            node.cut(how)
+        yield node.up
+        node.mend()
+
+    return fault
+
+
+@contextlib.contextmanager
+def cut_pair(world: World, target: int) -> Iterator[bool]:
+    """Cut the network between two nodes; all other pairs stay connected."""
+    node, other = random.Random(target).sample(list(world.machines), 2)
+    if node.up:
+        node.cut(Cut.BOTH, peers=[other])
+    yield node.up
+    node.mend()
+
+
+@contextlib.contextmanager
+def split(world: World, target: int) -> Iterator[bool]:
+    """The nodes fall into two sides of any shape that do not hear each other, and hear everybody else."""
+    nodes = list(world.machines)
+    side = 1 + target % (2 ** (len(nodes) - 1) - 1)  # as bits; the last node is always on the other side
+    here = [node for at, node in enumerate(nodes) if side >> at & 1]
+    there = [node for node in nodes if node not in here]
+    live = [node for node in here if node.up]
+    for node in live:
+        node.cut(Cut.BOTH, peers=there)
+    yield bool(live)
+    for node in live:
+        node.mend()
+
+
+@contextlib.contextmanager
+def damaged_file(world: World, target: int) -> Iterator[bool]:
+    """A byte of a host's newest checkpoint is another one, and its rank is killed, as only a start reads checkpoints:
+    stopped before, as it would soon have saved a newer one."""
+    assert isinstance(world, Pool)
+    found = world.newest_ranks()
+    rank = found[target % len(found)] if found else None
+    if rank is None or not world.strike_rank(rank, signal.SIGSTOP):
+        yield False
+        return
+    damaged = world.damage(rank)
+    yield world.strike_rank(rank, signal.SIGKILL if damaged else signal.SIGCONT) and damaged
+
+
+# -- faults of a Slurm cluster
+
+
+@contextlib.contextmanager
+def no_controller(world: World, target: int) -> Iterator[bool]:
+    assert isinstance(world, Slurm)
+    try:
+        world.slurm.save_state()
+    except LabError:  # it does not answer, for another fault: in a moment it can be hit
+        yield False
+        return
+    world.slurm.stop_controller()
+    yield True
+    world.slurm.start_controller()
+
+
+@contextlib.contextmanager
+def frozen_controller(world: World, target: int) -> Iterator[bool]:
+    assert isinstance(world, Slurm)
+    world.slurm.freeze_controller()
+    yield True
+    world.slurm.thaw_controller()
+
+
+@contextlib.contextmanager
+def preempted(world: World, target: int) -> Iterator[bool]:
+    """A job of higher priority takes all nodes for a second."""
+    assert isinstance(world, Slurm)
+    words = ("--partition=urgent", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 1")
+    yield world.slurm.run("sbatch", *words).returncode == 0
+
+
+@contextlib.contextmanager
+def requeued(world: World, target: int) -> Iterator[bool]:
+    assert isinstance(world, Slurm)
+    jobs = world.slurm.run("squeue", "--noheader", "--states=R", "--format=%i").stdout.split()
+    yield bool(jobs) and world.slurm.run("scontrol", "requeue", jobs[0]).returncode == 0
+
+
+@contextlib.contextmanager
+def no_munge(world: World, target: int) -> Iterator[bool]:
+    """Freeze munged, so that Slurm cannot authenticate anybody, and continue it afterwards."""
+    assert isinstance(world, Slurm)
+    world.slurm.control.signal("munged", signal.SIGSTOP)
+    yield True
+    world.slurm.control.signal("munged", signal.SIGCONT)
+
+
+CUTS: dict[str, Fault] = {
+    "cut-both": cut_off(Cut.BOTH),
+    "cut-in": cut_off(Cut.IN),
+    "cut-out": cut_off(Cut.OUT),
+    "cut-link": cut_off(Cut.LINK),
+    "cut-pair": cut_pair,
+    "split": split,
+    "reset": cut_off(Cut.RESET),
+    "loss": cut_off(Cut.LOSS),
+}
+FAULTS: dict[str, Fault] = CUTS | {
+    "kill-rank": rank_signal(signal.SIGKILL),
+    "stop-rank": rank_signal(signal.SIGSTOP),
+    **{f"kill-{what}": killed(what) for what in ("agent", "batch", "guard", "standby", "supervisor", "zygote")},
+    **{f"freeze-{what}": frozen(what) for what in ("agent", "supervisor", "zygote")},
+    "freeze-both": frozen_with_guard,
+    "full-disk": full_disk,
+    "starve": starved,
+    "clock": wrong_clock,
+    "record": harmed_record,
+    "damage": damaged_file,
+    "power": no_power,
+    "preempt": preempted,
+    "requeue": requeued,
+    "no-controller": no_controller,
+    "freeze-controller": frozen_controller,
+    "no-munge": no_munge,
+}
+
+
+def faults_of(kinds: Iterable[str]) -> dict[str, Fault]:
+    """Return how each of these kinds of fault is done."""
+    return {name: FAULTS[name] for name in kinds}
+
+
+# -- this machine
+
+
 class Local(World):
     kinds: ClassVar = {
         "kill-rank": Kind(4),
@@ -301,22 +452,7 @@ class Local(World):
         "clock": Kind(1, lasts_s=(2.0, 20.0)),
         "record": Kind(1),
     }
-    faults: ClassVar = {
-        "kill-rank": rank_signal(signal.SIGKILL),
-        "stop-rank": rank_signal(signal.SIGSTOP),
-        "kill-agent": killed("agent"),
-        "freeze-agent": frozen("agent"),
-        "freeze-both": frozen_with_guard,
-        "kill-guard": killed("guard"),
-        "kill-zygote": killed("zygote"),
-        "kill-standby": killed("standby"),
-        "freeze-zygote": frozen("zygote"),
-        "freeze-supervisor": frozen("supervisor"),
-        "full-disk": full_disk,
-        "starve": starved,
-        "clock": wrong_clock,
-        "record": harmed_record,
-    }
+    faults: ClassVar = faults_of(kinds)
     own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "supervisor": b"local_supervisor:"}
     clock_names = ("0", "1")
     preload = "[decimal]"  # with nothing to import a zygote leaves no standby
@@ -410,91 +546,11 @@ def local_world(folder: Path, kind: type[World] = Local) -> Iterator[World]:
 # -- hosts of a pool
 
 
-def node_of(world: World, target: int) -> Node:
-    """A node that has something of the run."""
-    used = [node for node in world.machines if node.up and node.started()]
-    return (used or list(world.machines))[target % len(used or world.machines)]
-
-
-@contextlib.contextmanager
-def no_power(world: World, target: int) -> Iterator[bool]:
-    node = node_of(world, target)
-    node.power_off()
-    yield True
-    node.power_on()
-
-
-def cut_off(how: Cut) -> Fault:
-    @contextlib.contextmanager
-    def fault(world: World, target: int) -> Iterator[bool]:
-        node = node_of(world, target)
-        if node.up:
-            node.cut(how)
-        yield node.up
-        node.mend()
-
-    return fault
-
-
-@contextlib.contextmanager
-def cut_pair(world: World, target: int) -> Iterator[bool]:
-    """Cut the network between two nodes; all other pairs stay connected."""
-    node, other = random.Random(target).sample(list(world.machines), 2)
-    if node.up:
-        node.cut(Cut.BOTH, peers=[other])
-    yield node.up
-    node.mend()
-
-
-@contextlib.contextmanager
-def split(world: World, target: int) -> Iterator[bool]:
-    """The nodes fall into two sides of any shape that do not hear each other, and hear everybody else."""
-    nodes = list(world.machines)
-    side = 1 + target % (2 ** (len(nodes) - 1) - 1)  # as bits; the last node is always on the other side
-    here = [node for at, node in enumerate(nodes) if side >> at & 1]
-    there = [node for node in nodes if node not in here]
-    live = [node for node in here if node.up]
-    for node in live:
-        node.cut(Cut.BOTH, peers=there)
-    yield bool(live)
-    for node in live:
-        node.mend()
-
-
-WIRES = {
-    "cut-both": Kind(1, lasts_s=(1.0, 15.0)),
-    "cut-in": Kind(1, lasts_s=(1.0, 15.0)),
-    "cut-out": Kind(1, lasts_s=(1.0, 15.0)),
-    "cut-link": Kind(1, lasts_s=(1.0, 15.0)),
-    "cut-pair": Kind(1, lasts_s=(1.0, 15.0)),
+WIRES = dict.fromkeys(("cut-both", "cut-in", "cut-out", "cut-link", "cut-pair"), Kind(1, lasts_s=(1.0, 15.0))) | {
     "split": Kind(2, lasts_s=(1.0, 30.0)),
     "reset": Kind(1, lasts_s=(0.5, 5.0)),
     "loss": Kind(1, lasts_s=(2.0, 20.0)),
 }
-CUTS: dict[str, Fault] = {
-    "cut-both": cut_off(Cut.BOTH),
-    "cut-in": cut_off(Cut.IN),
-    "cut-out": cut_off(Cut.OUT),
-    "cut-link": cut_off(Cut.LINK),
-    "cut-pair": cut_pair,
-    "split": split,
-    "reset": cut_off(Cut.RESET),
-    "loss": cut_off(Cut.LOSS),
-}
-
-
-@contextlib.contextmanager
-def damaged_file(world: World, target: int) -> Iterator[bool]:
-    """A byte of a host's newest checkpoint is another one, and its rank is killed, as only a start reads checkpoints:
-    stopped before, as it would soon have saved a newer one."""
-    assert isinstance(world, Pool)
-    found = world.newest_ranks()
-    rank = found[target % len(found)] if found else None
-    if rank is None or not world.strike_rank(rank, signal.SIGSTOP):
-        yield False
-        return
-    damaged = world.damage(rank)
-    yield world.strike_rank(rank, signal.SIGKILL if damaged else signal.SIGCONT) and damaged
 
 
 class Pool(World):
@@ -515,21 +571,7 @@ class Pool(World):
         "record": Kind(1),
         **WIRES,
     }
-    faults: ClassVar = {
-        "kill-rank": rank_signal(signal.SIGKILL),
-        "stop-rank": rank_signal(signal.SIGSTOP),
-        "kill-agent": killed("agent"),
-        "kill-guard": killed("guard"),
-        "freeze-agent": frozen("agent"),
-        "freeze-both": frozen_with_guard,
-        "freeze-supervisor": frozen("supervisor"),
-        "damage": damaged_file,
-        "kill-supervisor": killed("supervisor"),
-        "power": no_power,
-        "clock": wrong_clock,
-        "record": harmed_record,
-        **CUTS,
-    }
+    faults: ClassVar = faults_of(kinds)
     own: ClassVar = {"agent": b"launcher.node\0", "zygote": b"zygote.py", "supervisor": b"ssh.host.host_supervisor"}
     script = APART
     ranks = 1
@@ -580,7 +622,7 @@ class SmallPool(Pool):
     disk_size = "256m"
     resumed_by_hand = frozenset({"interrupted", "lost"})  # all hosts may be without power at once
     kinds: ClassVar = {**Pool.kinds, "power": Kind(5, lasts_s=(5.0, 20.0)), "full-disk": Kind(5, lasts_s=(0.5, 10.0))}
-    faults: ClassVar = {**Pool.faults, "full-disk": full_disk}
+    faults: ClassVar = faults_of(kinds)
 
 
 class LonelyPool(Pool):
@@ -614,51 +656,6 @@ def pool_world(folder: Path, hosts: HostLab, kind: type[Pool] = Pool) -> Iterato
 # -- a Slurm cluster
 
 
-@contextlib.contextmanager
-def no_controller(world: World, target: int) -> Iterator[bool]:
-    assert isinstance(world, Slurm)
-    try:
-        world.slurm.save_state()
-    except LabError:  # it does not answer, for another fault: in a moment it can be hit
-        yield False
-        return
-    world.slurm.stop_controller()
-    yield True
-    world.slurm.start_controller()
-
-
-@contextlib.contextmanager
-def frozen_controller(world: World, target: int) -> Iterator[bool]:
-    assert isinstance(world, Slurm)
-    world.slurm.freeze_controller()
-    yield True
-    world.slurm.thaw_controller()
-
-
-@contextlib.contextmanager
-def preempted(world: World, target: int) -> Iterator[bool]:
-    """A job of higher priority takes all nodes for a second."""
-    assert isinstance(world, Slurm)
-    words = ("--partition=urgent", "--nodes=4", "--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 1")
-    yield world.slurm.run("sbatch", *words).returncode == 0
-
-
-@contextlib.contextmanager
-def requeued(world: World, target: int) -> Iterator[bool]:
-    assert isinstance(world, Slurm)
-    jobs = world.slurm.run("squeue", "--noheader", "--states=R", "--format=%i").stdout.split()
-    yield bool(jobs) and world.slurm.run("scontrol", "requeue", jobs[0]).returncode == 0
-
-
-@contextlib.contextmanager
-def no_munge(world: World, target: int) -> Iterator[bool]:
-    """Freeze munged, so that Slurm cannot authenticate anybody, and continue it afterwards."""
-    assert isinstance(world, Slurm)
-    world.slurm.control.signal("munged", signal.SIGSTOP)
-    yield True
-    world.slurm.control.signal("munged", signal.SIGCONT)
-
-
 class Slurm(World):
     kinds: ClassVar = {
         "kill-rank": Kind(4),
@@ -677,23 +674,7 @@ class Slurm(World):
         "record": Kind(1),
         **WIRES,
     }
-    faults: ClassVar = {
-        "kill-rank": rank_signal(signal.SIGKILL),
-        "stop-rank": rank_signal(signal.SIGSTOP),
-        "kill-agent": killed("agent"),
-        "kill-guard": killed("guard"),
-        "freeze-agent": frozen("agent"),
-        "kill-batch": killed("batch"),
-        "power": no_power,
-        "preempt": preempted,
-        "requeue": requeued,
-        "no-controller": no_controller,
-        "freeze-controller": frozen_controller,
-        "no-munge": no_munge,
-        "clock": wrong_clock,
-        "record": harmed_record,
-        **CUTS,
-    }
+    faults: ClassVar = faults_of(kinds)
     own: ClassVar = {"agent": b"launcher.node\0", "batch": b"job.batch_process:"}
     where = ("--on", "slurm")
 
