@@ -36,7 +36,9 @@ _OPEN = (AttemptPhase.STARTING, AttemptPhase.RUNNING, AttemptPhase.COPYING)
 
 @dataclass(slots=True)
 class Closing:
-    """The closing of a generation: why, which nodes still have to answer `Stopped`, and when they are given up."""
+    """The closing of a generation: its reason, the nodes that have not yet answered `Stopped`, and the time limit for
+    their answers.
+    """
 
     verdict: Verdict | None  # None: to be found among the exits
     graceful: bool  # the attempt ends with it
@@ -47,7 +49,7 @@ class Closing:
 
 @dataclass(slots=True)
 class Joining:
-    """The ranks that are started on additional nodes while the others train, to be part of the next generation."""
+    """The start of ranks on additional nodes, which join the next generation while the present ranks train on."""
 
     generation: Generation  # the next one
     newcomers: set[int]  # its members that have no part in the open one
@@ -58,7 +60,7 @@ class Joining:
 
 @dataclass(slots=True)
 class Awaited:
-    """A wait for absent nodes, because no checkpoint is complete on the nodes that are present."""
+    """A wait for absent nodes, which may have a complete checkpoint that no present node has."""
 
     verdict: Verdict
     here: set[int]  # who was here when that was found
@@ -123,26 +125,26 @@ class Attempt:
 
     @property
     def current(self) -> Generation:
-        """Return the open or newest generation; there must be one."""
+        """Return the open or newest generation; raise an error if none was opened yet."""
         if self.generation is None:
             raise AssertionError("no generation has been opened")
         return self.generation
 
     def outvoted(self) -> tuple[int, int] | None:
-        """Return how many voters still follow this coordinator and how many there are, if the others could elect
-        another leader; else None.
+        """Return (voters that still follow this coordinator, all voters) if the other voters could elect another
+        leader, else None.
 
-        All nodes count, members of the generation or not, as any of them may have been cut off.
+        All nodes count, whether they have ranks or not, as any of them may have been cut off.
         """
         return self.nodes.quorum_shortfall(self.nodes.followers(self.mono))
 
     def next_number(self) -> int:
-        """Return the number of a new generation."""
+        """Return the number that the next generation will have."""
         self._numbered += 1
         return self._numbered
 
     def is_current(self, number: int) -> bool:
-        """Return whether the open or newest generation has this number."""
+        """Return whether `number` is the number of the open or newest generation."""
         return self.generation is not None and number == self.generation.number
 
     def state(self, now: Now, *, ended: bool = True) -> RunState:

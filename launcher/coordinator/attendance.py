@@ -23,8 +23,8 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An agent that has joined: its node, whether its ranks may continue, and the loss of the agent before it,
-    if any.
+    """An agent that has joined: its node, whether its ranks may continue, and the loss of the node's previous agent, if
+    any.
     """
 
     node: KnownNode
@@ -33,7 +33,7 @@ class Arrival:
 
 
 class Attendance:
-    """Keeps the leases of all agents and decides when one counts as lost."""
+    """The leases of all agents, from which follows when an agent counts as lost."""
 
     def __init__(self, nodes: NodeTable, lease_s: float, ledger: Ledger) -> None:
         self._nodes = nodes
@@ -41,9 +41,9 @@ class Attendance:
         self._ledger = ledger
 
     def arrive(self, join: Join) -> Arrival | None:
-        """Register an agent that joins, for the first time or again; return None if the plan has no such node.
+        """Register an agent that joins or joins again; return None if the plan has no such node.
 
-        Ranks that it may still run are handled by the caller.
+        The caller handles the ranks that the agent may still run.
         """
         node = self._nodes.get(join.node)
         if node is None:
@@ -66,8 +66,8 @@ class Attendance:
         return Arrival(node, carries_on, loss)
 
     def renew_lease(self, node: KnownNode) -> bool:
-        """Renew the lease of a connected agent; return True if it had counted as lost, so that its old ranks must be
-        stopped.
+        """Renew the lease of a connected agent; return True if the agent had counted as lost, so that its old ranks
+        must be stopped.
         """
         thawed = node.link is Presence.LOST
         if thawed:
@@ -79,7 +79,7 @@ class Attendance:
         return thawed
 
     def disconnect(self, index: int) -> None:
-        """Mark the node's agent as unreachable; it counts as lost only once its lease has expired."""
+        """Mark the node's agent as unreachable; the agent counts as lost only once its lease has expired."""
         node = self._nodes.get(index)
         if node is None or node.link is not Presence.UP:
             return
@@ -90,7 +90,7 @@ class Attendance:
         self._ledger.record("agent_unknown", text, node=index)
 
     def mark_dead(self, death: ProvenDead) -> Iterator[Loss]:
-        """Mark the agent that was last connected from this node as dead, and yield each loss that follows from it."""
+        """Mark the agent that was last connected from the node in `death` as dead, and yield each loss that follows."""
         node = self._nodes.get(death.node)
         if node is None or (node.link is Presence.UP and node.stale_agent is None):
             return  # about an agent before this one, whose end has been dealt with
@@ -104,7 +104,9 @@ class Attendance:
         self._nodes.settle(node)
 
     def expire_leases(self) -> Iterator[Loss]:
-        """Yield a loss for each lease that has expired; a node may have two, as its stale agent has one of its own."""
+        """Yield a loss for each lease that has expired; a node may have two leases, its agent's and its stale
+        agent's.
+        """
         evidence = f"no heartbeat for {self._lease_s:g} s"
         while overdue := self._nodes.overdue(self._ledger.mono):
             for node in overdue:
@@ -112,7 +114,7 @@ class Attendance:
                 self._nodes.settle(node)
 
     def _replace(self, node: KnownNode, join: Join) -> Loss | None:
-        """Handle a new agent on a node that had another one; return the loss of the previous agent if its death is
+        """Handle a new agent on a node that had another agent; return the loss of the previous agent if its death is
         proven.
         """
         before, process, loss = node.process, join.process, None
@@ -133,18 +135,20 @@ class Attendance:
         return loss
 
     def _lose(self, node: KnownNode, evidence: str) -> Loss:
-        """Mark the node as lost, record that, and return its loss."""
+        """Mark the node as lost, record the loss as an event, and return it."""
         node.link, node.ready, node.lost_at, node.returns_by = Presence.LOST, False, self._ledger.mono, 0.0
         node.given_up = max(node.given_up, node.holds)
         return self._loss(node, f"node {node.index} is lost: {evidence}", evidence, node.holds)
 
     def _lose_stale_agent(self, node: KnownNode, evidence: str) -> Loss:
-        """Mark the ranks of the node's previous agent as given up, record that, and return its loss."""
+        """Mark the ranks of the node's previous agent as given up, record the loss as an event, and return it."""
         self._nodes.forget_stale_agent(node)
         held, node.given_up, node.holds = node.holds, max(node.given_up, node.holds), 0
         return self._loss(node, f"the agent that node {node.index} had before is gone: {evidence}", evidence, held)
 
     def _loss(self, node: KnownNode, text: str, evidence: str, held: int) -> Loss:
-        """Record the event `agent_lost` and return the loss."""
+        """Record the event `agent_lost` and return the loss; `held` is the generation of the agent's ranks, 0
+        for none.
+        """
         self._ledger.record("agent_lost", text, node=node.index, cause=Cause.NODE_LOST, evidence=evidence)
         return Loss(node.index, held, text, evidence)

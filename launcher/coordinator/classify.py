@@ -70,8 +70,8 @@ def finished(end: RankExit) -> bool:
 
 
 def fenced(end: RankExit) -> bool:
-    """Return True if the rank stopped because a newer start owns the checkpoints; this is no failure and no restart
-    follows.
+    """Return True if the rank stopped because a newer attempt owns the checkpoints, which is no failure and leads to no
+    restart.
     """
     return end.fenced and not end.done
 
@@ -79,7 +79,7 @@ def fenced(end: RankExit) -> bool:
 def classify(end: RankExit) -> Cause:
     """Return the cause of one rank's failure.
 
-    Exit code 75 counts as a preemption only if the rank was asked to stop, as a program may use it for anything.
+    Exit code 75 counts as a preemption only if the rank was asked to stop, as a program may use that code for anything.
     """
     text = end.error or ""
     if end.hung:
@@ -102,7 +102,7 @@ def classify(end: RankExit) -> Cause:
 
 
 def error_kind(end: RankExit) -> ErrorKind:
-    """Return the kind of a user error, from which the recovery policy decides whether a restart could help."""
+    """Return the kind of a user error; the recovery policy decides by the kind whether a restart could help."""
     names = {_type_name(one.line) for one in end.raised or (Raised(end.error or ""),)} - {""}
     if names & PASSING:
         return ErrorKind.PASSING
@@ -114,8 +114,8 @@ def error_kind(end: RankExit) -> ErrorKind:
 
 
 def _type_name(line: str) -> str:
-    """Return the bare type name, such as `ReadTimeout` of `requests.exceptions.ReadTimeout: ...`, or "" if there is
-    none.
+    """Return the bare name of the exception type that begins the line, such as `ReadTimeout` of
+    `requests.exceptions.ReadTimeout: ...`, or "" if the line begins with none.
     """
     found = _TYPE.match(line)
     return re.split(r"\.|::", found[0])[-1] if found else ""
@@ -140,12 +140,12 @@ def _is_of_a_peer(raised: Raised) -> bool:
 
 
 def culprit(exits: Sequence[RankExit]) -> RankExit:
-    """Return the exit to name as the cause: the first rank that failed by itself; of ranks that failed alike, the
-    lowest.
+    """Return the exit to report as the cause: that of the first rank that failed by itself, or of the lowest rank that
+    failed in the same way.
 
-    A rank that failed only because another did, or because it was asked to stop, is not to blame. Which of several
-    equal failures is reported first is chance, so the lowest rank is named: then the same failure names the same rank
-    each time.
+    A rank that failed only because another rank did, or because it was asked to stop, is not the culprit. Which of
+    several equal failures is reported first is chance, so the lowest rank is named: then the same failure names the
+    same rank each time.
     """
     failures = [end for end in exits if failed(end)] or list(exits)
     own = (end for end in failures if not end.stopping and classify(end) is not Cause.COMMUNICATION)
@@ -154,7 +154,7 @@ def culprit(exits: Sequence[RankExit]) -> RankExit:
 
 
 def _is_like(end: RankExit, first: RankExit) -> bool:
-    """Return whether this rank failed in the same way as `first`, by its own doing."""
+    """Return whether the rank of `end` failed in the same way as the rank of `first`, and by its own doing."""
     by_itself = not end.stopping or (end.code is not None and end.error is not None)
     return by_itself and _MANNER(end) == _MANNER(first)
 
@@ -218,5 +218,5 @@ def _why(end: RankExit, cause: Cause) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return the text with all whitespace collapsed, at most 500 characters of it."""
+    """Return the first 500 characters of the text, with all whitespace collapsed."""
     return " ".join(text.split())[:500]

@@ -21,19 +21,23 @@ _MOST_IN_A_ROW = 4  # kills without a step in between that are gone through in p
 
 
 class Aftermath:
-    """Carries out what the recovery policy chooses after a failure, and ends the attempt."""
+    """The part of the coordinator that carries out what the recovery policy chooses after a failure, and ends the
+    attempt.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
 
     def note_failure(self, found: Verdict) -> Event:
-        """Record a failure as an event, show it as the run's newest one, and return the event."""
+        """Record a failure as an event, show it as the run's newest failure, and return the event."""
         event = self._draft_failure(found)
         self._note(event, found)
         return event
 
     def _draft_failure(self, found: Verdict, *, in_place: bool = False) -> Event:
-        """Return the event for a failure without recording it."""
+        """Return the event for a failure without recording it; `in_place` says that survivors continue in place after
+        it.
+        """
         return self._attempt.ledger.draft(
             "failure",
             found.text,
@@ -53,7 +57,7 @@ class Aftermath:
         )
 
     def _note(self, event: Event, found: Verdict) -> None:
-        """Record this failure event and show it, with its rank's log, as the run's newest failure."""
+        """Record a failure event and show it, with the log of the rank that failed, as the run's newest failure."""
         attempt = self._attempt
         attempt.ledger.note(event)
         log, tail = found.log, tuple[str, ...]()
@@ -62,11 +66,11 @@ class Aftermath:
         attempt.standing.failure = verdict.failure_of(event, log, tail)
 
     def may_continue_in_place(self, found: Verdict, who: str) -> bool:
-        """Return whether the policy lets the surviving ranks continue in place, and record the failure if so; `who` is
-        a text that names survivors and replacements.
+        """Return whether the policy lets the surviving ranks continue in place, and record the failure if so.
 
-        The policy's delay is skipped, because the survivors would be idle meanwhile. A few kills in a row while ranks
-        are still meeting do not end this; more than `_MOST_IN_A_ROW` without a step do.
+        `who` is a text that names survivors and replacements. The policy's delay is skipped, because the survivors
+        would be idle meanwhile. A few kills in a row while new ranks are still connecting to the survivors are allowed;
+        more than `_MOST_IN_A_ROW` without a step in between are not.
         """
         attempt, follows = self._attempt, f"a new generation follows, hot: {who}"
         if found.planned:
@@ -87,7 +91,9 @@ class Aftermath:
         return True
 
     def _in_place_in_a_row(self, failure: Event) -> int:
-        """Count this failure and those before it after which the run continued in place, since the last step."""
+        """Count the failures since the last step after which the run continued in place, with `failure` as the
+        newest.
+        """
         count, event = 1, failure
         for before in reversed(self._attempt.history):
             if event.steps or not before.in_place:
@@ -96,21 +102,22 @@ class Aftermath:
         return count
 
     def _record_restart(self, text: str, failure: Event | None = None, brief: str = "") -> None:
-        """Record that a new generation follows: after `failure`, or without one on a user's request, which counts as no
-        restart.
+        """Record that a new generation follows `failure`; None means that a user asked for it, which does not count as
+        a restart.
         """
         cause, before = (failure.cause, f"{failure.text}; ") if failure is not None else (None, "")
         self._attempt.ledger.record("regroup", text, cause=cause, brief=brief)
         self._attempt.standing.state, self._attempt.standing.message = State.REGROUPING, f"{before}{text}"
 
     def _count(self, cause: Cause) -> None:
-        """Count one restart for this cause in what the run's status shows."""
+        """Count one more restart for `cause` in the run's status."""
         restarts = self._attempt.standing.restarts
         restarts[cause.value] = restarts.get(cause.value, 0) + 1
 
     def fail(self, found: Verdict, *, can_regroup: bool) -> None:
-        """Record the failure and do what the policy chooses: gather nodes for a new generation, requeue the run, or end
-        it.
+        """Record the failure, then gather nodes for a new generation, requeue the run or end it, as the policy chooses.
+
+        `can_regroup` says whether enough nodes are left for a new generation within this attempt.
         """
         attempt, warm = self._attempt, self._warm_because()
         if found.planned and can_regroup:
@@ -141,19 +148,19 @@ class Aftermath:
             self._gather_anew(decision.delay_s)
 
     def _warm_because(self) -> str:
-        """Return why ranks that could have stayed are replaced, and clear that reason; return "" if `recovery.mode` is
-        `auto`.
+        """Return why all ranks are replaced although some could have stayed, and clear that reason; return "" if
+        `recovery.mode` is `auto`.
         """
         why, self._attempt.warm_because = self._attempt.warm_because, ""
         return f", warm because {why}" if why and self._attempt.rules.mode != "auto" else ""
 
     def _gather_anew(self, delay_s: float = 0.0) -> None:
-        """Begin to wait for enough nodes for a new generation, which opens after the delay at the earliest."""
+        """Begin to wait for enough nodes for a new generation, which opens after `delay_s` at the earliest."""
         attempt = self._attempt
         attempt.gathering = Gathering(attempt.plan, attempt.nodes, attempt.mono, attempt.mono + delay_s, first=False)
 
     def await_nodes(self, found: Verdict) -> None:
-        """Wait for absent nodes that may have a complete checkpoint, as no node that is present has one."""
+        """Wait for absent nodes that may have a complete checkpoint, as no present node has a complete one."""
         attempt = self._attempt
         until = attempt.awaited.until if attempt.awaited else attempt.mono + attempt.rules.gone_after_s
         attempt.awaited = Awaited(found, attempt.nodes.connected, until)
@@ -169,7 +176,10 @@ class Aftermath:
         self._gather_anew()
 
     def end_without_checkpoint(self, awaited: Awaited) -> None:
-        """Fail the run with a hint for the user; it never starts from nothing by itself."""
+        """Fail the run with a hint for the user, because the awaited nodes with its checkpoint have not come.
+
+        A run that has a checkpoint never starts from nothing by itself.
+        """
         found, away = awaited.verdict, self._attempt.nodes.away()
         self.note_failure(found)
         run, names = self._attempt.plan.run_id, ", ".join(map(str, away)) or "the hosts that it was on"
@@ -180,13 +190,11 @@ class Aftermath:
         self.finish(State.FAILED, found.cause, exit_of(found.cause), text)
 
     def end_fenced(self) -> None:
-        """End the attempt because a newer start owns the checkpoints; this counts as no failure and uses up no
-        budget.
-        """
+        """End the attempt because a newer attempt owns the checkpoints; this is no failure and uses up no budget."""
         self.finish(State.FAILED, None, Exit.FENCED, self._attempt.fenced)
 
     def end_to_restart(self) -> None:
-        """End the attempt because the run's supervisor starts another one; this counts as no failure."""
+        """End the attempt because the run's supervisor starts the next attempt; this is no failure."""
         self.finish(State.QUEUED, None, Exit.OK, f"a new attempt follows: {verdict.STOPS[verdict.RESTART]}")
 
     def end_cancelled(self) -> None:
@@ -196,7 +204,7 @@ class Aftermath:
     def finish(
         self, state: State, cause: Cause | None, code: Exit, text: str, delay_s: float = 0.0, brief: str = ""
     ) -> None:
-        """End the attempt in this state: send `End` to every connected agent, and record the end."""
+        """End the attempt in `state`: send `End` to every connected agent, and record the end."""
         attempt, ledger = self._attempt, self._attempt.ledger
         attempt.phase = AttemptPhase.OVER
         attempt.standing.end = AttemptEnd(state, cause, int(code), ledger.now.wall, text, delay_s)
@@ -207,12 +215,12 @@ class Aftermath:
 
 
 def _briefly(decision: Decision, failure: Event) -> str:
-    """Return a short form such as `restart 1 of 3: KeyError in train.py:3, rank 1`."""
+    """Return a short form of the decision and the failure, such as `restart 1 of 3: KeyError in train.py:3, rank 1`."""
     return f"{decision.reason.partition(' for ')[0]}: {failure.brief}"
 
 
 class Closer:
-    """Ends the ranks of a generation, and hands the reason to `Aftermath` once all have ended."""
+    """The part of the coordinator that ends the ranks of a generation, and then hands the reason to `Aftermath`."""
 
     def __init__(self, attempt: Attempt, aftermath: Aftermath) -> None:
         self._attempt = attempt
@@ -226,8 +234,10 @@ class Closer:
         saves: bool = False,
         hung: Collection[Rank] = (),
     ) -> None:
-        """Stop every rank of the generation and begin to wait until all have ended; with `saves`, ranks may
-        save first.
+        """Stop every rank of the generation and begin to wait until all have ended.
+
+        With `graceful`, the attempt ends too and ranks have time to save; with `saves`, they have time to save and a
+        new generation follows. Ranks in `hung` write their stacks to their logs first.
         """
         attempt = self._attempt
         generation = attempt.current
@@ -256,9 +266,9 @@ class Closer:
         attempt.standing.message = text + stop
 
     def free(self, nodes: Collection[KnownNode], found: Verdict) -> None:
-        """End the ranks of these members only, so that no rank runs twice when others take their places.
+        """End the ranks of the nodes in `nodes` only, so that no rank runs twice when other nodes take them over.
 
-        Once they are `Stopped`, the coordinator chooses how the other members continue.
+        Once these nodes have answered `Stopped`, the coordinator chooses how the other members continue.
         """
         attempt = self._attempt
         attempt.leaving |= {node.index for node in nodes}
@@ -268,14 +278,14 @@ class Closer:
             attempt.ledger.send(node.index, Stop(attempt.current.number, 0.0))
 
     def exclude(self, node: KnownNode, why: str) -> None:
-        """Mark a node as faulty, so that it gets no ranks any more, and record why."""
+        """Mark a node as faulty, so that it gets no more ranks, and record why."""
         node.fault = why
         text = f"node {node.index} is not used any more: {why}"
         self._attempt.ledger.record("agent_fault", text, node=node.index, cause=Cause.LAUNCHER_FAULT)
         self._attempt.nodes.settle(node)
 
     def await_closed(self) -> None:
-        """Complete the closing if no node is awaited any more; exclude connected nodes that did not stop in time."""
+        """Complete the closing if no answer is awaited any more; exclude connected nodes that did not stop in time."""
         attempt, closing = self._attempt, self._attempt.closing
         if closing is None:
             return
@@ -314,6 +324,6 @@ class Closer:
             aftermath.fail(found, can_regroup=goes_on and self._can_regroup())
 
     def _can_regroup(self) -> bool:
-        """Return whether enough nodes are usable, or can become so, for another generation."""
+        """Return whether enough nodes for another generation are usable or can become usable."""
         attempt, mono = self._attempt, self._attempt.mono
         return Gathering(attempt.plan, attempt.nodes, mono, mono, first=False).may_succeed(mono)

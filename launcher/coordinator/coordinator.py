@@ -148,8 +148,9 @@ class Coordinator:
         self._nodes.settle(arrival.node)
 
     def _sort_out_ranks(self, node: KnownNode, claimed: int, carries_on: bool) -> None:
-        """Let an agent that returns with its ranks continue in the open generation, or stop whatever it may
-        still run.
+        """Handle the ranks of an agent that returns: let them continue in the open generation, or stop them.
+
+        `claimed` is the generation that the agent says its ranks belong to; `carries_on` says that they may continue.
         """
         generation = self._attempt.generation
         member = generation is not None and self._attempt.is_open and node.holds == generation.number
@@ -170,7 +171,7 @@ class Coordinator:
             self._ledger.send(node.index, messages.Stop(node.holds, grace_s))
 
     def _lost(self, loss: Loss) -> None:
-        """Handle a lost node: its ranks are gone, so an open generation in which it had some cannot go on unchanged."""
+        """Close the open generation, or continue it without the lost node, if the node had ranks in it."""
         generation, closing = self._attempt.generation, self._attempt.closing
         if closing is not None:
             closing.waits.discard(loss.node)

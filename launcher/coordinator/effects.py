@@ -33,7 +33,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class ProvenDead:
-    """The agent that was last seen on this node, and is not connected, is known to be gone with all its ranks."""
+    """The agent that was last seen on this node, and is not connected, has exited with all its ranks."""
 
     node: int
     evidence: str
@@ -41,7 +41,7 @@ class ProvenDead:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A request that a node gets no ranks any more."""
+    """A request to give a node no more ranks."""
 
     node: int
     why: str = ""
@@ -49,7 +49,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request to move the ranks of a node to another one; the node then stays in use as a spare."""
+    """A request to move the ranks of one node to another node; the first then stays in use as a spare."""
 
     node: int
     to: int | None = None  # None: on any that is ready and has no ranks
@@ -57,26 +57,29 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class EndAttempt:
-    """A request to end the attempt, which no agent passes on."""
+    """A request to end the attempt that comes from outside the agents; `kind` is the reason."""
 
     kind: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoodStill:
-    """The coordinator was suspended for this many seconds."""
+    """The coordinator was suspended for `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed and nothing else has happened."""
+    """A timer event: time has passed and nothing else has happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to a node; it is dropped if the node is not connected, and sent again once the node returns."""
+    """Send a message to a node; drop it if the node is not connected.
+
+    The coordinator sends what is still needed again once the node returns.
+    """
 
     node: int
     message: ToAgent
@@ -98,7 +101,7 @@ class RecordExit:
 
 @dataclass(frozen=True, slots=True)
 class KeepHang:
-    """Write the report of a hang, in place of an earlier report of the same one."""
+    """Write the report of a hang, in place of an earlier report of the same hang."""
 
     number: int
     report: HangReport
@@ -120,7 +123,7 @@ _ENDS_TRAINING = ("failure", "regroup")
 
 
 class Known(TypedDict, total=False):
-    """The optional fields of an event, beside its text."""
+    """The optional fields of any event, beside its text."""
 
     node: int | None
     rank: int | None
@@ -130,7 +133,7 @@ class Known(TypedDict, total=False):
 
 
 class OfFailure(TypedDict, total=False):
-    """The further fields of a failure event, from which the recovery policy decides."""
+    """The fields that only a failure event has; the recovery policy decides from them."""
 
     where: str | None
     left_out: str
@@ -143,7 +146,7 @@ class OfFailure(TypedDict, total=False):
 
 
 class Ledger:
-    """The effects that the coordinator returns for one event, in order, and the time at which they apply."""
+    """The effects that the coordinator returns for one event, in order, and the time of that event."""
 
     def __init__(self, attempt: int, pace: Pace, now: Now) -> None:
         self.attempt = attempt

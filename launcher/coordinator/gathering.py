@@ -13,7 +13,7 @@ GIVE_UP_WAITS = 5  # after that many times `recovery.wait`, nodes that never cam
 
 
 class Gathering:
-    """One wait for enough nodes: the first of an attempt, or the one after a failure."""
+    """One wait for enough nodes to open a generation, at the start of an attempt or after a failure."""
 
     def __init__(self, plan: Plan, nodes: NodeTable, mono: float, open_at: float, *, first: bool) -> None:
         self._plan = plan
@@ -26,13 +26,13 @@ class Gathering:
         self._full_at: float | None = None  # since when there are as many as can be used, but not the preferred ones
 
     def deadlines(self) -> list[float]:
-        """Return the times at which the answers may change although no node reports anything."""
+        """Return the times at which `complete` or `may_succeed` may change although no node reports anything."""
         spare_at = [] if self._full_at is None else [self._full_at + SPARE_S]
         returns = self._nodes.returning(-inf).values()
         return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]
 
     def may_succeed(self, mono: float) -> bool:
-        """Return False if fewer nodes than needed are, or can still become, usable."""
+        """Return whether enough nodes for a generation are usable or can still become usable."""
         left = self._nodes.usable | self._nodes.hopeful | self._nodes.returning(mono).keys()
         if self._first and mono < self._give_up_at:
             left |= self._nodes.absent
@@ -55,7 +55,7 @@ class Gathering:
         return awaited | nodes.absent | nodes.hopeful if self._plan.disks_apart or stand_ins else awaited
 
     def complete(self, mono: float) -> bool:
-        """Return True if a generation can be opened now."""
+        """Return whether a generation can be opened now."""
         nodes, plan = self._nodes, self._plan
         if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
             return False

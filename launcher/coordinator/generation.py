@@ -40,9 +40,7 @@ class Rank:
 
 
 class Silence:
-    """The time for which a rank may neither report nor print before it counts as hung; longer before its first
-    report.
-    """
+    """The time without report or output after which a rank counts as hung, which is longer before its first report."""
 
     def __init__(self, hang_after_s: float | None, hang_at_start_s: float) -> None:
         self.after_s = inf if hang_after_s is None else hang_after_s
@@ -95,7 +93,9 @@ class Generation:
 
     @property
     def settled(self) -> bool:
-        """Return True once the ranks of every member have ended and no file of theirs waits for a second copy."""
+        """Return True once the ranks of all members have ended and none of their checkpoint files waits for a copy on
+        another node.
+        """
         return len(self._settled) == len(self.members)
 
     @property
@@ -104,7 +104,9 @@ class Generation:
         return self._live
 
     def has_settled(self, node: int) -> bool:
-        """Return whether the node's ranks have ended and none of their files waits for a second copy."""
+        """Return whether the node's ranks have ended and none of their checkpoint files waits for a copy on another
+        node.
+        """
         return node in self._settled
 
     def of_node(self, node: int) -> Sequence[Rank]:
@@ -124,7 +126,7 @@ class Generation:
             rank.pid = pid
 
     def receive(self, heartbeat: Heartbeat, mono: float) -> list[RankHeartbeat]:
-        """Update the ranks from a node's heartbeat, and return the part of it that is about ranks of this
+        """Update the ranks from a node's heartbeat, and return those of its reports that are about ranks of this
         generation.
         """
         known = []
@@ -152,14 +154,18 @@ class Generation:
         return known
 
     def unaccounted(self, heartbeat: Heartbeat) -> list[Rank]:
-        """Return the ranks that a node which had been cut off should be running but does not report."""
+        """Return the ranks that should be running on a node which had been cut off, but are missing from its
+        heartbeat.
+        """
         if heartbeat.node not in self.returned:
             return []
         named = {news.rank for news in heartbeat.ranks}
         return [rank for rank in self.of_node(heartbeat.node) if rank.live and rank.number not in named]
 
     def end(self, exit: RankExit, tail: tuple[str, ...]) -> bool:
-        """Record how a rank ended; return False if that was already known or the rank is not on this node."""
+        """Record how a rank ended; return False if its end was already known or the rank is not on the node that
+        reports it.
+        """
         rank = self.rank_of(exit.node, exit.rank)
         if rank is None or rank.exit is not None:
             return False
@@ -180,7 +186,7 @@ class Generation:
         return True
 
     def copy(self, node: int, step: int) -> None:
-        """Record that a member's files of this step have a copy on another node."""
+        """Record that the member's checkpoint files of `step` have a copy on another node."""
         if node not in self._of_node or (self.copied is not None and step <= self.copied):
             return
         nodes = self._copied_of.setdefault(step, set())
@@ -190,18 +196,20 @@ class Generation:
             self._copied_of = {newer: by for newer, by in self._copied_of.items() if newer > step}
 
     def settle(self, node: int, problem: str = "") -> None:
-        """Record that none of the node's files waits for a copy; `problem` is why some have none, or ""."""
+        """Record that none of the node's checkpoint files waits for a copy; `problem` says why some could not be
+        copied, or is "".
+        """
         if node in self._of_node and node not in self._settled:
             self._settled.add(node)
             self.uncopied += [problem] if problem else []
 
     def end_of_log(self, rank: int) -> tuple[str | None, tuple[str, ...]]:
-        """Return the log's path, or None, and the log's last lines for a rank that has ended."""
+        """Return (log path, last lines) for a rank that has ended; the path is None if the rank has no log."""
         end = self.ranks[rank].exit
         return (end.log or None) if end is not None else None, self._tails.get(rank, ())
 
     def lose(self, node: int) -> None:
-        """Count all ranks of the node as lost, and expect no start there."""
+        """Count all ranks of the node as lost, and no longer expect the node to start any."""
         self.starting.discard(node)
         self.lost.add(node)
         for rank in self.of_node(node):
@@ -219,24 +227,26 @@ class Generation:
     def suspects(self, mono: float) -> list[Rank]:
         """Return the ranks that were silent for too long or are frozen, the likeliest culprit first.
 
-        If a rank that used to report is silent, ranks that never reported are held to the same limit.
+        If a rank that used to report is silent, ranks that never reported are held to its limit.
         """
         limit_s = self._silence.limit_s(reported=any(rank.idle and rank.reported for rank in self.ranks))
         found = [rank for rank in self.ranks if rank.live and (rank.frozen or mono - rank.active_at > limit_s)]
-        return sorted(found, key=_blame)
+        return sorted(found, key=_culprit_key)
 
     def stopped_at(self) -> float:
-        """Return since when a signal holds some live ranks still while others run, or inf if it does not."""
+        """Return the first moment since when a signal has stopped some live ranks while others run, or inf if no rank
+        or every rank is stopped.
+        """
         moments = [at for number, at in self._stopped.items() if self.ranks[number].live]
         return min(moments) if 0 < len(moments) < self._live else inf
 
     def silent(self, mono: float, limit_s: float) -> list[Rank]:
-        """Return the ranks that have reported but are silent for longer than this, the likeliest culprit first."""
+        """Return the ranks that have reported before but not for `limit_s` seconds, the likeliest culprit first."""
         found = [rank for rank in self.ranks if rank.live and rank.reported and mono - rank.active_at > limit_s]
-        return sorted(found, key=_blame)
+        return sorted(found, key=_culprit_key)
 
     def _count_out(self, rank: Rank) -> None:
-        """Stop counting the rank as live."""
+        """Reduce the counts of live and idle ranks for a rank that has ended or is lost."""
         if rank.live:
             self._set_idle(rank, False)
             self._live -= 1
@@ -247,8 +257,8 @@ class Generation:
         rank.idle = idle
 
 
-def _blame(rank: Rank) -> tuple[bool, int, float, int]:
-    """Return a sort key by likelihood of being the culprit: frozen ranks, then those furthest behind, then those silent
-    longest.
+def _culprit_key(rank: Rank) -> tuple[bool, int, float, int]:
+    """Return a sort key that puts the likeliest culprit first: frozen ranks, then those furthest behind, then those
+    silent longest.
     """
     return not rank.frozen, -1 if rank.step is None else rank.step, rank.active_at, rank.number

@@ -54,7 +54,7 @@ class _Wait:
 
 
 def judge(looks: Sequence[RankLook]) -> HangVerdict:
-    """Return which ranks keep the others waiting, as far as these observations of all ranks show."""
+    """Return the verdict on which ranks keep the others waiting, as far as these observations of all ranks show it."""
     ranks = sorted(looks, key=lambda one: one.rank)
     waits = _waits(ranks)
     for found in (
@@ -111,7 +111,7 @@ def place(frame: Frame) -> str:
 
 
 def _frozen(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Blame ranks that are stopped by a signal or stuck in the kernel; None if there are none."""
+    """Return the verdict on ranks that are stopped by a signal or stuck in the kernel, or None if there are none."""
     stopped = [one for one in ranks if one.state in _STOPPED]
     deep = [one for one in ranks if one.state == "D" and not one.answered and not one.stack]
     found = stopped or (deep if len(deep) < len(_living(ranks)) else [])
@@ -128,7 +128,7 @@ def _frozen(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | 
 
 
 def _dead_peer(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Blame ranks that died while others wait for them; None if there are none."""
+    """Return the verdict on ranks that died while others wait for them, or None if there are none."""
     dead = [one for one in ranks if (one.ended and (one.exit_code or one.exit_signal)) or one.state == "Z"]
     if not dead or not _any_waits(ranks, waits):
         return None
@@ -137,7 +137,9 @@ def _dead_peer(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict
 
 
 def _left_early(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Blame ranks that finished, or are exiting, before collectives in which others wait; None if there are none."""
+    """Return the verdict on ranks that finished, or are exiting, before collectives in which others wait, or None if
+    there are none.
+    """
     gone = [one for one in ranks if one.ended and not one.exit_code and not one.exit_signal]
     leaving = [one for one in ranks if not one.ended and _leaves(one) and not _is_waiting(one, waits)]
     found = gone or leaving
@@ -151,7 +153,7 @@ def _left_early(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdic
 
 
 def _in_storage(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Blame slow storage if every rank that waits in no collective waits for a disk; None if not."""
+    """Return the verdict that storage is slow if every rank outside a collective waits for a disk, else None."""
     busy = [one for one in _living(ranks) if not _is_waiting(one, waits)]
     found = [one for one in busy if one.state == "D"]
     if not found or len(found) < len(busy):
@@ -163,7 +165,9 @@ def _in_storage(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdic
 
 
 def _mismatch(ranks: Sequence[RankLook]) -> HangVerdict | None:
-    """Blame ranks that entered a group's same collective with different operations or shapes; None if all agree."""
+    """Return the verdict on ranks that called a collective with other operations or shapes than the rest, or None if
+    all agree.
+    """
     for members in _groups(ranks).values():
         if not any(not one.done for _, group in members for one in group.last):
             continue
@@ -177,8 +181,8 @@ def _mismatch(ranks: Sequence[RankLook]) -> HangVerdict | None:
 
 
 def _differing(seq: int, ops: Sequence[tuple[RankLook, Collective]], ranks: Sequence[RankLook]) -> HangVerdict | None:
-    """Return the verdict if ranks entered collective `seq` with different operations or shapes, naming the minority;
-    else None.
+    """Return the verdict if ranks entered collective number `seq` with different operations or shapes, naming the
+    minority, else None.
     """
     names = Counter(one.op for _, one in ops)
     if len(names) > 1:
@@ -197,14 +201,16 @@ def _differing(seq: int, ops: Sequence[tuple[RankLook, Collective]], ranks: Sequ
     (ours, few), (theirs, most) = parts[0], parts[-1]
     at, there = _called_at(few[0][1]), _called_at(most[0][1])
     text = (
-        f"ranks are in {what} as #{seq} of their group: {_names([rank for rank, _ in few])} in {ours}{_in(at)}, "
-        f"{_names([rank for rank, _ in most])} in {theirs}{_in(there)}"
+        f"ranks are in {what} as #{seq} of their group: {_names([rank for rank, _ in few])} in {ours}{_at(at)}, "
+        f"{_names([rank for rank, _ in most])} in {theirs}{_at(there)}"
     )
     return _verdict(kind, text, [rank for rank, _ in few], ranks, hint, where=at, same=f"{kind}:{at}:{there}")
 
 
 def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Blame ranks that have not entered a collective in which others wait; None if there are none."""
+    """Return the verdict on ranks that have not entered a collective in which others wait, or None if there are
+    none.
+    """
     busy = _in_no_collective([one for one in ranks if not _is_waiting(one, waits)])
     receives = False
     for wait in waits:
@@ -239,15 +245,15 @@ def _never_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVer
 
 
 def _out_of_order(wait: _Wait, elsewhere: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
-    """Return the verdict for absent ranks that wait in an operation which the Flight Recorder does not list, such as a
-    receive.
+    """Return the verdict for absent ranks that wait in an operation which torch's Flight Recorder does not list, such
+    as a receive.
     """
     first = elsewhere[0]
     theirs, ours = _called_at(wait.op), where_is(first)
     name = next((one.name for one in first.stack if one.file.endswith(_BETWEEN_RANKS)), "torch")
     text = (
-        f"ranks are in different collectives: {_names(elsewhere)} in {name}{_in(ours)}, "
-        f"{_names(wait.waiting)} in {_op_name(wait.op)} #{wait.seq}{_in(theirs)}"
+        f"ranks are in different collectives: {_names(elsewhere)} in {name}{_at(ours)}, "
+        f"{_names(wait.waiting)} in {_op_name(wait.op)} #{wait.seq}{_at(theirs)}"
     )
     hint = "all ranks must call the same collectives in the same order: one took another branch"
     same = f"{HangKind.DIFFERENT_COLLECTIVES}:{ours}:{theirs}"
@@ -260,10 +266,10 @@ def _crossed(waits: Sequence[_Wait], ranks: Sequence[RankLook]) -> HangVerdict:
     absent = first.absent[0]
     other = next((wait for wait in waits[1:] if absent in wait.waiting), None)
     ours = _called_at(first.op)
-    there = f" in {_op_name(other.op)} #{other.seq}{_in(_called_at(other.op))}" if other is not None else " elsewhere"
+    there = f" in {_op_name(other.op)} #{other.seq}{_at(_called_at(other.op))}" if other is not None else " elsewhere"
     text = (
         f"ranks wait for each other in different groups: {_names(first.waiting)} in {_op_name(first.op)} #{first.seq}"
-        f"{_in(ours)}, {_names([absent])}{there}"
+        f"{_at(ours)}, {_names([absent])}{there}"
     )
     hint = "all ranks must call the collectives of all their groups in the same order"
     same = f"{HangKind.DIFFERENT_COLLECTIVES}:{ours}:{_called_at(other.op) if other else ''}"
@@ -271,7 +277,9 @@ def _crossed(waits: Sequence[_Wait], ranks: Sequence[RankLook]) -> HangVerdict:
 
 
 def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Blame a slow link, or nothing known, if all ranks have entered the same collective; None if no rank waits."""
+    """Return the verdict of a slow link or an unknown cause if all ranks have entered the same collective, or None if
+    no rank waits.
+    """
     if not waits:
         return None
     wait = waits[0]
@@ -287,7 +295,9 @@ def _all_entered(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdi
 
 
 def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Judge by stacks alone, if no rank has a Flight Recorder or ranks wait in what it does not record; None if not."""
+    """Return the verdict from stacks alone if no rank has a Flight Recorder or ranks wait in an operation that it does
+    not record, else None.
+    """
     living = _living(ranks)
     outside = _in_no_collective(living)
     if waits or not outside or len(outside) == len(living) or not all(one.stack for one in living):
@@ -296,19 +306,21 @@ def _by_stacks(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict
 
 
 def _in_no_collective(ranks: Sequence[RankLook]) -> list[RankLook]:
-    """Return the ranks whose stacks show something else than waiting for other ranks."""
+    """Return the ranks whose stacks show something other than waiting for other ranks."""
     return [one for one in _living(ranks) if one.stack and not _in_torch_distributed(one)]
 
 
 def _outside(found: Sequence[RankLook], ranks: Sequence[RankLook]) -> HangVerdict:
-    """Return the verdict that names ranks which are in no collective while the others wait in one."""
+    """Return the verdict that names the `found` ranks, which are in no collective while the others wait in one."""
     count = len(_living(ranks)) - len(found)
     text = f"{_names(found)} {_be_verb(found)} in no collective{_instead(found[0])}; {_waiters(count)} in one"
     return _verdict(HangKind.NEVER_ENTERED, text, found, ranks, _hint_of(found[0]))
 
 
 def _none_in_collective(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> HangVerdict | None:
-    """Return the verdict that no rank is in a collective, with the place where most ranks are; None if some may be."""
+    """Return the verdict that no rank is in a collective, with the place where most ranks are; None if some rank may be
+    in one.
+    """
     living = _living(ranks)
     if waits or not living or not all(one.stack for one in living) or any(map(_in_torch_distributed, living)):
         return None
@@ -324,7 +336,7 @@ def _none_in_collective(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> Ha
 
 
 def _groups(ranks: Iterable[RankLook]) -> Mapping[tuple[str, tuple[int, ...]], list[tuple[RankLook, GroupLook]]]:
-    """Return all looks by group; a group is known by its name and its members."""
+    """Return all looks at ranks by process group; the key is the group's name and its members."""
     found = dict[tuple[str, tuple[int, ...]], list[tuple[RankLook, GroupLook]]]()
     for rank in ranks:
         for group in rank.groups:
@@ -333,7 +345,9 @@ def _groups(ranks: Iterable[RankLook]) -> Mapping[tuple[str, tuple[int, ...]], l
 
 
 def _waits(ranks: Sequence[RankLook]) -> list[_Wait]:
-    """Return for each group the first collective that a rank waits in, the one with most waiting ranks first."""
+    """Return for each group the first collective that a rank waits in, sorted by the number of waiting ranks, largest
+    first.
+    """
     found = list[_Wait]()
     for (name, numbers), members in _groups(ranks).items():
         pending = {rank.rank: _first_pending(group) for rank, group in members}
@@ -353,12 +367,12 @@ def _waits(ranks: Sequence[RankLook]) -> list[_Wait]:
 
 
 def _first_pending(group: GroupLook) -> Collective | None:
-    """Return the oldest collective in this record that the rank has not completed, or None."""
+    """Return the oldest collective of the group that the rank has not completed, or None."""
     return next((one for one in group.last if not one.done and not one.p2p), None)
 
 
 def _is_waiting(look: RankLook, waits: Sequence[_Wait]) -> bool:
-    """Return whether the rank waits in one of these collectives."""
+    """Return whether the rank waits in one of the collectives in `waits`."""
     return any(look in wait.waiting for wait in waits)
 
 
@@ -368,15 +382,15 @@ def _any_waits(ranks: Sequence[RankLook], waits: Sequence[_Wait]) -> bool:
 
 
 def _in_torch_distributed(look: RankLook) -> bool:
-    """Return whether the main thread is in an operation between ranks, and not in a user's hook that was called from
-    one.
+    """Return whether the rank's main thread is in an operation between ranks, and not in a user's hook that was called
+    from one.
     """
     inner = look.stack[: next((n for n, one in enumerate(look.stack) if _is_own(one)), len(look.stack))]
     return any(one.file.endswith(_BETWEEN_RANKS) for one in inner)
 
 
 def _leaves(look: RankLook) -> bool:
-    """Return whether the rank's stack shows that its interpreter is exiting."""
+    """Return whether the rank's stack shows that its Python interpreter is exiting."""
     return any(one.name in _LEAVING for one in look.stack)
 
 
@@ -398,19 +412,21 @@ def _verdict(
     where: str = "",
     same: str = "",
 ) -> HangVerdict:
-    """Build a verdict that names the `found` ranks, with the place of the first one unless `where` gives another."""
+    """Build a verdict that names the `found` ranks, with the place of the first one unless `where` gives another
+    place.
+    """
     frame = own_frame(found[0].stack)
     known = where or (f"{place(frame)} in {frame.name}" if frame is not None else "")
     return HangVerdict(kind, text, tuple(one.rank for one in found), known, _evidence(ranks), hint, same=same)
 
 
 def _evidence(ranks: Sequence[RankLook]) -> tuple[str, ...]:
-    """Return one line for each of the first ranks: its state, its collective and its place."""
+    """Return one line for each of the first ranks: its state, its collective and its line of code."""
     return tuple(map(_line_of, ranks[:16])) + ((f"and {len(ranks) - 16} more ranks",) if len(ranks) > 16 else ())
 
 
 def _line_of(look: RankLook) -> str:
-    """Return one line about a rank: its process state, the collective it waits in, its GPUs and its place."""
+    """Return one line about a rank: its process state, the collective it waits in, its GPUs and its line of code."""
     if look.ended:
         how = f"signal {look.exit_signal}" if look.exit_signal else f"exit code {look.exit_code or 0}"
         return f"rank {look.rank}: ended with {how}"
@@ -451,7 +467,7 @@ def _waiters(count: int) -> str:
 
 def _waiting_in(wait: _Wait) -> str:
     """Return how many ranks wait in the collective and from which line it was called."""
-    return f"{_waiters(len(wait.waiting))} in it{_in(_called_at(wait.op))}"
+    return f"{_waiters(len(wait.waiting))} in it{_at(_called_at(wait.op))}"
 
 
 def _for_them(waits: Sequence[_Wait], found: Sequence[RankLook]) -> str:
@@ -461,7 +477,7 @@ def _for_them(waits: Sequence[_Wait], found: Sequence[RankLook]) -> str:
     wait = next((one for one in waits if any(look not in found for look in one.waiting)), None)
     if wait is None:
         return ""
-    return f"; {_waiters(len(wait.waiting))} in {_op_name(wait.op)} #{wait.seq}{_in(_called_at(wait.op))}"
+    return f"; {_waiters(len(wait.waiting))} in {_op_name(wait.op)} #{wait.seq}{_at(_called_at(wait.op))}"
 
 
 def _op_place(waits: Sequence[_Wait]) -> str:
@@ -505,8 +521,8 @@ def _called_at(one: Collective) -> str:
     return place(frame) if frame is not None else ""
 
 
-def _in(where: str) -> str:
-    """Return ` at PLACE`, or "" without a place."""
+def _at(where: str) -> str:
+    """Return ` at PLACE` for the end of a sentence, or "" if the place is ""."""
     return f" at {where}" if where else ""
 
 
@@ -527,7 +543,7 @@ def _activity(look: RankLook) -> str:
 
 
 def _hint_of(look: RankLook) -> str:
-    """Return a hint for the place at which a rank is."""
+    """Return a hint for the user on why a rank may hang at its line of code."""
     hints = {
         "data loading": "its data do not come: see the file system, the network and the workers of its DataLoader",
         "a checkpoint": "only this rank saves or loads: all ranks must take part, or wait for it in a barrier",

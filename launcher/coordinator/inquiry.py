@@ -33,7 +33,7 @@ _STOPPED_S = 1.0  # of a rank whose peers run: a debugger stops all ranks, not o
 
 
 class StepTimes:
-    """The step times of a generation, from which follows how long a silence is usual."""
+    """The step times of a generation, which tell how long a silence is usual."""
 
     def __init__(self) -> None:
         self._gaps: deque[float] = deque(maxlen=_STEPS)
@@ -42,7 +42,7 @@ class StepTimes:
         self._moved_at: float | None = None
 
     def note(self, step: int | None, mono: float) -> bool:
-        """Record the generation's newest step; return True if it is further than before."""
+        """Record the generation's newest step; return True if it is later than all before."""
         if step is None or (self._step is not None and step <= self._step):
             return False
         if self._moved_at is not None and self._step is not None:
@@ -53,13 +53,13 @@ class StepTimes:
         return True
 
     def still_s(self, mono: float) -> float:
-        """Return the seconds since the last new step, or infinity if there was none."""
+        """Return the seconds since the last new step, or infinity if no step was made."""
         return inf if self._moved_at is None else mono - self._moved_at
 
     def suspicious_s(self) -> float:
-        """Return how long ranks may be silent before they are looked at.
+        """Return how long ranks may be silent before they are inspected.
 
-        The longest pause that has been seen is a validation, a save or a compilation: another one like it is usual.
+        The limit follows the longest pause so far, which was a validation, a save or a compilation and may come again.
         """
         if len(self._gaps) < 2:
             return CEILING_S
@@ -67,7 +67,7 @@ class StepTimes:
 
 
 class Inquiry:
-    """Inspects the ranks of the open generation once they are silent, and closes it if they hang."""
+    """The inspection of silent ranks of the open generation, which closes the generation if they hang."""
 
     def __init__(self, attempt: Attempt, closer: Closer) -> None:
         self._attempt, self._closer = attempt, closer
@@ -85,22 +85,22 @@ class Inquiry:
         self._ends = False  # some are silent for as long as they may be
 
     def receive(self, message: messages.Looked) -> None:
-        """Record what one rank was doing."""
+        """Record one rank's answer to `Look`: what the rank was doing."""
         if self._asked_at is not None and message.number == self._number:
             rank = self._attempt.current.rank_of(message.node, message.look.rank)
             if rank is not None and message.look.node == message.node:
                 self._looks[rank.number] = message.look
 
     def end(self) -> None:
-        """Close the generation for a hang of its suspects, once it is known what all ranks do."""
+        """Close the generation for a hang of its suspects, after one last inspection of all ranks."""
         self._ends = True
 
     def check(self) -> None:
-        """Inspect all ranks, or conclude, if that is due; call it on every event while all ranks run."""
+        """Inspect all ranks, or judge their answers, whichever is due; call it on every event while all ranks run."""
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:
             return
-        self._renew()
+        self._forget_if_outdated()
         if self._asked_at is not None:
             awaited = {rank.number for rank in attempt.current.ranks if rank.live} - self._looks.keys()
             if not awaited or mono - self._asked_at >= LOOKED_S:
@@ -114,15 +114,19 @@ class Inquiry:
             self._ask(mono)
 
     def next_check(self) -> float:
-        """Return the moment at which a rank will have been stopped for long enough to be looked at, or inf."""
+        """Return the time at which a rank that a signal has stopped is to be inspected, or inf if no rank is
+        stopped.
+        """
         return self._attempt.current.stopped_at() + _STOPPED_S
 
     def _is_stopped(self, mono: float) -> bool:
-        """Return whether a signal has held a rank still for a while, in which no step was made and others ran."""
+        """Return whether a signal has stopped a rank for a while, in which other ranks ran and no step was made."""
         return self.next_check() <= mono and self._times.still_s(mono) >= _STOPPED_S
 
-    def _renew(self) -> None:
-        """Drop what was found once a new step is made, unless a rank is silent all the same."""
+    def _forget_if_outdated(self) -> None:
+        """Drop the verdict once a new step is made or another generation is open, unless the generation is to be closed
+        anyway.
+        """
         attempt = self._attempt
         if attempt.current.number != self._generation:
             self._generation, self._times = attempt.current.number, StepTimes()
@@ -131,7 +135,7 @@ class Inquiry:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop what was found, and clear the message about it."""
+        """Drop the last verdict, and clear the message about it in the run's status."""
         if self._told and self._attempt.standing.message == self._told:
             self._attempt.standing.message = ""
         self._told = ""
@@ -139,7 +143,7 @@ class Inquiry:
         self._pause_s, self._ends = AGAIN_S, False
 
     def _silent_s(self, mono: float) -> float:
-        """Return for how many seconds no step was made while some reporting rank was silent."""
+        """Return the seconds for which no step was made while a rank that reports was silent."""
         silent_s = max(
             (mono - rank.active_at for rank in self._attempt.current.ranks if rank.live and rank.reported), default=0
         )
@@ -157,7 +161,7 @@ class Inquiry:
                 attempt.ledger.send(index, messages.Look(attempt.current.number, self._number))
 
     def _conclude(self, mono: float) -> None:
-        """Judge the answers, show the verdict in the run's status, and close the generation if that is certain."""
+        """Judge the answers, show the verdict in the run's status, and close the generation if it certainly hangs."""
         attempt, generation = self._attempt, self._attempt.current
         self._asked_at = None
         looks = [
@@ -182,7 +186,7 @@ class Inquiry:
             self._close(silent or [generation.ranks[number] for number in found.ranks])
 
     def _with_gpus(self, look: RankLook) -> RankLook:
-        """Return the look with the load of the rank's GPUs, from the node's newest sample."""
+        """Return `look` with the load of the rank's GPUs added, from the node's newest sample."""
         load = self._attempt.nodes[look.node].load
         if load is None:
             return look
@@ -191,8 +195,8 @@ class Inquiry:
         return msgspec.structs.replace(look, gpus_busy=busy)
 
     def _is_certain(self, found: HangVerdict, mono: float) -> bool:
-        """Return whether waiting longer cannot help: the same verdict was found twice, and no debugger, disk or native
-        code explains it.
+        """Return whether waiting longer cannot help: two inspections gave the same verdict, and no debugger, disk or
+        native code explains it.
         """
         if found.kind is HangKind.FROZEN:
             stopped = [self._looks[rank].state == "T" for rank in found.ranks if rank in self._looks]
@@ -202,7 +206,7 @@ class Inquiry:
         return self._seen_twice and found.kind in _CERTAIN
 
     def _close(self, suspects: Sequence[Rank]) -> None:
-        """Close the generation for a hang of these ranks, if any of them is live."""
+        """Close the generation for a hang of the `suspects`, if any of them is live."""
         attempt, found = self._attempt, self._found
         live = [rank for rank in suspects if rank.live]
         self._forget()

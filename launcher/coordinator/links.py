@@ -35,7 +35,7 @@ _MOST_NAMED = 4
 
 
 class Links:
-    """Measures links; call `are_known` before each set of ranks that is started anew."""
+    """The measurements of the links between nodes; call `are_known` before each set of ranks that is started anew."""
 
     def __init__(self, attempt: Attempt, watch: Watch) -> None:
         self._attempt = attempt
@@ -44,7 +44,7 @@ class Links:
         self._forget(None)
 
     def _forget(self, gathering: Gathering | None) -> None:
-        """Drop all measurements, and begin anew for this wait for nodes."""
+        """Drop all measurements, and begin new ones for the wait for nodes in `gathering`."""
         self._of = gathering  # what was measured before a failure does not count after it
         self._found: dict[Pair, MeasuredLink] = {}
         self._looked_at: dict[int, object] = {}  # by node: its agent, when a link of it was last measured
@@ -56,11 +56,11 @@ class Links:
         self._told = False
 
     def deadline(self) -> float:
-        """Return the time at which missing answers of the current turn are given up."""
+        """Return the time limit for the answers that are missing in the current turn."""
         return self._until
 
     def receive(self, seen: LinkSeen) -> None:
-        """Record a measured link; ignore an answer that is not awaited or whose agents were replaced since."""
+        """Record a measured link; ignore an answer that is not awaited or whose agents were replaced meanwhile."""
         pair, agents = self._asked.get(seen.number, ((-1, -1), ()))
         if seen.node != pair[0]:
             return
@@ -69,9 +69,9 @@ class Links:
             self._take(MeasuredLink(pair, seen.bytes_per_s, seen.round_trip_s, seen.problem))
 
     def are_known(self, chosen: Sequence[int]) -> bool:
-        """Return whether ranks may start on these nodes now, as far as the links matter.
+        """Return whether ranks may start on the `chosen` nodes as far as links matter.
 
-        False while links are being measured, or after a node was excluded.
+        Return False while links are being measured, and after a node was excluded for slow links.
         """
         attempt = self._attempt
         if not attempt.rules.health or len(attempt.plan.nodes) < 2:
@@ -97,7 +97,7 @@ class Links:
     # -- measuring
 
     def _is_under_way(self) -> bool:
-        """Return whether a turn is under way, and begin the next one if the last is complete."""
+        """Return whether measurements are under way, and begin the next turn if the last is complete."""
         attempt = self._attempt
         asked = [pair for pair, agents in self._asked.values() if agents == self._agents(pair)]
         asked = [pair for pair in asked if attempt.nodes.usable.issuperset(pair)]
@@ -115,7 +115,7 @@ class Links:
         return True
 
     def _measure(self, pairs: list[Pair]) -> None:
-        """Begin to measure these pairs, in turns in which each node has one partner."""
+        """Begin to measure the links of `pairs`, in turns in which each node has one partner."""
         self._told = False
         self._turns.extend(turns(pairs))
         self._ask(self._turns.popleft())
@@ -132,13 +132,13 @@ class Links:
             attempt.ledger.send(one, CheckLink(self._number, peer))
 
     def _take(self, link: MeasuredLink) -> None:
-        """Keep the better measurement of the pair, and remember by which agents it was made."""
+        """Keep the better of two measurements of the pair, and remember which agents made it."""
         self._found[link.pair] = better(self._found.get(link.pair), link)
         for index in link.pair:
             self._looked_at[index] = self._agent(index)
 
     def _agent(self, index: int) -> object:
-        """Return the process id of the node's agent, to notice when it is replaced."""
+        """Return the process id of the node's agent, by which a replaced agent is noticed."""
         return self._attempt.nodes[index].process
 
     def _agents(self, pair: Pair) -> object:
@@ -148,7 +148,7 @@ class Links:
     # -- what comes of it
 
     def _conclude(self, links: list[MeasuredLink], found: SlowLinks) -> bool:
-        """Record what was measured and exclude slow nodes; return True if ranks can start now."""
+        """Record the measured links and exclude slow nodes; return True if ranks can start now."""
         if self._told or not links:
             return True
         self._told = True

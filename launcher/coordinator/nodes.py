@@ -12,7 +12,9 @@ from launcher.run.records import NodeLoad, ProcessId
 
 
 class Presence(Enum):
-    """What the coordinator knows about a node's agent: absent, up, unknown or lost."""
+    """What the coordinator knows about a node's agent: never seen, connected, out of reach (it may still run),
+    or lost.
+    """
 
     ABSENT = auto()  # it has never come
     UP = auto()
@@ -69,7 +71,7 @@ class KnownNode:
 
     @property
     def is_replaced(self) -> bool:
-        """Return True if the node's ranks were given up, so that others may take their places."""
+        """Return True if the node's ranks were given up, so that other nodes may take their places."""
         return 0 < self.holds <= self.given_up
 
     @property
@@ -86,12 +88,14 @@ class KnownNode:
 
     @property
     def is_left_out(self) -> bool:
-        """Return True if the node gets no ranks, because of a fault or a drain, or as its host is another role's."""
+        """Return True if the node gets no ranks, because it is faulty or drained or its host belongs to another
+        role.
+        """
         return self.fault != "" or self.drained or self.votes_only
 
     @property
     def hopeful(self) -> bool:
-        """Return True if the node is not usable now but may become so."""
+        """Return True if the node is not usable now but may become usable."""
         return self.link in (Presence.UP, Presence.UNKNOWN) and not self.is_left_out and not self.usable
 
     @property
@@ -116,7 +120,9 @@ class NodeTable:
         mono: float = 0.0,
         voters: frozenset[int] = frozenset(),
     ) -> None:
-        """Take the plan's nodes; those in `lost` count as lost, and a generation needs at least half of `voters`."""
+        """Take the plan's nodes; those in `lost` count as lost from the start, and a generation needs at least half of
+        `voters`.
+        """
         self._nodes = {
             plan.index: KnownNode(plan.index, plan.address, plan.spare, plan.host, plan.votes_only) for plan in nodes
         }
@@ -144,8 +150,8 @@ class NodeTable:
         return self._nodes.get(index)
 
     def away(self, since: float = -inf) -> list[KnownNode]:
-        """Return the nodes that are absent, unreachable, or were lost after `since`; their disks may return
-        with them.
+        """Return the nodes that are absent, unreachable or were lost after `since`; any of them may return with its
+        disk.
         """
         return [
             node
@@ -154,8 +160,8 @@ class NodeTable:
         ]
 
     def followers(self, mono: float) -> set[int]:
-        """Return the nodes that surely still follow this coordinator, as their leases have not ended; others may vote
-        for a new leader.
+        """Return the nodes that certainly follow this coordinator, because their leases run; others may vote for a new
+        leader.
         """
         return {
             node.index
@@ -164,15 +170,15 @@ class NodeTable:
         }
 
     def quorum_shortfall(self, nodes: set[int]) -> tuple[int, int] | None:
-        """Return how many voters are among `nodes` and how many there are, if the other voters could elect a leader;
-        else None.
+        """Return (voters among `nodes`, all voters) if the other voters could elect a leader without them, else
+        None.
         """
         there = len(nodes & self.voters)
         return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
 
     @property
     def only_voting(self) -> set[int]:
-        """Return the nodes of other roles that are there, or may be, and so vote with this plan's own nodes."""
+        """Return the nodes of other roles that are not known to be lost and so vote together with this plan's nodes."""
         there = (Presence.UP, Presence.UNKNOWN)
         return {node.index for node in self if node.votes_only and node.link in there}
 
@@ -182,7 +188,7 @@ class NodeTable:
         return [node for node in self if node.is_replaced or (node.index in self._guests and node.process is None)]
 
     def returning(self, mono: float) -> dict[int, float]:
-        """Return the nodes whose next agent is expected, each with the time until which it is."""
+        """Return the nodes whose next agent is expected, each with the time until which it is awaited."""
         moments = {index: self[index].returns_by for index in self._returning}
         return {index: moment for index, moment in moments.items() if moment > mono}
 
@@ -192,14 +198,14 @@ class NodeTable:
         return {node.index for node in self if node.link is Presence.UP}
 
     def settle(self, node: KnownNode) -> None:
-        """Update the groups of the table after a change to this node."""
-        _keep(self.absent, node.index, node.link is Presence.ABSENT)
-        _keep(self.usable, node.index, node.usable)
-        _keep(self.hopeful, node.index, node.hopeful)
-        _keep(self._returning, node.index, node.returns)
-        _keep(self.unknown, node.index, node.link is Presence.UNKNOWN or node.stale_agent is not None)
-        _keep(self.missing, node.index, not node.usable and not node.spare)
-        _keep(self.unfit, node.index, node.unfit)
+        """Update the table's groups after a change to `node`."""
+        _set_membership(self.absent, node.index, node.link is Presence.ABSENT)
+        _set_membership(self.usable, node.index, node.usable)
+        _set_membership(self.hopeful, node.index, node.hopeful)
+        _set_membership(self._returning, node.index, node.returns)
+        _set_membership(self.unknown, node.index, node.link is Presence.UNKNOWN or node.stale_agent is not None)
+        _set_membership(self.missing, node.index, not node.usable and not node.spare)
+        _set_membership(self.unfit, node.index, node.unfit)
 
     def renew_lease(self, node: KnownNode, mono: float) -> None:
         """Renew the lease of the node's agent."""
@@ -207,7 +213,9 @@ class NodeTable:
         self.look_at = min(self.look_at, mono + self._lease_s)
 
     def answer(self, node: KnownNode, seq: int, answered: int, took_s: float, mono: float) -> None:
-        """Record that this heartbeat is answered now, and that the node has received the answer to an earlier one."""
+        """Record that heartbeat `seq` is answered now, and that the node has received the answer to heartbeat
+        `answered`.
+        """
         if answered in node.answers:
             node.follows_from = max(node.follows_from, node.answers[answered] - took_s)
             node.answers = {one: at for one, at in node.answers.items() if one > answered}
@@ -233,14 +241,14 @@ class NodeTable:
         return [self[index] for index, end in ends.items() if end <= mono]
 
     def _lease_end(self, node: KnownNode) -> float:
-        """Return when the lease of the node's agent, or of its stale agent, ends; infinity if it has none."""
+        """Return when the lease of the node's agent, or of its stale agent, ends; infinity if neither has a lease."""
         if node.stale_agent is not None:
             return node.stale_until
         return node.heard_at + self._lease_s if node.link in (Presence.UP, Presence.UNKNOWN) else inf
 
 
-def _keep(group: set[int], index: int, belongs: bool) -> None:
-    """Add the index to the group if it belongs there, else remove it."""
+def _set_membership(group: set[int], index: int, belongs: bool) -> None:
+    """Add the index to the group if `belongs`, else remove it."""
     if belongs:
         group.add(index)
     else:

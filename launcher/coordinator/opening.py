@@ -17,7 +17,9 @@ START_S = 120.0  # from Start, or from news of a checkpoint being fetched, to St
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where a starting node looks for checkpoints if there is no shared disk, and whether it may begin without one."""
+    """The places where a starting node looks for checkpoints without a shared disk, and whether it may begin without
+    one.
+    """
 
     replicas: tuple[ReplicaAddress, ...] = ()
     all_here: bool = True
@@ -26,7 +28,7 @@ class Search:
 
 
 class Opener:
-    """Opens the next generation, or ends the attempt if there can be none."""
+    """The part of the coordinator that opens the next generation, or ends the attempt if no further one is possible."""
 
     def __init__(
         self, attempt: Attempt, aftermath: Aftermath, links_are_known: Callable[[Sequence[int]], bool]
@@ -80,7 +82,7 @@ class Opener:
         return place(before.members if before else (), usable, plan.nodes_max)
 
     def _open(self, members: tuple[int, ...]) -> None:
-        """Open a generation on these members: record it, and send each its `Start`."""
+        """Open a generation on `members`: record it, and send each member its `Start`."""
         attempt, plan = self._attempt, self._attempt.plan
         number = attempt.next_number()
         generation = Generation(number, members, plan.ranks_per_node, silence_of(attempt), attempt.mono)
@@ -98,7 +100,7 @@ class Opener:
             attempt.ledger.send(index, start)
 
     def _search(self, members: Sequence[KnownNode]) -> Search:
-        """Return where these members look for checkpoints, as each node has a disk of its own."""
+        """Return where `members` look for checkpoints, as each node has a disk of its own."""
         attempt = self._attempt
         away = attempt.nodes.away(since=attempt.mono - attempt.rules.gone_after_s)
         all_here = attempt.by_person and all(node.link is Presence.UNKNOWN for node in away)  # these are asked
@@ -130,7 +132,7 @@ def silence_of(attempt: Attempt) -> Silence:
 def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNode]:
     """Return the usable nodes without slow, suspect or moving ones, as long as at least `most` nodes remain.
 
-    The head, which coordinates, is always kept.
+    Node `head`, which coordinates, is always kept.
     """
     suspects = [node for node in usable if (node.moves or node.slow or node.suspected_at) and node.index != head]
     suspects.sort(key=lambda node: (node.moves, node.suspected_at, node.slow != ""), reverse=True)

@@ -29,7 +29,10 @@ class Pace:
         self.moves = False  # this generation has made a step: ranks may report the one that they load, too
 
     def restart(self, *, in_place: bool = False) -> None:
-        """Begin a new generation, which continues from its checkpoint, or in place from its current step."""
+        """Begin to count for a new generation.
+
+        With `in_place` it continues from the current step, else from its newest checkpoint.
+        """
         self._samples.clear()
         self._reporters.clear()
         self.not_finite.clear()
@@ -38,7 +41,7 @@ class Pace:
         self._made_before = self.made_in_all
 
     def receive(self, ranks: Iterable[RankHeartbeat], mono: float) -> None:
-        """Update the progress from what these ranks reported."""
+        """Update the progress from the reports of `ranks`."""
         for news in ranks:
             if news.checkpoint is not None and not self.moves:
                 self._began_at = news.checkpoint  # that they have loaded: an older one, where the newest is damaged
@@ -62,11 +65,11 @@ class Pace:
 
     @property
     def made(self) -> int:
-        """Count the steps and newer checkpoints of this generation."""
+        """Count the steps and newer checkpoints of the current generation."""
         return self.made_in_all - self._made_before
 
     def rate(self, mono: float) -> float | None:
-        """Return the recent steps per second, or None if there were too few; it falls while steps take longer than
+        """Return the recent steps per second, or None after too few steps; the rate falls while steps take longer than
         before.
         """
         self._forget(mono)
@@ -95,21 +98,21 @@ class Pace:
         self._forget(mono)
 
     def _forget(self, mono: float) -> None:
-        """Drop the samples that are older than the window, but keep two."""
+        """Drop the samples that are older than the window, but keep the last two."""
         while len(self._samples) > 2 and self._samples[0][0] < mono - _WINDOW_S:
             self._samples.popleft()
 
     def _measures(self, name: str, rank: int) -> bool:
-        """Return whether this rank's value of the metric is used: the number of metrics is bounded, and only the lowest
-        rank counts.
+        """Return whether the rank's value of the metric is used: only the lowest rank counts, and the number of metrics
+        is limited.
         """
         known = name in self.metrics or name in self.not_finite
         room = len(self.metrics) + len(self.not_finite) < _MOST_METRICS
         return (known or room) and self._is_lowest_reporter(f"metric {name}", rank)
 
     def _is_lowest_reporter(self, about: str, rank: int) -> bool:
-        """Return whether this rank's value is used: only the lowest rank that reports it counts, so that values do not
-        flicker.
+        """Return whether `rank` is the lowest that reports on `about`; values of higher ranks are ignored so that none
+        flickers.
         """
         if rank > self._reporters.setdefault(about, rank):
             return False

@@ -36,8 +36,9 @@ class Decision:
 def decide(failure: Event, history: Sequence[Event], rules: Recovery, *, can_regroup: bool) -> Decision:
     """Choose the recovery action for `failure`, given earlier failures and the budgets in `rules`.
 
-    A number of restarts that the user set is honoured: the run does not end before, unless a file is missing that no
-    restart can bring, or `no_progress` ends it.
+    `can_regroup` says whether a new generation is possible in this attempt; otherwise the run is requeued. A number of
+    restarts that the user set is honoured: the run does not end earlier, unless a file is missing that no restart can
+    bring, or `no_progress` ends it.
     """
     cause = failure.cause
     if cause is None:
@@ -103,7 +104,7 @@ def budget_of(rules: Recovery, cause: Cause) -> Budget | None:
 def restarts_by_cause(history: Sequence[Event], attempt: int = 0) -> dict[str, int]:
     """Return how many restarts each cause has had, counted as failures after which the run continued by itself.
 
-    `attempt` is the one that runs now, if it has recorded no event yet.
+    `attempt` is the number of the present attempt, which may have recorded no event yet.
     """
     counts: Counter[str] = Counter()
     open_failures: list[Event] = []
@@ -142,7 +143,9 @@ def _since_resumed(history: Sequence[Event]) -> list[Event]:
 
 
 def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
-    """Return the restarts used for this cause; those before the last `refill_s` of training no longer count."""
+    """Return the number of restarts used for this cause; restarts before the last `refill_s` of training no longer
+    count.
+    """
     used, trained_s, next_ = 0, 0.0, failure
     for event in reversed(past):
         trained_s += next_.ran_s if _got_on(next_, event) else 0.0
@@ -154,16 +157,16 @@ def _used(failure: Event, past: Sequence[Event], refill_s: float | None) -> int:
 
 
 def _used_up(cause: Cause, restarts: int) -> str:
-    """Return the text that no restart is left for this cause."""
+    """Return the text that no restart is left for `cause`."""
     if restarts == 0:
         return f"no restart is allowed for {cause}"
     return f"the budget of {restarts} restart{'s' if restarts > 1 else ''} for {cause} is used up"
 
 
 def _will_recur(failure: Event, past: Sequence[Event]) -> str:
-    """Return why another start would end as this one did, or "".
+    """Return why another start would fail in the same way, or "" if that is not certain.
 
-    That is certain only for a run that never came beyond its start: the exception then is the program's own, and only
+    It is certain only for a run that never came beyond its start: the exception then is the program's own, and only
     exceptions of some types may go away with time.
     """
     if any(event.steps_in_all or event.ran_s >= STEADY_S for event in (failure, *past)):
@@ -184,7 +187,7 @@ def _will_recur(failure: Event, past: Sequence[Event]) -> str:
 
 
 def _recurs(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last user error was the same and the run has not come further since.
+    """Return whether the last user error was the same and the run has made no progress since.
 
     Two errors are the same if the same exception was raised at the same place, or, without an exception, if the exit
     code and the last line are equal.
@@ -198,12 +201,14 @@ def _recurs(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _identity(error: Event) -> tuple[str | int | None, ...]:
-    """Return what makes two user errors equal: the place, or without one the exit code and the last line."""
+    """Return a key that is equal for equal user errors: the place, or without a place the exit code and the last
+    line.
+    """
     return (error.where,) if error.where is not None else (None, error.code, error.said)
 
 
 def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last crash was by the same signal at the same step, or at the same place if no steps are
+    """Return whether the last crash had the same signal and step, or the same signal and place if no steps are
     reported.
     """
     before = next((event for event in reversed(past) if event.signal in _CRASHES), None)
@@ -215,7 +220,9 @@ def _crashes_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
-    """Return whether the last hang was of the same kind at the same source lines and step, so that no restart helps."""
+    """Return whether the last hang was of the same kind at the same source lines and step, so that a restart would not
+    help.
+    """
     before = next((event for event in reversed(past) if event.cause is Cause.HANG), None)
     if before is None or not failure.same or before.same != failure.same or _got_on(failure, before):
         return False
@@ -225,8 +232,8 @@ def _out_of_step_again(failure: Event, past: Sequence[Event]) -> bool:
 
 
 def _got_on(failure: Event, before: Event) -> bool:
-    """Return whether the run progressed after `before`: a newer checkpoint, or, without any reports, a long enough
-    time.
+    """Return whether the run progressed between `before` and `failure`: a newer checkpoint, or, without any reports,
+    enough time.
     """
     if failure.step is None and failure.checkpoint is None:
         return failure.ran_s >= STEADY_S
@@ -234,17 +241,19 @@ def _got_on(failure: Event, before: Event) -> bool:
 
 
 def _further(failure: Event, before: Event) -> bool:
-    """Return whether there is a newer checkpoint, or a later step if the survivors of `before` continued in place."""
+    """Return whether `failure` came at a newer checkpoint than `before`, or at a later step if survivors continued in
+    place.
+    """
     return _newer(failure.checkpoint, before.checkpoint) or (before.in_place and _newer(failure.step, before.step))
 
 
 def _newer(now: int | None, before: int | None) -> bool:
-    """Return whether `now` is a number that is larger than `before`, or the first one."""
+    """Return whether `now` is larger than `before`, or is the first number where `before` is None."""
     return now is not None and (before is None or now > before)
 
 
 def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
-    """Return this failure and those before it with no progress between them, newest first, without preemptions."""
+    """Return `failure` and the failures before it without progress between them, newest first, without preemptions."""
     row, reports = [failure], failure.step is not None or failure.checkpoint is not None
     if (not reports and failure.ran_s >= STEADY_S) or (failure.in_place and failure.steps):
         return row  # ranks that continue in place keep the steps of their generation
@@ -258,7 +267,7 @@ def _without_progress(failure: Event, past: Sequence[Event]) -> list[Event]:
 
 
 def _preemptions(failure: Event, past: Sequence[Event]) -> int:
-    """Return the number of preemptions since the run last came further, this one included."""
+    """Return the number of preemptions since the run last made progress, `failure` included."""
     since = list[Event]()
     for event in reversed(past):
         if _got_on(failure, event):
@@ -268,14 +277,16 @@ def _preemptions(failure: Event, past: Sequence[Event]) -> int:
 
 
 def _stuck(row: Sequence[Event], limit: int | None) -> bool:
-    """Return whether too many failures came without progress; preemptions and full disks have budgets of their own."""
+    """Return whether more failures than `limit` came without progress; preemptions and full disks have budgets of their
+    own.
+    """
     if row[0].cause in (Cause.PREEMPTED, Cause.DISK) or limit is None:
         return False
     return sum(event.cause is not Cause.DISK for event in row) > limit
 
 
 def _no_progress(row: Sequence[Event]) -> str:
-    """Return why the run ends; if its time limit is too short for a checkpoint, with what would help."""
+    """Return why the run ends without progress, with advice if its time limit is too short for a checkpoint."""
     reported = row[0].step is not None or row[0].checkpoint is not None
     lacking = "newer checkpoint" if reported else f"report and no {STEADY_S:g} s of running"
     own = [event.cause for event in row if event.cause is not Cause.DISK]
@@ -292,7 +303,9 @@ def _no_progress(row: Sequence[Event]) -> str:
 
 
 def _delay_s(budget: Budget, in_a_row: int) -> float:
-    """Return the delay before this restart: none for the first in a row, then doubling up to the budget's maximum."""
+    """Return the delay before the next restart: none for the first in a row, then doubling up to the budget's
+    maximum.
+    """
     if in_a_row <= 1:
         return 0.0
     return float(min(budget.backoff_max_s, budget.backoff_s * 2 ** min(in_a_row - 2, 60)))

@@ -16,7 +16,7 @@ from launcher.states import State
 
 @dataclass(slots=True)
 class _Part:
-    """A role, or one of its ranks that restart alone."""
+    """A role that starts as a whole, or one rank of a role whose ranks restart alone."""
 
     role: str
     starts_at: float = 0.0  # not before
@@ -32,7 +32,7 @@ class Roles:
     """
 
     def __init__(self, roles: Mapping[str, Role], parts: Mapping[str, str]) -> None:
-        """Take the spec's roles, and for each part the name of its role; of the main role it is the role's own."""
+        """Take the spec's roles, and for each part the name of its role."""
         self._roles = roles
         self._parts = {name: _Part(role) for name, role in parts.items()}
         self._ends_with_all = bool(roles) and not any(role.main for role in roles.values())
@@ -47,13 +47,13 @@ class Roles:
         return found
 
     def next_start(self) -> float | None:
-        """Return the time at which the next part is to be restarted, or None if none is."""
+        """Return the time at which the next part is to be restarted, or None if no part waits for a restart."""
         away = [part.starts_at for part in self._parts.values() if not (part.is_there or part.is_done)]
         soonest = min((at for at in away if at), default=inf)
         return None if soonest == inf else soonest
 
     def awaited(self) -> list[str]:
-        """Return the parts that others wait for to become ready."""
+        """Return the running parts that other parts wait for and that are not ready yet."""
         waiting = [part for part in self._parts.values() if not (part.is_there or part.is_done)]
         names = {name for part in waiting for name in self._after(part)}
         return [
@@ -65,12 +65,14 @@ class Roles:
         self._parts[name].is_ready = True
 
     def followed(self) -> list[str]:
-        """Return the parts that run and whose restart also restarts others."""
+        """Return the running parts whose restart also restarts other parts."""
         roles = {name for role in self._roles.values() for name in role.follows}
         return [name for name, part in self._parts.items() if part.is_there and part.role in roles]
 
     def restarted(self, name: str) -> list[str]:
-        """Return the parts that restart because this one has; they and this one must become ready anew."""
+        """Return the running parts that restart because part `name` has; all of them and `name` must become
+        ready anew.
+        """
         follows, role = {name: role.follows for name, role in self._roles.items()}, self._parts[name].role
         roles = {follower for follower in follows if role in needed_by(follower, follows)}
         found = [name for name, part in self._parts.items() if part.is_there and part.role in roles]
@@ -79,7 +81,7 @@ class Roles:
         return found
 
     def ended(self, name: str, end: AttemptEnd, now: float) -> AttemptEnd | None:
-        """Record that a part has ended; return the end of the whole attempt if it ends with this part, else None."""
+        """Record that part `name` has ended; return the end of the whole attempt if this end decides it, else None."""
         part = self._parts[name]
         part.is_there = False
         if end.state is State.QUEUED and end.cause is not None and self._roles[part.role].restart == "all":
@@ -104,19 +106,19 @@ class Roles:
         return self._failed or AttemptEnd(State.SUCCEEDED, None, Exit.OK, end.ended_at, "all roles have finished")
 
     def _give_up_waiting(self) -> None:
-        """Mark as done the parts that wait for one which has ended and was never ready."""
+        """Mark as done the parts that wait for a part which has ended and was never ready."""
         while stuck := [part for part in self._parts.values() if self._waits_in_vain(part)]:
             for part in stuck:
                 part.is_done = True
 
     def _waits_in_vain(self, part: _Part) -> bool:
-        """Return whether the part waits for one that has ended and was never ready."""
+        """Return whether the part waits for another that has ended and was never ready."""
         before = [other for other in self._parts.values() if other.role in self._after(part)]
         away = not (part.is_there or part.is_done)
         return away and any(other.is_done and not other.is_ready for other in before)
 
     def _may_start(self, part: _Part, now: float) -> bool:
-        """Return whether the part is due and all that it waits for are ready."""
+        """Return whether the part's start is due and all parts that it waits for are ready."""
         return (
             not (part.is_there or part.is_done)
             and part.starts_at <= now

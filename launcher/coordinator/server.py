@@ -58,10 +58,10 @@ _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
 class RestartHold:
-    """Holds back the message that begins a restart, and all later ones, until `release`.
+    """The messages of a restart, held back until `release`.
 
-    A leader that takes over then knows of the failure, and counts it against its budget. The coordinator sees no more
-    than a slower network.
+    A leader that takes over then knows of the failure, and counts it against its budget. To the coordinator this looks
+    like a slow network.
     """
 
     def __init__(self, copies: HistoryCopies) -> None:
@@ -76,7 +76,9 @@ class RestartHold:
         return self._held is not None
 
     def pass_on(self, effects: Iterable[Out]) -> list[Out]:
-        """Return the effects to carry out now, and keep the others; answers to heartbeats are never held back."""
+        """Return those of the effects that may be carried out now, and hold the others back; answers to heartbeats
+        always pass.
+        """
         now: list[Out] = []
         for effect in effects:
             match effect:
@@ -92,13 +94,15 @@ class RestartHold:
         return now
 
     def is_copied(self, failures: int, history_bytes: int) -> bool:
-        """Return whether half of the voters have the newest failure, given how many failures are on this disk and the
-        size of the history up to the last of them.
+        """Return whether half of the voters have the newest failure.
+
+        `failures` is the number of failures on this disk, `history_bytes` the size of the history up to the last of
+        them.
         """
         return failures == self._failures and self._copies.copied >= history_bytes
 
     def release(self) -> list[Out]:
-        """Stop holding messages back, and return those that were."""
+        """Stop holding messages back, and return those that were held."""
         held, self._held, self._is_new = self._held or [], None, False
         self._copies.awaited = False
         return held
@@ -155,11 +159,11 @@ class CoordinatorServer:
             self._keep_until_done(self._poll_requests())
 
     def stop(self, kind: str) -> None:
-        """End the attempt for this reason, where no agent beside the coordinator can ask for it."""
+        """End the attempt for the reason `kind`, where no other agent can ask for that."""
         self._handle(EndAttempt(kind))
 
     async def close(self) -> None:
-        """Stop listening and wait for all records to be written; call it after the agents were told to leave."""
+        """Stop listening and wait until all records are written; call it after the agents were told to exit."""
         await self._listener.close()
         for timer in (self._timer, self._state_timer):
             if timer is not None:
@@ -191,7 +195,7 @@ class CoordinatorServer:
                 self._look_for(join.node, join.process)
 
     def _look_for(self, node: int, process: ProcessId) -> None:
-        """Check in the background whether this agent's process, which has no connection, is dead."""
+        """Check in the background whether the process of an agent that has no connection is dead."""
         self._keep_until_done(self._prove_death(node, process))
 
     def _keep_until_done(self, work: Coroutine[None, None, None]) -> None:
@@ -222,7 +226,9 @@ class CoordinatorServer:
             moved = max(moved, len(request.moves))
 
     async def _prove_death(self, node: int, process: ProcessId) -> None:
-        """Report the agent as dead once this machine's process table shows that its process is gone."""
+        """Report the agent as dead once the process table of the coordinator's machine no longer lists the agent's
+        process.
+        """
         for pause_s in _LOOKS_S:
             await asyncio.sleep(pause_s)
             if self.ended.done():
@@ -255,7 +261,7 @@ class CoordinatorServer:
         return Now(self._clock.now(), time.time(), boottime())
 
     def _carry_out_all(self, effects: list[Out]) -> None:
-        """Carry out the effects that are not held back."""
+        """Carry out all effects that `RestartHold` does not hold back."""
         held_before = self._hold.holds
         for effect in self._hold.pass_on(effects):
             self._carry_out(effect)
@@ -337,7 +343,7 @@ class CoordinatorServer:
         self._loop.call_soon_threadsafe(self._break, error)
 
     def _break(self, error: Exception) -> None:
-        """End the server: as fenced if a newer attempt owns the run, else with this error."""
+        """End the server: as fenced if a newer attempt owns the run, else with `error`."""
         if not self.ended.done():
             if isinstance(error, Fenced):
                 self.ended.set_result(Exit.FENCED)
@@ -353,7 +359,7 @@ def state_due_at(planned: float, now: float) -> float:
 
 
 def keep_written(path: Path, record: Endpoint) -> None:
-    """Write a record again if its file is damaged or differs."""
+    """Write `record` to `path` again if the file is damaged or has other content."""
     if readable(path, Endpoint) != record:
         write_record(path, record)
 

@@ -20,7 +20,7 @@ _MOST_TOLD = 4
 
 @dataclass(slots=True)
 class Standing:
-    """The current state of an attempt, beside its nodes, ranks and progress."""
+    """The current state of an attempt, except its nodes, ranks and progress."""
 
     attempt: int
     state: State = State.STARTING
@@ -35,7 +35,9 @@ class Standing:
     began_at: float = 0.0  # by the clock that decides
 
     def used_by(self, mono: float) -> float:
-        """Return the total seconds that the run's attempts have taken, without the time between them."""
+        """Return the seconds that all attempts of the run have taken together by `mono`, without the gaps between
+        attempts.
+        """
         return self.used_s + mono - self.began_at
 
 
@@ -49,7 +51,9 @@ def run_state(
     now: Now,
     end: AttemptEnd | None,
 ) -> RunState:
-    """Return the record for `state.json`; `generation` is the open or the last one."""
+    """Return the record for `state.json` from the open or newest generation; with `stopping`, live ranks are shown as
+    stopping.
+    """
     over = end is not None and end.state.ended
     first = None if plan.coordinator else nodes[plan.nodes[0].index].process  # else that of another machine
     return RunState(
@@ -135,7 +139,7 @@ def _serving(generation: Generation | None) -> str:
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
-    """Return the status record of a node."""
+    """Return the status record of a node; with `over`, members of the last generation keep showing their ranks."""
     member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
     ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
     word = _node_word(node, member, generation is not None)
@@ -143,7 +147,10 @@ def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> N
 
 
 def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
-    """Return the state of a node as one of `unfit`, `lost`, `unknown`, `up`, `drained`, `spare`, `waiting`."""
+    """Return the state of a node as one of `unfit`, `lost`, `unknown`, `up`, `drained`, `spare`, `waiting`.
+
+    `member` says that the node has ranks of the generation, `begun` that a generation was opened.
+    """
     if node.unfit:
         return "unfit"
     if node.fault or node.link is Presence.LOST:
@@ -158,13 +165,13 @@ def _node_word(node: KnownNode, member: bool, begun: bool) -> str:
 
 
 def _rank_state(rank: Rank, generation: Generation, stopping: bool) -> RankState:
-    """Return the status record of a rank."""
+    """Return the status record of a rank; with `stopping`, a live rank is shown as stopping."""
     pid = rank.pid if rank.live else None  # the pid of one that ended may be a stranger's by now
     return RankState(rank.number, rank.node, pid, _rank_word(rank, generation, stopping), rank.step)
 
 
 def _rank_word(rank: Rank, generation: Generation, stopping: bool) -> str:
-    """Return the state of a rank as one of `failed`, `done`, `stopping`, `starting`, `running`."""
+    """Return the state of a rank as one of `failed`, `done`, `stopping` (if `stopping`), `starting`, `running`."""
     if rank.exit is not None:
         return "failed" if failed(rank.exit) else "done"
     if rank.lost:

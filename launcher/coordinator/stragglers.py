@@ -23,14 +23,14 @@ Times = Mapping[tuple[int, int], Sequence[GroupTimes]]  # by rank and its node
 
 
 class NodeClock(NamedTuple):
-    """By how many seconds a node's clock is ahead of the coordinator's, and the largest error of that."""
+    """The seconds by which a node's clock is ahead of the coordinator's, and the largest error of that figure."""
 
     ahead_s: float
     error_s: float
 
 
 class Stragglers:
-    """Asks the ranks of the open generation at intervals when they entered their newest collectives."""
+    """The part of the coordinator that asks all ranks at intervals when they entered their newest collectives."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -41,7 +41,7 @@ class Stragglers:
         self._clocks = dict[int, NodeClock]()
 
     def receive(self, message: messages.Entered) -> None:
-        """Record one rank's answer, and the node's clock if it is known better than before."""
+        """Record one rank's answer, and the node's clock if the answer gives it more exactly than before."""
         if self._asks and message.number == self._number:
             rank = self._attempt.current.rank_of(message.node, message.rank)
             if rank is not None:
@@ -52,7 +52,7 @@ class Stragglers:
                     self._clocks[rank.node] = clock
 
     def check(self) -> None:
-        """Ask all ranks, or evaluate their answers, if that is due; call it on every event while all ranks run."""
+        """Ask all ranks, or evaluate their answers, whichever is due; call it on every event while all ranks run."""
         attempt, mono = self._attempt, self._attempt.mono
         if attempt.rules.hang_after_s is None:
             return  # nothing is to look at the ranks
@@ -80,7 +80,9 @@ def clock_of(message: messages.Entered, sent_at: float, received_at: float) -> N
 
 
 def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the rank that the others of its group wait for far longer than for any other one, or None."""
+    """Return the rank for which the others of its group wait far longer than for any other rank, or None if no rank
+    stands out.
+    """
     members = dict[tuple[str, tuple[int, ...]], dict[tuple[int, int], GroupTimes]]()
     for rank, groups in times.items():
         for group in groups:
@@ -95,7 +97,7 @@ def last_rank(times: Times, clocks: Mapping[int, NodeClock]) -> LastRank | None:
 
 
 def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, NodeClock]) -> LastRank | None:
-    """Return the rank of the group that enters last by far; None if it is unclear or answers are missing."""
+    """Return the rank of the group that enters last by far; None if no rank stands out or answers are missing."""
     end = min(one.first + len(one.entered_us) for one in group.values())
     begin = max(*(one.first for one in group.values()), end - _MOST_TIMES // len(group))
     if end - begin < _LEAST_COLLECTIVES:
@@ -114,7 +116,7 @@ def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, N
     rank, *others = sorted(lost_us, key=lambda one: -lost_us[one])
     share = lost_us[rank] / max(1.0, max(usual) - min(usual))
     waits_us = [till - since for since, till in by_rank[rank]]
-    by_us = _weighty(waits_us)
+    by_us = _typical_long_wait(waits_us)
     nodes = {node for _, node in group}
     least_s = _LEAST_S if len(nodes) == 1 else max(_LEAST_APART_S, 2 * max(clocks[node].error_s for node in nodes))
     by_turns = any(_CLEARLY * lost_us[one] > lost_us[rank] for one in others)
@@ -126,7 +128,7 @@ def _last_of(group: Mapping[tuple[int, int], GroupTimes], clocks: Mapping[int, N
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return how much time these spans cover together: overlapping waits count once."""
+    """Return the total time that `spans` cover; overlapping spans count once."""
     covered, reached = 0.0, float("-inf")
     for since, till in sorted(spans):
         covered += max(0.0, till - max(since, reached))
@@ -134,9 +136,9 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
     return covered
 
 
-def _weighty(waits: Sequence[float]) -> float:
-    """Return the wait such that longer waits make up half of the total, as only one of a step's many collectives may
-    wait long.
+def _typical_long_wait(waits: Sequence[float]) -> float:
+    """Return the wait such that longer waits make up half of the total, as perhaps only one of a step's many
+    collectives has a long wait.
     """
     rest = sum(waits) / 2
     for wait in sorted(waits, reverse=True):

@@ -29,13 +29,13 @@ _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<nam
 
 
 class _MoreInfo(msgspec.Struct, frozen=True):
-    """The `extraInfo` of torch's error file: the traceback."""
+    """The `extraInfo` object of torch's error file, which holds the traceback."""
 
     py_callstack: str = ""
 
 
 class _Message(msgspec.Struct, frozen=True):
-    """The `message` of torch's error file, with its traceback."""
+    """The `message` object of torch's error file, with its traceback."""
 
     message: str = ""
     extraInfo: _MoreInfo = _MoreInfo()  # noqa: N815 - torch's name for it
@@ -48,7 +48,7 @@ class _ErrorFile(msgspec.Struct, frozen=True):
 
 
 def read_error_file(path: Path) -> ExceptionReport | None:
-    """Return the exception in an error file, written by torch's `@record` or in its format, or None."""
+    """Return the exception in an error file of torch's format, as `@record` writes it, or None if it holds none."""
     try:
         if path.lstat().st_size > _MOST_BYTES:
             return None
@@ -62,8 +62,8 @@ def read_error_file(path: Path) -> ExceptionReport | None:
 
 
 def _inner_exception(text: str, traceback: str) -> ExceptionReport | None:
-    """Return the exception of this error message, or the one inside if it contains another process's traceback; None
-    without one.
+    """Return the exception of an error message, or the inner one if the message contains another process's traceback;
+    None if it has none.
     """
     if _BEGINS in text:
         return last_exception(text.splitlines())
@@ -96,7 +96,9 @@ class Crash:
 
 
 def crash_in(lines: Sequence[str]) -> Crash:
-    """Return faulthandler's last report, limited to the thread that crashed, or else the first thread."""
+    """Return faulthandler's last report, limited to the thread that crashed, or to the first thread if none is
+    marked.
+    """
     begin = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
     if begin is None:
         return Crash(lines, ())
@@ -161,7 +163,7 @@ def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
 
 
 def _place(before: Sequence[str]) -> tuple[str, str]:
-    """Return the user's innermost frame in the last traceback, and the module that raised the exception."""
+    """Return (the user's innermost frame in the last traceback, the module that raised the exception)."""
     frames = []
     for line in reversed(before):
         if line.strip() == _BEGINS:
@@ -179,19 +181,19 @@ def _where(frames: Sequence[re.Match[str]]) -> str:
 
 
 def _is_own(path: str) -> bool:
-    """Return whether this file belongs to the user, not to a library."""
+    """Return whether the source file at `path` belongs to the user, not to a library."""
     return "-packages/" not in path and not _STANDARD_LIBRARY.search(path)
 
 
 def _of_cpp(kind: str, after: Sequence[str]) -> ExceptionReport:
-    """Return the exception that the C++ runtime reported before it aborted."""
+    """Return the exception that the C++ runtime reported before it aborted the process."""
     what = next((said["text"] for line in after if (said := _WHAT.match(line))), "")
     line = f"{kind}: {what}" if what else kind
     return ExceptionReport(line=line, raised=(Raised(line),))
 
 
 def _module(path: str) -> str:
-    """Return the dotted module name for this path as far as it shows, or "" for the standard library."""
+    """Return the dotted module name for a source path as far as the path shows it, or "" for the standard library."""
     outside, packages, inside = path.rpartition("-packages/")
     if packages:
         return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

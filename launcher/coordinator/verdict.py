@@ -50,7 +50,10 @@ class Verdict:
 
 
 def of_exits(generation: Generation, preempting: bool) -> Verdict:
-    """Return the verdict that names the first rank that failed by itself."""
+    """Return the verdict that names the first rank that failed by itself.
+
+    With `preempting`, a signal that batch systems send before a stop counts as a preemption.
+    """
     end = culprit(generation.failures)
     cause = classify(end)
     if preempting and foretells_stop(end):
@@ -74,7 +77,9 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
 
 
 def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found: HangVerdict | None = None) -> Verdict:
-    """Return the verdict on a hang that names the ranks in `found`, or if there are none, the likeliest silent rank."""
+    """Return the verdict on a hang that names the ranks in `found`, or the likeliest silent rank if `found`
+    names none.
+    """
     if found is not None and found.kind is not HangKind.UNKNOWN:
         return _of_found(generation, suspects, found)
     first = suspects[0]
@@ -92,7 +97,7 @@ def of_hang(generation: Generation, suspects: Sequence[Rank], mono: float, found
 
 
 def _of_found(generation: Generation, suspects: Sequence[Rank], found: HangVerdict) -> Verdict:
-    """Return the verdict on a hang whose culprit the look at all ranks has named."""
+    """Return the verdict on a hang whose culprit the inspection of all ranks has named."""
     culprit_ = generation.ranks[found.ranks[0]] if found.ranks else suspects[0]
     return Verdict(
         Cause.HANG,
@@ -140,7 +145,7 @@ def failure_of(event: Event, log: str | None = None, tail: tuple[str, ...] = ())
 
 
 def of_stop(kind: str) -> Verdict:
-    """Return the verdict for a stop of this kind, which was requested."""
+    """Return the verdict for a requested stop of `kind`."""
     if kind == "cancel":
         return Verdict(Cause.CANCELLED, "cancelled")
     if kind == "limit":
@@ -154,8 +159,10 @@ def of_limit(plan: Plan) -> Verdict:
 
 
 def foretells_stop(end: RankExit) -> bool:
-    """Return whether the rank ended by a signal that batch systems send to all processes of a job, which our own agent
-    may take in after the rank has.
+    """Return whether the rank ended by a signal that batch systems send to all processes of a job they are about to
+    stop.
+
+    Our own agent may receive it only after the rank has.
     """
     return end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME
 

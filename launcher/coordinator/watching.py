@@ -36,7 +36,9 @@ OfCheckpoints = messages.NotFetched | messages.NothingWhole | messages.Copied | 
 
 
 class Watch:
-    """Handles the messages about the ranks and checkpoints of the open generation, and its deadlines."""
+    """The part of the coordinator that handles messages about the open generation's ranks and checkpoints, and its
+    deadlines.
+    """
 
     def __init__(self, attempt: Attempt, closer: Closer, aftermath: Aftermath, in_place: HotOpener) -> None:
         self._attempt = attempt
@@ -94,7 +96,7 @@ class Watch:
     # -- starting
 
     def _led(self, message: messages.Leads) -> None:
-        """Let the other members start their ranks once rank 0 has been forked."""
+        """Let the other members start their ranks now that rank 0 has been forked."""
         attempt = self._attempt
         starting = attempt.phase is AttemptPhase.STARTING and attempt.is_current(message.generation)
         if not starting or attempt.current.led:
@@ -113,7 +115,9 @@ class Watch:
             self._all_started()
 
     def _all_started(self) -> None:
-        """Begin to run once every member has started its ranks; handle a loss or failure that came before that."""
+        """Mark the generation as running if every member has started its ranks; handle a loss or failure that came
+        earlier.
+        """
         attempt = self._attempt
         if attempt.phase is AttemptPhase.STARTING and not attempt.current.starting:
             attempt.phase = AttemptPhase.RUNNING
@@ -208,7 +212,7 @@ class Watch:
             attempt.standing.message = ""
 
     def _catch_up(self, heartbeat: messages.Heartbeat) -> None:
-        """Handle starts and exits whose messages were lost in a network cut, as the next heartbeat shows them."""
+        """Handle starts and exits whose messages were lost in a network cut; the next heartbeat shows them."""
         generation = self._attempt.current
         if heartbeat.ranks and heartbeat.node in generation.starting:
             generation.start(heartbeat.node, ())
@@ -257,15 +261,15 @@ class Watch:
 
     @property
     def _may_be_stopping(self) -> bool:
-        """Return whether ranks failed only as they do where the cluster stops the run, so that the agents may be about
-        to report that it does.
+        """Return whether ranks failed as they do when the cluster stops the whole job, which agents may be about to
+        report.
         """
         attempt = self._attempt
         alone = [end for end in attempt.current.failures if verdict.is_by_itself(end)]
         return not (attempt.leaving or attempt.lost) and bool(alone) and all(map(verdict.foretells_stop, alone))
 
-    def _blame(self) -> None:
-        """Take the failure for what it looks like, as nothing has explained it in time."""
+    def _act_on_unexplained_failure(self) -> None:
+        """Act on a failure by its apparent cause, as no agent has explained it in time."""
         attempt, killed = self._attempt, self._may_be_stopping
         attempt.blame_at = inf
         if not (killed and self._in_place.continue_in_place()):
@@ -304,16 +308,18 @@ class Watch:
     # -- time passes
 
     def next_check(self) -> float:
-        """Return the time at which a rank that is stopped by a signal is to be inspected, or infinity."""
+        """Return the time at which a rank that a signal has stopped is to be inspected, or infinity if no rank is
+        stopped.
+        """
         return self._inquiry.next_check()
 
     def check(self) -> None:
-        """Act on whatever is overdue in the open generation."""
+        """Act on every deadline of the open generation that has passed."""
         attempt = self._attempt
         if attempt.mono >= attempt.limit_at:
             self._closer.close_gracefully(verdict.of_limit(attempt.plan), "the time limit is reached")
         elif attempt.mono >= attempt.blame_at:
-            self._blame()
+            self._act_on_unexplained_failure()
         elif (heard := attempt.outvoted()) is not None:
             text = f"{heard[0]} of the {heard[1]} voters are reachable: the others may elect another leader"
             self._closer.close(Verdict(Cause.NODE_LOST, text))
@@ -338,5 +344,5 @@ class Watch:
 
 
 def _steps(count: int) -> str:
-    """Return `1 step is` or `5 steps are`."""
+    """Return a count with its noun and verb: `1 step is` or `5 steps are`."""
     return "1 step is" if count == 1 else f"{count} steps are"

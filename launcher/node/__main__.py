@@ -37,7 +37,9 @@ from launcher.wire.interfaces import address_of, interface_of
 
 
 def main() -> int:
-    """Return an exit code of `launcher.errors.Exit`; an unforeseen error leaves its traceback in agent.log."""
+    """Start what the arguments name, and return an exit code of `launcher.errors.Exit`; an unforeseen error leaves its
+    traceback in agent.log.
+    """
     name_this("launch-agent")
     offered = OfferedZygote.taken_from(os.environ)
     words = agent_arguments(sys.argv[1:])
@@ -67,12 +69,12 @@ def main() -> int:
 
 
 async def coordinate(run: RunDir, plan: Plan, number: int) -> Exit:
-    """Run a coordinator beside the agents of another role, where node 0 of this one is on another machine."""
+    """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code."""
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
     server = CoordinatorServer(run, attempt, plan, plan.coordinator, read_intent(attempt).token)
 
     def stop() -> None:
-        """Stop the coordinator, for the reason in the stop request."""
+        """Stop the coordinator, for the reason in the run's stop request."""
         request = readable(attempt.stop, StopRequest)
         server.stop("preempt" if request is None else request.kind)
 
@@ -92,7 +94,7 @@ async def live(
     offered: OfferedZygote | None = None,
     gate: int | None = None,
 ) -> Exit:
-    """Run one agent; that of node 0 includes the coordinator."""
+    """Run the agent of node `index`, and on node 0 the coordinator too; return the exit code."""
     attempt = run.attempt(number)
     intent = read_intent(attempt)
     node = located(plan.nodes[index], plan.interface)
@@ -117,9 +119,7 @@ async def live(
 
 
 async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | None) -> tuple[Exit, bool]:
-    """Run the node's agent, and on node 0 the coordinator; return the exit code, and whether another attempt
-    follows.
-    """
+    """Run the node's agent, and on node 0 the coordinator too; return (exit code, whether another attempt follows)."""
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0 or home.plan.coordinator:
         return await agent.run(), agent.goes_on
@@ -141,15 +141,17 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
-    """Return the node's previous agent if it has surely exited, else None; the process that started this one
-    has ended what it left.
+    """Return the node's previous agent if it has certainly exited, else None; whatever ranks it left have been ended by
+    the process that started this agent.
     """
     record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None
 
 
 def located(node: NodePlan, interface: str | None) -> NodePlan:
-    """Return the node with the address that it listens on: the plan's, or else the interface's."""
+    """Return the node with the address on which it listens: the plan's, or if the plan has none, that of
+    `interface`.
+    """
     if node.address:
         return node
     if interface is None:
@@ -158,8 +160,8 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
-    """Return the node's memory folder for snapshots and ranks' records, or None if the spec asks for none or there is
-    no memory.
+    """Return the folder in the node's memory for snapshots and for what ranks record at each step, or None if the spec
+    asks for neither or the machine has no such memory.
     """
     if not keeps_snapshots(plan) and not plan.ranks_may_stay:
         return None
@@ -179,7 +181,7 @@ def keeps_snapshots(plan: Plan) -> bool:
 
 
 def notes_in(memory: Path) -> Path:
-    """Return the folder in `memory` where ranks record their own state at each step."""
+    """Return the folder within `memory` in which ranks record their own state at each step."""
     notes = memory / "notes"
     notes.mkdir(mode=0o700, exist_ok=True)
     return notes

@@ -21,9 +21,9 @@ _AFTER_A_HANG_S = 300.0
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a caller's environment without variables of another job or of another launcher's ranks.
+    """Return `environ` without variables of another job or of another launcher's ranks.
 
-    The caller may itself be a rank, whose variables do not apply to the run that it submits.
+    The process that submits a run may itself be a rank, whose variables do not apply to the run.
     """
     kept, ours = job_environment(environ), environ.get(_DEFAULTED, "").split()
     return {
@@ -34,7 +34,7 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that ranks inherit from their cluster's job: all but misleading ones."""
+    """Return the variables that ranks inherit from their cluster's job, without those that would mislead them."""
     return {name: value for name, value in environ.items() if not misleads(name)}
 
 
@@ -47,8 +47,10 @@ def node_environment(
     memory: Path | None = None,
     interface: str | None = None,
 ) -> dict[str, str]:
-    """Return the environment that all processes of one node share, which the zygote and setup get unchanged. `memory`
-    is its memory tier; `interface` has the node's address, and ranks reach each other through it.
+    """Return the environment that all processes of one node share; the zygote and `run.setup` get it unchanged.
+
+    `memory` is the node's folder for snapshots; `interface` is the network interface with the node's address, over
+    which ranks reach each other.
     """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
     disk = {"LAUNCH_DISK": "apart"} if plan.disks_apart else {}
@@ -95,7 +97,10 @@ def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
 
 
 def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
-    """Return the variables that apply unless the spec, the user's exports or the cluster set them."""
+    """Return the variables that apply unless the spec, the user's exports or the cluster set them.
+
+    With `hot`, torch must not end ranks that survive the loss of another.
+    """
     # Hot: the agent informs surviving ranks of a lost one, and torch must not end them meanwhile.
     # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
     found = {"PYTHONUNBUFFERED": "1", "THP_MEM_ALLOC_ENABLE": "1"}
@@ -122,7 +127,7 @@ def group_timeout_s(recovery: Recovery) -> float:
 
 
 def _every(steps: int | None, seconds: float | None) -> str:
-    """Return `500 steps`, `90 s` or ""."""
+    """Return an interval as text, such as `500 steps` or `90 s`, or "" if there is none."""
     if steps is not None:
         return f"{steps} steps"
     return "" if seconds is None else f"{seconds:g} s"
@@ -140,8 +145,8 @@ def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dic
 
 
 def hot_variables(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
-    """Return the variables for recovery.mode hot or auto; with `joins` the rank joins a training under way and
-    gets its state from the others.
+    """Return the variables of a rank for `recovery.mode` hot or auto; with `joins` the rank joins a training under way
+    and gets its state from the other ranks.
     """
     words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
     if plan.spec.recovery.mode == "auto":

@@ -27,7 +27,9 @@ _Weighty = (
 
 
 class Lifeline:
-    """Sends the agent's messages to the coordinator, reconnects after a cut, and renews the lease with each answer."""
+    """The agent's connection to the coordinator, which reconnects after a cut, and renews the lease with each
+    answer.
+    """
 
     def __init__(self, home: Home, token: str, lease: Lease) -> None:
         self._home = home
@@ -51,30 +53,30 @@ class Lifeline:
 
     @property
     def heartbeat_s(self) -> float:
-        """Return the longest time to the next heartbeat: several are sent within a lease."""
+        """Return the longest time to the next heartbeat, a fraction of the lease."""
         return min(HEARTBEAT_S, self._lease_s / _HEARTBEATS)
 
     def send(self, message: ToCoordinator) -> None:
-        """Send a message if there is a connection; else drop it."""
+        """Send a message if the connection is up; else drop the message."""
         if self._wire is not None:
             self._wire.send(message)
 
     def send_reliably(self, message: _Weighty) -> None:
-        """Send a message that must not be lost: it is repeated after each new Join, and receiving it twice is
-        harmless.
+        """Send a message that must not be lost: it is repeated after each new Join, and the coordinator may receive it
+        twice.
         """
         self._told.append(message)
         self.send(message)
 
     def note(self, message: messages.Noted) -> None:
-        """Send a message once, now or as soon as there is a connection."""
+        """Send a message once, now or as soon as the connection is up."""
         if self.is_up:
             self.send(message)
         else:
             self._unsaid.append(message)
 
     def forget(self) -> None:
-        """Drop all messages that would be repeated, as they concern a generation that the coordinator has closed."""
+        """Drop all messages that would be repeated, as they are about a generation that the coordinator has closed."""
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
@@ -95,8 +97,8 @@ class Lifeline:
     def welcomed(self, lease_s: float) -> None:
         """Take over the lease's length from a Welcome.
 
-        A coordinator that has given up this node's ranks sends one too, so an expired lease is renewed only by an
-        answered heartbeat.
+        A coordinator that has given up this node's ranks sends a Welcome too, so only an answered heartbeat renews an
+        expired lease.
         """
         self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
         if self._lease.until > boottime():
@@ -110,12 +112,12 @@ class Lifeline:
             self._leased_from(sent_at)
 
     def _leased_from(self, moment: float) -> None:
-        """Let the lease last from this moment."""
+        """Set the lease to expire its full length after `moment`."""
         self._leased_at = moment
         self._lease.until = moment + self._lease_s
 
     async def keep(self, introduce: Callable[[], None], obey: Callable[[messages.ToAgent], None]) -> None:
-        """Keep a connection: `introduce` is called on each new one, `obey` with each message received."""
+        """Stay connected for ever: call `introduce` on each new connection and `obey` with each message received."""
         while True:
             wire = await self._reach()
             if wire is None:
@@ -139,20 +141,20 @@ class Lifeline:
             await asyncio.sleep(_RETRY_S)  # a coordinator that accepts and then drops us is not called at full speed
 
     async def wait_until_expired(self, watch: LeaseWatch) -> None:
-        """Return when no heartbeat has been answered for the length of the lease, or the watchdog has ended the
+        """Return once no heartbeat has been answered for the length of the lease, or the watchdog has ended the
         ranks.
         """
         while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the coordinator."""
         if self._wire is not None:
             self._wire.close()
 
     async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
-        """Return an authenticated connection to the coordinator that the run directory names now, or None if there is
-        none yet.
+        """Return an authenticated connection to the coordinator that the run directory names now, or None if none can
+        be made yet.
         """
         try:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)
@@ -168,7 +170,7 @@ class Lifeline:
 
 
 def check_start(start: messages.Start, plan: Plan) -> None:
-    """Check that a Start fits the plan: a coordinator decides only which nodes have ranks. Raise WireError."""
+    """Raise WireError unless a Start fits the plan: a coordinator decides only which nodes have ranks."""
     each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
     known = {node.index: node.address for node in plan.nodes}
     good = (
@@ -187,11 +189,11 @@ def check_start(start: messages.Start, plan: Plan) -> None:
 
 
 def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
-    """Check that a peer belongs to the run, so that nothing is sent to another machine. Raise WireError."""
+    """Raise WireError unless a peer is a node of the run, so that nothing is sent to another machine."""
     if not _is_of(peer, {node.index: node.address for node in plan.nodes}):
         raise WireError("it wants a link to be measured that is not of this plan")
 
 
 def _is_of(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
-    """Return whether the plan's node has the peer's address, or no address of its own."""
+    """Return whether the plan's node has the address of `peer`, or has no address of its own."""
     return known.get(peer.node) in (peer.address, "")

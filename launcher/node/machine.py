@@ -25,7 +25,9 @@ def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Ma
 
 
 def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
-    """Return the names of the GPUs that a rank could use, as CUDA_VISIBLE_DEVICES has them or else by number."""
+    """Return the names of the GPUs that a rank could use, as `visible` (CUDA_VISIBLE_DEVICES) has them, else by
+    number.
+    """
     numbers = sorted(int(found[1]) for entry in os.listdir(devices) if (found := _DEVICE.fullmatch(entry)))
     if visible is None or not numbers:
         # Asked for on a machine that has none, it names nothing that a rank could use.
@@ -36,7 +38,7 @@ def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
 
 
 def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> None:
-    """Write the facts about this interpreter and machine to the file; a disk that refuses is ignored."""
+    """Write the facts about this interpreter and machine to the file; do nothing if the disk refuses the write."""
     found = environment_of(python, environ)
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -57,7 +57,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class NodeAgent:
-    """The agent of a node; `run` returns when the coordinator sent End or the lease expired."""
+    """The agent of a node; `run` returns once the coordinator has sent End or the lease has expired."""
 
     def __init__(
         self, home: Home, token: str, reaper: Reaper, watchdog: Watchdog, buried: ProcessId | None = None
@@ -98,7 +98,7 @@ class NodeAgent:
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Exit:
-        """Run the agent until it is over, and return its exit code."""
+        """Run the agent until its attempt ends or its lease expires, and return its exit code."""
         for number in _STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._forward_stop_request)
         self._reaper.watch(self._watchdog.pid, self._watchdog_died)
@@ -114,17 +114,17 @@ class NodeAgent:
             self._prober = await _open_prober(self._home, self._token)
         for life in (
             self._prepare(),
-            self._watch_due(),
+            self._wait_until_due(),
             self._line.keep(self._introduce, self._obey),
             self._keep_heartbeat(),
             self._watch_lease(),
         ):
-            self._go(life)
+            self._start_task(life)
         if self._home.plan.spec.recovery.health:
-            self._go(self._watch_kernel())
+            self._start_task(self._watch_kernel())
         if self._notice is not None:
             self._notice.watch_signal()
-            self._go(self._watch_notice(self._notice))
+            self._start_task(self._watch_notice(self._notice))
         code = await self._over
         for task in self._work:
             task.cancel()
@@ -143,22 +143,22 @@ class NodeAgent:
         self._line.close()
         return code
 
-    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run the coroutine in the background; an error in it ends the agent."""
         task = asyncio.create_task(work)
         self._work.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._task_finished)
         return task
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        """End the agent with the error of this task, if it has one."""
+    def _task_finished(self, task: asyncio.Task[None]) -> None:
+        """End the agent with the error of the task, if it failed."""
         self._work.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._over.done():
             self._over.set_exception(error)
 
     def leave(self, code: Exit) -> None:
-        """End the agent with this exit code, unless it ends already."""
+        """End the agent with exit code `code`, unless it is ending already."""
         if not self._over.done():
             self._over.set_result(code)
 
@@ -180,16 +180,17 @@ class NodeAgent:
         self._line.send(messages.Ready(self._home.node.index))
         await self._preparation.stay_warm()
 
-    async def _watch_due(self) -> None:
-        """Wait until the run's other roles are as far as this one's ranks need. It coordinates meanwhile: else nobody
-        would count the voters.
+    async def _wait_until_due(self) -> None:
+        """Wait until the run's other roles are ready, as far as this role's ranks need them.
+
+        The node's coordinator works meanwhile, because it has to count the voters.
         """
         while not (self._due.is_set() or self._home.attempt.due.exists()):  # noqa: ASYNC110 - it is a file
             await asyncio.sleep(_DUE_S)
         self._due.set()
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
-        """Check the node again after these ranks have failed, and report the result to the coordinator."""
+        """Check the node again after the ranks in `suspects` have failed, and report the result to the coordinator."""
         try:
             await self._preparation.check_again(suspects)
         except NodeUnfit as unfit:
@@ -199,7 +200,7 @@ class NodeAgent:
         return True
 
     def _report_health(self) -> None:
-        """Send the coordinator what was found about each device."""
+        """Send the coordinator the health of each of the node's devices."""
         node = self._home.node.index
         for one in self._preparation.health:
             if one.fitness is Fitness.FIT:
@@ -208,8 +209,8 @@ class NodeAgent:
                 self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
 
     async def _watch_kernel(self) -> None:
-        """Watch the kernel log, and send the coordinator the first report of a failing device, so that ranks
-        leave before it fails.
+        """Watch the kernel log, and send the coordinator the first report of a failing device, so that ranks leave the
+        node before the device fails.
         """
         node, gpus = self._home.node.index, self._home.plan.gpus_per_node > 0
         try:
@@ -225,7 +226,7 @@ class NodeAgent:
             self._line.send(messages.DeviceFails(node, self._failing))
 
     async def _watch_notice(self, notice: HostNotice) -> None:
-        """Watch for the notice that the host is about to go, and send each change to the coordinator."""
+        """Watch for the notice that the host is about to go away, and send each change to the coordinator."""
         node, problem = self._home.node.index, ""
         while True:
             leaves = await notice.look()
@@ -244,7 +245,7 @@ class NodeAgent:
         self._line.note(messages.Noted(self._home.node.index, kind, text))
 
     def _forward_stop_request(self) -> None:
-        """Send the coordinator the stop request of this attempt; without a connection, leave at once."""
+        """Send the coordinator the stop request of this attempt; without a connection, end the agent at once."""
         request = readable(self._home.attempt.stop, StopRequest)
         kind = "preempt" if request is None else request.kind
         if not self._line.is_up:
@@ -254,7 +255,7 @@ class NodeAgent:
     # -- what the coordinator wants
 
     def _introduce(self) -> None:
-        """Send Join on a new connection, and the node's state after it."""
+        """Send Join on a new connection, and then the node's state."""
         node = self._home.node
         me, port = this_process(), self._port.number
         gives = self._replication or self._buddies
@@ -279,18 +280,18 @@ class NodeAgent:
             case messages.HeartbeatAck(seq=seq):
                 self._line.answered(seq)
             case messages.CheckLink():
-                self._go(self._check_link(message))
+                self._start_task(self._check_link(message))
             case messages.Look():
-                self._go(self._look(message))
+                self._start_task(self._look(message))
             case messages.Start():
-                self._starting = self._go(self._start(message))
+                self._starting = self._start_task(self._start(message))
             case messages.ContinueInPlace():
-                self._starting = self._go(self._continue_in_place(message))
+                self._starting = self._start_task(self._continue_in_place(message))
             case messages.Follow(generation=generation):
                 self._led = generation
                 self._leader.set()
             case messages.Stop():
-                self._go(self._stop(message))
+                self._start_task(self._stop(message))
             case messages.End(goes_on=goes_on):
                 self.goes_on = goes_on
                 self.leave(Exit.OK)
@@ -301,8 +302,8 @@ class NodeAgent:
             self._line.send(await self._prober.measure(word.number, word.peer))
 
     async def _look(self, word: messages.Look) -> None:
-        """Inspect the ranks of the requested generation and send what each is doing, or when each entered its
-        newest collectives.
+        """Inspect the ranks of the requested generation; send what each is doing, or when each entered its newest
+        collectives.
         """
         group = self._group
         if group is None or group.generation != word.generation:
@@ -324,7 +325,7 @@ class NodeAgent:
         self._opens = start.generation  # until it is stopped, if it comes no further
         await self._preparation.wait()
         await self._preparation.renew()
-        if self._replication is not None and (problem := await _bring(node, self._replication, start)) is not None:
+        if self._replication is not None and (problem := await _fetch_checkpoint(node, self._replication, start)):
             self._line.send_reliably(problem)
             return
         if self._uploads is not None:
@@ -355,7 +356,7 @@ class NodeAgent:
         await self._begin(word.start, group.continue_in_place(word, self._preparation.starter, keep, waiting))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
-        """Wait until the ranks have started and send Started; send the fault if they cannot be started."""
+        """Wait until the ranks have started and send Started, or the fault if they cannot be started."""
         node = self._home.node.index
         try:
             pids = await begins
@@ -372,23 +373,25 @@ class NodeAgent:
         self._fresh.set()
 
     async def _wait_for_rank_zero(self, generation: int) -> None:
-        """Return once rank 0 of this generation has been forked, as the coordinator reports it."""
+        """Return once the coordinator reports that rank 0 of the generation has been forked."""
         while self._led < generation:
             self._leader.clear()
             await self._leader.wait()
 
     @property
     def _other_processes(self) -> tuple[tuple[int, ...], Pids]:
-        """Return the processes below this one that are no ranks: those to keep, and a function for those in reserve."""
+        """Return the processes below this one that are no ranks: (pids to keep, a function that returns the pids in
+        reserve).
+        """
         return (*self._preparation.own_pids, self._watchdog.pid), lambda: self._preparation.reserve.pids
 
     @property
     def _generation(self) -> int:
-        """Return the generation of the ranks that run here or are about to; 0 if there are none."""
+        """Return the generation of the ranks that run here or are about to start, or 0 if there are none."""
         return self._group.generation if self._group is not None else self._opens
 
     async def _stop(self, stop: messages.Stop) -> None:
-        """End all ranks of a generation, those being started included, and send Stopped."""
+        """End all ranks of a generation, including ranks that are being started, and send Stopped."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
@@ -413,7 +416,7 @@ class NodeAgent:
             self._line.send(messages.Ready(self._home.node.index))  # it may have been given up while suspended
 
     def begun(self, rank: int) -> None:
-        """Send Leads once rank 0 has been forked."""
+        """Send Leads if the rank that has been forked is rank 0."""
         if rank == 0:
             self._line.send_reliably(messages.Leads(self._home.node.index, self._generation))
 
@@ -427,7 +430,7 @@ class NodeAgent:
             self._buddies.note(self._group.remembered)
         if self._group is not None and self._group.is_steady and self._preparation.reserve.is_short(self._group.start):
             # Not before: it would only keep ranks from their first steps.
-            self._go(self._preparation.fill_reserve(self._group.start))
+            self._start_task(self._preparation.fill_reserve(self._group.start))
         self._fresh.set()
 
     def on_last_report(self) -> None:
@@ -435,14 +438,14 @@ class NodeAgent:
         self._send_heartbeat()
 
     def ended(self, exited: messages.Exited) -> None:
-        """Send the end of a rank; after the last one, wait for the copies of its files."""
+        """Send the end of a rank; after the last rank, wait for the copies of the ranks' files."""
         self._line.send_reliably(exited)
         if self._home.plan.copies_last and self._group is not None and self._group.over:
             self.on_report()  # of a commit just before the end
-            self._go(self._settle(self._group.generation))
+            self._start_task(self._settle(self._group.generation))
 
     async def _settle(self, generation: int) -> None:
-        """Send Settled once no file of this node's ranks waits for a copy on another node."""
+        """Wait until no file of this node's ranks waits for a copy on another node, and send Settled."""
         problems = [await one.settle() for one in (self._replication, self._uploads) if one is not None]
         problem = "; ".join(filter(None, problems))
         self._line.send_reliably(messages.Settled(self._home.node.index, generation, problem))
@@ -450,7 +453,7 @@ class NodeAgent:
     # -- heartbeat and lease
 
     async def _keep_heartbeat(self) -> None:
-        """Send heartbeats for ever: at an interval, and soon after ranks have reported something."""
+        """Send heartbeats for ever: at an interval, and soon after ranks have reported."""
         while True:
             self._send_heartbeat()
             if self._home.gate is not None:
@@ -464,7 +467,7 @@ class NodeAgent:
             await asyncio.sleep(NEWS_S)  # so that many reports make one heartbeat
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat."""
+        """Send the coordinator the node's state and the progress of its ranks."""
         group = self._group
         ranks = group.heartbeats() if group is not None else ()
         fetched = self._replication.fetched if self._replication is not None else None
@@ -480,14 +483,16 @@ class NodeAgent:
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """Leave once the lease has expired, unless the watchdog ignores the time that this node was suspended."""
+        """End the agent once the lease has expired, unless the watchdog ignores the time that this node was
+        suspended.
+        """
         if self._watchdog.slept is not AfterSuspend.FORGIVEN:
             await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))
             self.leave(Exit.LOST)
 
     def _watchdog_died(self, _: Death) -> None:
-        """Leave, because the watchdog has died and a frozen agent's ranks would go on; the supervisor starts
-        another agent.
+        """End the agent because its watchdog has died, without which a frozen agent's ranks would go on; the supervisor
+        starts another agent.
         """
         if not self._over.done():  # else it ends with its agent
             say("the watchdog beside this agent was killed: the supervisor starts another agent")
@@ -559,10 +564,12 @@ async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToC
     return buddies
 
 
-async def _bring(
+async def _fetch_checkpoint(
     node: int, replication: "Replication", start: messages.Start
 ) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
-    """Fetch the checkpoint that the ranks are to load; return None, or the message that says why it cannot be had."""
+    """Fetch the checkpoint that the ranks are to load; return None, or the message that says why it cannot be
+    fetched.
+    """
     # late: 20 ms that a shared disk spares
     from launcher.copies.client import DiskFailed  # late: see above
     from launcher.copies.replication import NotBrought, NothingToLoad  # late: see above
@@ -579,9 +586,9 @@ async def _bring(
 
 
 def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
-    """Return the fault to report for ranks that could not be started: their disk's, or the launcher's own.
+    """Return the fault to report for ranks that could not be started: their disk's or the launcher's own.
 
-    None means an error that is not foreseen.
+    Return None for an error that is not foreseen.
     """
     if error.errno not in DISK_ERRORS | _USED_UP:
         return None

@@ -20,7 +20,7 @@ _NOT_RUN = (126, 127)  # what a shell exits with for a program that it cannot ru
 
 
 class HostNotice:
-    """Checks whether this host is about to go, in the folder where its ranks begin."""
+    """The check whether this host is about to go away, made in the folder where its ranks begin."""
 
     def __init__(self, notice: Notice, workdir: Path, environment: Mapping[str, str], reaper: Reaper) -> None:
         self._notice, self._workdir, self._environment, self._reaper = notice, workdir, environment, reaper
@@ -40,7 +40,7 @@ class HostNotice:
         self._signalled = f"its agent got SIG{self._notice.signal}"
 
     async def look(self) -> str:
-        """Return which notice says that the host is about to go, or "" if none does, or no longer."""
+        """Return which notice says that the host is about to go away, or "" if none says so (any more)."""
         if self._signalled:
             return self._signalled
         if self._file is not None and await asyncio.to_thread(os.path.lexists, self._file):  # a disk may hang
@@ -51,8 +51,9 @@ class HostNotice:
         return self._by_command
 
     async def _ask(self) -> bool:
-        """Return whether the spec's command gives notice; False, with the problem noted, if it cannot be run or
-        does not end in time.
+        """Return whether the spec's command gives notice.
+
+        Return False, with the problem noted, if the command cannot be run or does not end in time.
         """
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         self.problem = ""

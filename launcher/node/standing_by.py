@@ -20,7 +20,9 @@ _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 
 
 def standby_argument(fd: int) -> str:
-    """Return the argument that stands for the attempt's number while that is to be received on this descriptor."""
+    """Return the argument that takes the place of the attempt's number: the number is received later on descriptor
+    `fd`.
+    """
     return f"{_SIGN}{fd}"
 
 
@@ -33,10 +35,10 @@ def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Seq
 
 
 def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
-    """Return an agent's arguments: `words` themselves, or for a standby those that it receives, or None if it is not
-    needed.
+    """Return an agent's arguments: `words` themselves, or for a standby those that it receives later.
 
-    A standby receives its environment, output and open descriptors with them.
+    Return None if the standby is not needed. A standby receives its environment, output and open descriptors together
+    with its arguments.
     """
     if not words[1].startswith(_SIGN):
         return words
@@ -62,7 +64,7 @@ def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
 
 
 def gate_from(environ: MutableMapping[str, str]) -> int | None:
-    """Return the descriptor on which a standby receives what the next agent is to be, or None.
+    """Return the descriptor on which a standby receives the next agent's arguments, or None.
 
     It must be a socket made by this process's parent, because a container passes variables but not descriptors.
     """

@@ -89,7 +89,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Order(NamedTuple):
-    """The program that a rank becomes."""
+    """The program that a rank process becomes, and everything that it starts with."""
 
     kind: str  # script, module or command
     target: str
@@ -110,28 +110,28 @@ Frame = tuple[str, int, str]  # file, line, name of the function
 
 
 class Worker(NamedTuple):
-    """The exception of another process: the last line of its traceback, and its frames, outermost first."""
+    """The exception of a child process: the last line of its traceback, and its frames, outermost first."""
 
     line: str
     frames: Sequence[Frame]
 
 
 class Born(NamedTuple):
-    """A rank that has not been reported to the agent yet."""
+    """A forked rank that has not been reported to the agent yet."""
 
     pid: int
     go: int  # the pipe on which it waits
 
 
 class NoFork(Exception):
-    """Raised with the reason why there is no fork, or no rank."""
+    """Raised with the reason why a fork, or a rank, is impossible."""
 
 
 class Standby(Exception):
     """Raised in a forked process that is to serve an agent later.
 
-    It carries the socket on which it will be asked to, the agent's pid, and the socket on which it receives what the
-    next agent is to be if that one dies, or -1.
+    It carries the socket on which the agent will call it into service, the agent's pid, and the socket on which it
+    receives the next agent's arguments if that agent dies, or -1.
     """
 
 
@@ -151,7 +151,7 @@ def order_from(words: Any) -> Order:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; end now where that has happened."""
+    """Have the kernel kill this process when its parent `parent` ends; end at once if the parent has ended already."""
     signal_at_death_of_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -166,7 +166,8 @@ def wait_until_ended(pid: int) -> None:
 
 
 def fork_sibling() -> int:
-    """Fork as os.fork does, except that the child's parent is this process's own. Raise OSError if that cannot be.
+    """Fork as os.fork does, except that the child's parent is this process's own parent; raise OSError if that is
+    impossible.
 
     A process between the two has the same effect, and costs a second fork: of a process that has imported torch one
     takes 10 ms and more. glibc's own fork is passed over, and its record of the thread's id is set as it would be;
@@ -194,7 +195,7 @@ def fork_sibling() -> int:
 
 
 def fork_for_subreaper() -> int:
-    """Fork by way of a process that ends at once: the child's parent is the next subreaper above this process."""
+    """Fork through a process that ends at once, so that the child's parent is the next subreaper above this process."""
     pids, pid_of_it = os.pipe()
     try:
         between = os.fork()
@@ -223,7 +224,7 @@ def fork_for_subreaper() -> int:
 
 
 def name_this(name: str) -> None:
-    """Show this process under that name in `ps -o comm` and `top`: at most 15 characters."""
+    """Show this process under `name` in `ps -o comm` and `top`, cut to 15 characters."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(name)
 
@@ -240,7 +241,7 @@ def open_fds() -> list[int]:
 
 
 def close(fds: Sequence[int]) -> None:
-    """Close these descriptors; -1 and closed ones are ignored."""
+    """Close the descriptors, ignoring -1 and those that are closed already."""
     for fd in fds:
         if fd >= 0:  # of a negative number os.closerange would close all
             os.closerange(fd, fd + 1)
@@ -292,7 +293,7 @@ def settle(order: Order) -> None:
 
 
 def redirect(source: int, *targets: int) -> None:
-    """Make the target descriptors copies of `source`, and close that unless it is one of them."""
+    """Make the target descriptors copies of `source`, and close `source` unless it is one of them."""
     for target in targets:
         os.dup2(source, target)
     if source not in targets:
@@ -300,9 +301,10 @@ def redirect(source: int, *targets: int) -> None:
 
 
 def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Return an `encode` for os.environ that ends a process in reserve which reads a variable only a rank has.
+    """Return an `encode` for os.environ that ends a process in reserve if it reads a variable that only a rank has.
 
-    Without a value, or with one of its own, the program would be another rank later than it assumes.
+    If the process went on without a value, or with a wrong one, the program would be another rank later than it
+    assumes.
     """
 
     def encoded(name: str) -> bytes:
@@ -320,8 +322,8 @@ def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], byt
 
 
 def place_that_asks(name: str) -> str:
-    """Return the line of user code that reads the variable; "" if a package reads it, mostly for its logs, or
-    the trainer does.
+    """Return the line of user code that reads the variable, or "" if a package or the trainer reads it, mostly for
+    logs.
     """
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
@@ -336,11 +338,11 @@ def place_that_asks(name: str) -> str:
 
 
 class EndOfRank:
-    """The end of a rank: the interpreter's own, but that what the zygote has imported is not taken apart.
+    """The end of a rank's interpreter, which leaves out freeing what the zygote has imported.
 
     To free a few hundred thousand objects of torch, on pages that are shared until then, takes seconds of CPU time; the
     kernel takes them away at once. What the program itself has made is freed: its modules are emptied in the
-    interpreter's own order, so that `__del__`, `finally` and unclosed files come to what they come to elsewhere.
+    interpreter's own order, so that `__del__`, `finally` and unclosed files behave as they do elsewhere.
     """
 
     def __init__(self) -> None:
@@ -349,12 +351,12 @@ class EndOfRank:
         self.code: Optional[int] = None  # that the program ends with; None: the interpreter decides
 
     def born(self) -> None:
-        """Record in a new rank which modules are imported already and so not its own."""
+        """Record in a new rank which modules the zygote had imported, so that only later ones are freed."""
         self._pid, self._imported = os.getpid(), dict(sys.modules)
 
     def left_by(self, code: object) -> None:
-        """Keep what the program gave to sys.exit, unless it is text or a number too large, which the
-        interpreter handles.
+        """Keep the exit code that the program gave to sys.exit, unless it is text or too large, which the interpreter
+        handles.
         """
         if code is None or (type(code) in (int, bool) and abs(int(code)) < 1 << 31):  # type: ignore[call-overload]
             self.code = int(code or 0)  # type: ignore[call-overload]
@@ -404,7 +406,8 @@ def needs_interpreters_end() -> bool:
 def may_act_at_exit() -> bool:
     """Return whether a library may have work to do at the process's exit, as a profiler or a file format has.
 
-    Torch has none, and takes half a second of CPU time to find that out. False only if every library is known.
+    Torch has none, and takes half a second of CPU time to find that out. Return False only if every loaded library is
+    known to have none.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.__file__ or "LD_PRELOAD" in AT_START or "LD_AUDIT" in AT_START:
@@ -437,8 +440,8 @@ def flush_streams() -> None:
 
 
 def empty(names: Sequence[str]) -> None:
-    """Free these modules and what they hold, first what nothing else refers to, while functions still have
-    their globals.
+    """Free the modules and what they hold, first what nothing else refers to, while functions still have their
+    globals.
     """
     there = []
     for name in names:
@@ -455,7 +458,7 @@ def empty(names: Sequence[str]) -> None:
 
 
 def flush_files() -> None:
-    """Flush all open files, because the exit skips the collection that would do it."""
+    """Flush all open files, because this exit skips the garbage collection that would do it."""
     for one in gc.get_objects():
         if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
             with contextlib.suppress(OSError, ValueError):
@@ -507,11 +510,11 @@ def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
         sys.orig_argv[:] = [*interpreter_and_options, *start, *args]
     sys.argv[:] = [start[0], *args]
     if HAS_PATH_0:
-        make_way(folder)
+        unload_hiding_modules(folder)
         sys.path.insert(0, folder)
 
 
-def make_way(folder: str) -> None:
+def unload_hiding_modules(folder: str) -> None:
     """Forget loaded modules that would hide the user's own of the same name, such as `code.py` beside the script."""
     for name in {entry.partition(".")[0] for entry in os.listdir(folder)} & set(sys.modules) - {"__main__"}:
         loaded = getattr(sys.modules[name], "__spec__", None)
@@ -548,7 +551,9 @@ def execute(target: str, argv: list[str]) -> NoReturn:
 
 
 class Breakpoints:
-    """A file object for a debugger, connected to a visitor who debugs this rank; it waits while there is none."""
+    """A file object for a debugger, connected to a visitor who debugs this rank; reads wait while no visitor is
+    connected.
+    """
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -561,11 +566,11 @@ class Breakpoints:
 
     @property
     def here(self) -> bool:
-        """Return whether this is the rank, not a child that the script forked: only the rank has the socket."""
+        """Return whether this process is the rank, which has the socket, and not a child that the script forked."""
         return os.getpid() == self._pid
 
     def debugger(self) -> Any:
-        """Return a debugger on this file; raise OSError if no socket can be had."""
+        """Return a debugger on this file; raise OSError if the socket cannot be created."""
         if self._listener is None:
             path = self._path
             folder, name = os.path.split(path)
@@ -590,12 +595,12 @@ class Breakpoints:
         return os.path.splitext(fifo_of(self._order))[0] + os.path.splitext(self._order.debug)[1]
 
     def stops(self, place: str) -> None:
-        """Report that the debugger is at a prompt at this place, or with "" that the program continues."""
+        """Report that the debugger is at a prompt at `place`, or with "" that the program continues."""
         self.place = place
         tell(self._order, json.dumps({"breakpoint": place[:500]}).encode() + b"\n")
 
     def readline(self) -> str:
-        """Return the next line that a visitor types; when one leaves, the debugger waits for another."""
+        """Return the next line that a visitor types; when a visitor leaves, wait for another."""
         while b"\n" not in self._unread:
             if self._visitor is None:
                 self._let_in()
@@ -611,7 +616,7 @@ class Breakpoints:
         return line.decode(errors="replace") + "\n"
 
     def write(self, text: str) -> int:
-        """Send the text to the visitor, if there is one."""
+        """Send the text to the visitor, or drop it if none is connected."""
         if self._visitor is not None:
             try:
                 self._visitor.sendall(text.encode(errors="replace"))
@@ -623,7 +628,7 @@ class Breakpoints:
         """Do nothing, as `write` buffers nothing."""
 
     def _let_in(self) -> None:
-        """Wait for a visitor and accept it, if it is this user or root."""
+        """Wait for a visitor, and accept only one of this user or root."""
         if self._listener is None:
             raise EOFError
         visitor, _ = self._listener.accept()
@@ -642,7 +647,7 @@ class Breakpoints:
 
 
 def debugger_over(breakpoints: Breakpoints) -> Any:
-    """Return a debugger that reads from and writes to this file."""
+    """Return a debugger that reads from and writes to `breakpoints`."""
     import pdb  # noqa: T100 - what this is for; here, because hardly any rank has a breakpoint
 
     class Debugger(pdb.Pdb):
@@ -693,7 +698,7 @@ def report(error: BaseException, order: Order) -> None:
 
 
 def tell(order: Order, line: bytes) -> None:
-    """Write a line to the FIFO if it has a reader and room; the log has the rest."""
+    """Write a line to the rank's FIFO if it has a reader and room; the log has all lines anyway."""
     with contextlib.suppress(OSError):
         fd = os.open(fifo_of(order), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -703,7 +708,7 @@ def tell(order: Order, line: bytes) -> None:
 
 
 def fifo_of(order: Order) -> str:
-    """Return the rank's pipe for reports; a process that was in reserve keeps the one that it had."""
+    """Return the rank's pipe for reports; a process that was in reserve keeps the pipe that it had."""
     if RESERVE in order.env and RESERVE not in os.environ:
         return os.environ.get(PROGRESS, "")
     return order.progress or ""
@@ -742,13 +747,13 @@ def raised_in(error: BaseException) -> str:
 
 
 def is_standard(path: str) -> bool:
-    """Return whether this is a file of the standard library."""
+    """Return whether the path is that of a file of the standard library."""
     inside = path.startswith(os.path.dirname(os.__file__) + os.sep) and "-packages" not in path
     return inside or path.startswith("<frozen ")
 
 
 def cut(value: Any, length: int) -> Any:
-    """Return the value with every text in it cut to this length."""
+    """Return the value with every text in it cut to `length`."""
     if isinstance(value, str):
         return value[:length]
     if isinstance(value, dict):
@@ -768,8 +773,8 @@ def fitting(words: dict[str, Any]) -> bytes:
 
 def of_a_worker(error: BaseException) -> Optional[Worker]:
     """Return the exception that a child of the script reported and this process only passes on, or None.
-
-    torch.multiprocessing and its DataLoader put the traceback into the message, process pools into the cause.
+    torch.multiprocessing and its DataLoader put the child's traceback into the message, process pools into the
+    cause.
     """
     cause = error.__cause__
     remote = [cause] if cause is not None and type(cause).__name__.endswith("RemoteTraceback") else []
@@ -785,7 +790,7 @@ def of_a_worker(error: BaseException) -> Optional[Worker]:
 
 
 def module_of(frames: Sequence[Frame]) -> str:
-    """Return what `raised_in` does for a traceback in text, as far as its paths show."""
+    """Return the module of the innermost frame outside the standard library, as far as the frames' paths show it."""
     path = next((path for path, _, _ in reversed(frames) if not is_standard(path)), "")
     inside = path.rpartition("-packages/")[2] if "-packages/" in path else os.path.basename(path)
     return os.path.splitext(inside)[0].replace("/", ".")
@@ -824,7 +829,7 @@ def without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.T
 
 
 def hide_our_frames() -> None:
-    """Wrap the script's excepthook so that it gets the traceback that `python` would give."""
+    """Wrap the script's excepthook so that it gets the same traceback as under `python`."""
     users_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
@@ -839,10 +844,10 @@ def hide_our_frames() -> None:
 
 
 class FlightReader(importlib.abc.MetaPathFinder):
-    """Answers which collectives a rank has entered, from a thread that also runs while the main one waits.
+    """The thread of a rank that answers which collectives the rank has entered, also while the main thread waits.
 
-    A question is a number written into a FIFO beside the rank's own, and the answer a file there; before a number, the
-    word `times` asks only when collectives were entered, answered in another file. The thread starts with the first
+    A question is a number written into a FIFO beside the rank's own, and the answer a file next to it; before a number,
+    the word `times` asks only when collectives were entered, answered in another file. The thread starts with the first
     process group, so that a program without one has no thread more than elsewhere.
     """
 
@@ -871,12 +876,12 @@ class FlightReader(importlib.abc.MetaPathFinder):
         return found
 
     def settle(self, order: Order) -> None:
-        """Enable answers in a rank; a process that it forks has none."""
+        """Enable answers in this rank; processes that the rank forks do not answer."""
         if order.kind != "command" and order.progress is not None:
             self._order, self._pid = order, os.getpid()
 
     def _follow(self, c10d: Any) -> None:
-        """Wrap the function of torch after which a process group exists, to start the thread."""
+        """Wrap the function of torch after which a process group exists, so that its first call starts the thread."""
         known = getattr(c10d, self.AFTER, None)
         if known is None:
             return  # a version of torch that we do not know
@@ -922,7 +927,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
             self.runs = False
 
     def _tell(self, path: str, answer: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
-        """Write the answer with what `read` returns, or why that failed, to the file."""
+        """Write the answer to the file, with what `read` returns or the reason why `read` failed."""
         try:
             answer |= read()
         except (AttributeError, LookupError, TypeError) as error:
@@ -965,7 +970,7 @@ def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
 
 
 def flight_of(c10d: Any) -> dict[str, Any]:
-    """Return the process groups of this rank with the newest collectives of each, or why that is not known."""
+    """Return the process groups of this rank with the newest collectives of each, or why they are not known."""
     found = recorded_by_group(c10d, with_frames=True)
     if found is None:
         return {"problem": "this version of torch has no Flight Recorder for the CPU"}
@@ -985,7 +990,7 @@ def times_of(c10d: Any) -> dict[str, Any]:
 
 
 def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> Any:
-    """Return when each collective was entered, without a gap in their numbers, the newest last."""
+    """Return when each collective was entered, the newest last, without a gap in their numbers."""
     newest = max(one["pg_id"] for one in entries)
     times = {
         one["collective_seq_id"]: one["time_created_ns"] // 1000
@@ -1007,9 +1012,10 @@ def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries
 
 
 def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[str, str], tuple[Any, Any]]]:
-    """Return what the Flight Recorder holds of each existing process group, or None if there is no recorder.
+    """Return what the Flight Recorder holds of each existing process group, or None if torch has no recorder.
 
-    Finding the source lines of all entries takes far longer than all else.
+    Each value is (process group, entries). With `with_frames` the entries have their source lines, which takes far
+    longer than all else.
     """
     core = sys.modules["torch"]._C._distributed_c10d  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other
     cuda = sys.modules.get("torch.cuda")
@@ -1073,7 +1079,9 @@ def collective_of(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 class Supervisor(NamedTuple):
-    """The supervisor that the owner of a zygote wants started, with room for an agent that has a warm zygote."""
+    """The supervisor that the owner of a zygote wants started, which becomes the parent of an agent with a warm
+    zygote.
+    """
 
     argv: Sequence[str]
     env: dict[str, str]
@@ -1082,7 +1090,7 @@ class Supervisor(NamedTuple):
 
 
 def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:
-    """Become a run's supervisor by exec, with a child that waits to become its agent and has a zygote as its child.
+    """Become a run's supervisor by exec, with a child that waits to become its agent, which has a zygote as its child.
 
     An exec keeps children, so each process has the parent that it would have had without the shared zygote.
     """
@@ -1095,7 +1103,7 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
         close([fd for fd in open_fds() if fd != agents_end])
         room.name(words.run_dir)
         become_agent(agents_end)
-    gate = give(words.fds, fds, supervisors_end)
+    gate = renumber(words.fds, fds, supervisors_end)
     replace_program(words.argv, {**words.env, PLACE: f"{gate} {place}"})
 
 
@@ -1119,14 +1127,14 @@ def become_agent(supervisors_end: int) -> NoReturn:
         close([fd for fd in open_fds() if fd != ours])
         raise Standby(ours, agent, -1)
     signal_at_death_of_parent(0)  # an agent that has lost its supervisor finds out by itself
-    offered = give(words["fds"], fds, agents_end)
+    offered = renumber(words["fds"], fds, agents_end)
     replace_program(words["argv"], {**words["env"], OFFERED: f"{offered} {sys.executable}"})
 
 
 def stand_by(agents_end: int, gate: int) -> None:
     """Return once the agent sends a message to this process, or its supervisor has closed the gate.
 
-    If the agent has died, become the next one when the supervisor sends its arguments, or end with the supervisor.
+    If the agent has died, become the next agent when the supervisor sends its arguments, or end with the supervisor.
     Raise Standby in the zygote of that agent.
     """
     select.select([agents_end, gate], [], [])
@@ -1142,9 +1150,9 @@ def stand_by(agents_end: int, gate: int) -> None:
     os.close(gate)
 
 
-def give(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
-    """Make these descriptors available under these numbers, in order, and `more` under a further number, which
-    is returned; close all others.
+def renumber(numbers: Sequence[int], fds: Sequence[int], more: int) -> int:
+    """Give the descriptors `fds` the numbers `numbers`, in order, close all others but `more`, and return the new
+    number of `more`.
     """
     free = max([*numbers, *fds, more, 2]) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, free) for fd in (more, *fds)]
@@ -1169,7 +1177,9 @@ def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 
 class TagRoom:
-    """Space in this process's environment, as it was at exec, for the variable by which the kernel shows its run."""
+    """Space in this process's environment, as it was at exec, for the variable that shows in `/proc` to which run it
+    belongs.
+    """
 
     def __init__(self) -> None:
         with open("/proc/self/stat", "rb") as file:
@@ -1181,23 +1191,23 @@ class TagRoom:
         os.environ.pop(ROOM, None)
 
     def fits(self, run_dir: str) -> bool:
-        """Return whether the variable for this run fits into the space."""
+        """Return whether the variable for the run fits into the space."""
         return len(self._line(run_dir)) <= self._bytes
 
     def name(self, run_dir: str) -> None:
-        """Set the variable to this run, in the space and in `os.environ`."""
+        """Set the variable to the run, in the space and in `os.environ`."""
         ctypes.memmove(self._start, self._line(run_dir).ljust(self._bytes, b"\0"), self._bytes)
         os.environ[TAG] = run_dir
 
     def _line(self, run_dir: str) -> bytes:
-        """Return the variable as the kernel shows it."""
+        """Return the variable in the form in which the kernel shows it."""
         return f"{TAG}={run_dir}".encode() + b"\0"
 
 
 def settle_in(home: dict[str, Any]) -> None:
-    """Take over the environment, folder and log of an agent that has not started this process.
+    """Take over the environment, folder and log of an agent that did not start this process.
 
-    Raise NoFork if what was imported could differ with that environment.
+    Raise NoFork if the imports could have differed with that environment.
     """
     redirect(os.open(home["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
     env: dict[str, str] = home["env"]
@@ -1220,7 +1230,9 @@ def settle_in(home: dict[str, Any]) -> None:
 
 
 class Zygote:
-    """Serves one agent over one socket, or, with `room` for the name of a run, an owner that starts many runs."""
+    """The server that forks ranks for one agent over one socket, or, with `room` for the name of a run, for an owner
+    that starts many runs.
+    """
 
     def __init__(
         self,
@@ -1244,7 +1256,9 @@ class Zygote:
         self._say(op="began")
 
     def serve(self) -> Order:
-        """Return only in a forked rank, with its order; end with the agent."""
+        """Answer messages until the agent closes the connection and end then; return only in a forked rank, with its
+        order.
+        """
         while True:
             for line in self._lines():
                 order = self._answer(line)
@@ -1267,7 +1281,7 @@ class Zygote:
         yield from lines
 
     def _answer(self, line: bytes) -> Optional[Order]:
-        """Carry out a message; return an order in a forked rank, else None."""
+        """Carry out a message; in a forked rank, return the rank's order, else None."""
         try:
             words = json.loads(line)
             op = words["op"]
@@ -1290,7 +1304,7 @@ class Zygote:
         return None
 
     def _preload(self, names: Sequence[Any]) -> None:
-        """Import these modules; one that cannot be imported is reported, and the rank will meet the error again."""
+        """Import the modules. One that cannot be imported is reported, and each rank will meet the error again."""
         began = time.monotonic()
         ours = "OPENBLAS_NUM_THREADS" not in os.environ
         if ours:  # else numpy starts a thread per core
@@ -1308,11 +1322,10 @@ class Zygote:
         self._say(op="ready", seconds=round(time.monotonic() - began, 3), loaded=loaded, failed=failed)
 
     def _leave_standby(self, fd: int, gate: int = -1) -> None:
-        """Fork a process that serves the agent on that socket when this one is gone: warm, and also a child of the
-        agent.
+        """Fork a standby: a process that serves the agent on socket `fd` when this one is gone, with all imports done.
 
-        With a gate it outlives the agent too (`stand_by`). A child of this process would die with it, so there is one
-        between, which ends at once.
+        With a gate it outlives the agent too (`stand_by`). The standby is a child of the agent, because a child of this
+        process would die with it; so the fork goes through a process that ends at once.
         """
         with contextlib.suppress(NoFork, OSError):  # then that socket ends, and the agent knows
             self._check_fitness()
@@ -1323,7 +1336,7 @@ class Zygote:
         close([fd, gate])
 
     def _fork_from_between(self, fd: int, gate: int) -> NoReturn:
-        """Fork the standby in the process between, and end that."""
+        """Fork the standby from the process in between, and end that process."""
         between = os.getpid()
         try:
             if os.fork():
@@ -1335,7 +1348,9 @@ class Zygote:
         raise Standby(fd, self._serves, gate)
 
     def _settle_in(self, home: dict[str, Any], modules: Sequence[Any]) -> None:
-        """Serve an agent that did not start this process; exit if it differs from what the agent would have started."""
+        """Begin to serve an agent that did not start this process; exit if this process differs from the one that the
+        agent would have started.
+        """
         try:
             settle_in(home)
             if list(self._tried) != modules:
@@ -1345,7 +1360,9 @@ class Zygote:
             self._end()
 
     def _start_supervisor(self, words: dict[str, Any]) -> None:
-        """Fork the supervisor of a run as a child of no process of ours, by way of a process that ends at once."""
+        """Fork the supervisor of a run through a process that ends at once, so that the supervisor is no child
+        of ours.
+        """
         fds, self._handed = self._handed, []
         del words["op"]
         try:
@@ -1392,7 +1409,7 @@ class Zygote:
         return None
 
     def _fork(self, words: dict[str, Any]) -> Optional[Order]:
-        """Fork a rank for the agent; return its order in the rank, else None."""
+        """Fork a rank for the agent; in the rank, return its order, else None."""
         number = words.get("id")
         try:
             order = order_from(words.get("order"))
@@ -1401,7 +1418,7 @@ class Zygote:
             sys.stdout.flush()
             sys.stderr.flush()
             LIBC.fflush(None)
-            born = self._bear()
+            born = self._fork_rank()
         except (NoFork, OSError) as error:
             self._say(op="refused", id=number, reason=str(error))
             return None
@@ -1414,10 +1431,10 @@ class Zygote:
         os.close(born.go)
         return None
 
-    def _bear(self) -> Optional[Born]:
-        """Fork a rank that is the agent's child, and so outlives this process; return it, or None in the rank itself.
+    def _fork_rank(self) -> Optional[Born]:
+        """Fork a rank as a child of the agent, so that it outlives this process; return it, or None in the rank itself.
 
-        The rank continues only when the agent has been informed; if this process is killed before that, the rank ends.
+        The rank continues only once the agent has been informed; if this process is killed before that, the rank ends.
         """
         waits, go = os.pipe()
         try:
@@ -1444,7 +1461,7 @@ class Zygote:
         return fork_for_subreaper()
 
     def _check_fitness(self) -> None:
-        """Raise NoFork if a fork would inherit locks that no thread can release, or a dead driver."""
+        """Raise NoFork if a fork would inherit locks that no thread can release, or an unusable driver."""
         tasks = os.listdir("/proc/self/task")
         if len(tasks) != 1:
             raise NoFork(f"{len(tasks)} threads where one was expected{self._suspects()}")
@@ -1458,7 +1475,7 @@ class Zygote:
                     raise NoFork(f"the preloaded modules have opened {device}")
 
     def _suspects(self) -> str:
-        """Return which threads run and which imports started them, as text, or ""."""
+        """Return which threads run and which imports started them, as text, or "" if there are none."""
         threading = sys.modules.get("threading")
         names = [thread.name for thread in threading.enumerate()[1:]] if threading is not None else []
         called = f" ({', '.join(names)})" if names else ""
@@ -1477,7 +1494,7 @@ class Zygote:
             self._end()
 
     def _end(self) -> NoReturn:
-        """Exit because the agent has closed the connection; ranks are our children and end too."""
+        """Exit because the agent has closed the connection."""
         os._exit(0)
 
 

@@ -8,7 +8,8 @@ _ADDRESSES = "LAUNCH_ADDR_"
 
 
 def peers(role: str, port: str = "") -> list[str]:
-    """Return the address, HOST:PORT, of each rank of this role, in order of rank; they are the same after a restart.
+    """Return the address, HOST:PORT, of each rank of `role`, in order of rank; the addresses are the same after a
+    restart.
 
     `port` is the name of one of the role's `ports`.
     """

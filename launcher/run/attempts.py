@@ -40,7 +40,7 @@ def last_attempt(run: RunDir) -> AttemptDir:
 
 
 def _numbers(run: RunDir) -> list[int]:
-    """Return the numbers of all attempt folders, sorted; none if there are no attempts."""
+    """Return the numbers of all attempt folders, sorted, or an empty list if there are none."""
     try:
         names = os.listdir(run.attempts)
     except OSError as error:
@@ -56,7 +56,7 @@ def newest(run: RunDir) -> AttemptDir | None:
 
 
 def last_seen(attempt: AttemptDir, silent: str) -> ClusterAnswer:
-    """Return what the attempt's place reported when it last answered, with why nothing newer is known."""
+    """Return the last answer of the attempt's place; `silent` says why no newer answer is known."""
     before = readable(attempt.seen, ClusterAnswer) or ClusterAnswer("unknown", "", 0.0)
     return msgspec.structs.replace(before, silent=silent)
 
@@ -77,12 +77,13 @@ def new_attempt(
     secret: str = "",
     handle: Handle | None = None,
 ) -> tuple[AttemptDir, Intent]:
-    """Create the next attempt with its intent on disk: its folder is renamed into place, which serves as the lock.
+    """Create the next attempt with its intent on disk, and return (attempt, intent).
 
-    The attempt's token is random, or derived from a `secret` that other hosts share. Two callers that race get two
-    numbers. With `after`, the attempt that the caller has seen end, one of them gets the next number; the other, and
-    any later caller, is Refused. Without `fsync` the caller makes the run durable before others learn of it. With a
-    `handle` no process ever takes the attempt for one that was left to be started.
+    The attempt's folder is renamed into place, which serves as the lock. The attempt's token is random, or derived from
+    a `secret` that other hosts share. Two callers that race get two numbers. With `after`, the attempt that the caller
+    has seen end, one of them gets the next number; the other, and any later caller, is Refused. Without `fsync` the
+    caller makes the run durable before others learn of it. With a `handle` no process ever takes the attempt for one
+    that was left to be started.
     """
     make_dir(run.attempts)
     if fsync:
@@ -116,7 +117,9 @@ def new_attempt(
 
 
 def read_intent(attempt: AttemptDir) -> Intent:
-    """Return why and by which process the attempt was opened; raise Damaged if its record is missing or unreadable."""
+    """Return the attempt's intent, which says why and by which process it was opened; raise Damaged if it is missing or
+    unreadable.
+    """
     intent = read_record(attempt.intent, Intent)
     if intent is None:
         raise Damaged(f"{attempt.intent}: is missing")
@@ -124,10 +127,11 @@ def read_intent(attempt: AttemptDir) -> Intent:
 
 
 def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
-    """Return for how many seconds the attempts before this one lasted, by the run's last state, since a user started or
-    resumed it.
+    """Return for how many seconds the attempts before this one have run since a user started or resumed the run, by the
+    run's last state.
 
-    The state may be older than the resume, because an attempt that dies early writes none.
+    Return None if the state does not say. The state may be older than the resume, because an attempt that dies early
+    writes none.
     """
     if last is None:
         return 0.0
@@ -145,14 +149,16 @@ def _resumes(attempt: AttemptDir) -> bool:
 
 
 def read_plan(run: RunDir, number: int) -> "Plan":
-    """Return the plan that this attempt follows: its own, or that of the attempt before."""
+    """Return the plan that attempt `number` follows: its own, or that of an earlier attempt."""
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
     return plan_as(run, number, Plan)
 
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
-    """Return the part of the plan that this attempt follows which this type of record holds; raise Damaged."""
+    """Return the plan that attempt `number` follows, decoded as far as the record type `kind` has fields; raise Damaged
+    if it cannot be.
+    """
     plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:
         raise Damaged(f"{run.plan}: is missing")
@@ -160,13 +166,13 @@ def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
 
 
 def _plans(run: RunDir, number: int) -> list[Path]:
-    """Return the files that may hold the plan of this attempt; the first that exists holds it."""
+    """Return the files that may hold the plan of attempt `number`, of which the first that exists holds it."""
     return [*(run.attempt(one).plan for one in range(number, 0, -1)), run.plan]
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What can still be read of a run that is to end, even if records are damaged or missing."""
+    """The parts of a run that can still be read when the run is to end, even if records are damaged or missing."""
 
     attempt: AttemptDir  # the newest, or the one that there must have been
     plan: "Plan | None"
@@ -174,7 +180,7 @@ class Remains:
 
 
 def remains(run: RunDir) -> Remains:
-    """Return what can still be read of a run; never raises.
+    """Return what can still be read of a run; never raise an error.
 
     A run without any record is taken to be local, where processes are found without records.
     """
@@ -193,8 +199,8 @@ def remains(run: RunDir) -> Remains:
 
 
 def _newest_ever(run: RunDir) -> int:
-    """Return the highest attempt number that the folders, the fence and the last state show; a following
-    attempt must have a higher number.
+    """Return the highest attempt number that the folders, the fence and the last state show; the next attempt needs a
+    higher one.
     """
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):
@@ -203,20 +209,20 @@ def _newest_ever(run: RunDir) -> int:
 
 
 def _refuse_later(run: RunDir, there: Sequence[AttemptDir], after: int) -> None:
-    """Raise Refused if an attempt after this one exists."""
+    """Raise Refused if an attempt with a number above `after` exists."""
     later = next((one.number for one in there if one.number > after and one.intent.exists()), None)
     if later is not None:
         raise _resumed_meanwhile(run, later)
 
 
 def _resumed_meanwhile(run: RunDir, number: int) -> Refused:
-    """Return the error that the run was resumed meanwhile."""
+    """Return the error that the run was resumed meanwhile, as attempt `number`."""
     name = run.path.name
     return Refused(f"{name} was resumed meanwhile, as attempt {number}", f"hint: launch status {name}")
 
 
 def _claim(draft: AttemptDir, attempt: AttemptDir, *, fsync: bool) -> bool:
-    """Rename the draft to the attempt's folder; return False if that exists already."""
+    """Rename the draft to the attempt's folder, durably with `fsync`; return False if that folder exists already."""
     try:
         os.rename(draft.path, attempt.path)
     except OSError as error:

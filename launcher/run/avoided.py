@@ -19,24 +19,24 @@ def avoided(run: RunDir, now: float | None = None) -> list[Exclusion]:
 
 
 def is_over(run: RunDir, now: float) -> bool:
-    """Return whether an exclusion has expired that a waiting job may still observe."""
+    """Return whether an exclusion has expired by `now` that a waiting job may still observe."""
     return any(exclusion.until <= now for exclusion in readable(run.avoided, list[Exclusion]) or [])
 
 
 def forget(run: RunDir, now: float) -> None:
-    """Remove expired exclusions."""
+    """Remove the exclusions that have expired by `now`."""
     write_record(run.avoided, avoided(run, now))
 
 
 def avoid(run: RunDir, exclusions: Collection[Exclusion]) -> None:
-    """Exclude these nodes and devices; an earlier exclusion of the same host is replaced."""
+    """Exclude nodes and devices for a while; an earlier exclusion of the same host is replaced."""
     hosts = {exclusion.host for exclusion in exclusions}
     kept = [exclusion for exclusion in avoided(run) if exclusion.host not in hosts]
     write_record(run.avoided, [*kept, *exclusions])
 
 
 def include(run: RunDir, hosts: Collection[str] = ()) -> list[Exclusion]:
-    """Include these hosts again, or all, and return the exclusions that were removed."""
+    """Include `hosts` again, or without any all excluded hosts, and return the exclusions that were removed."""
     before = avoided(run)
     taken_back = [exclusion for exclusion in before if not hosts or exclusion.host in hosts]
     if taken_back:

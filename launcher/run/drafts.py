@@ -12,7 +12,7 @@ _PREFIX = ".tmp-"
 
 
 def new_draft(folder: Path) -> Path:
-    """Return an unused name in this folder, which identifies its maker."""
+    """Return an unused name for a draft in the folder, which identifies this process as its maker."""
     maker = this_process()
     who = f"{maker.host},{maker.boot_id},{maker.pid},{maker.start_ticks}"
     return folder / f"{_PREFIX}{who},{os.urandom(4).hex()}"
@@ -27,7 +27,7 @@ def remove_orphans(folder: Path) -> None:
 
 
 def in_work(folder: Path) -> bool:
-    """Return whether another process is, or may be, making a draft there."""
+    """Return whether another process is, or may be, making a draft in the folder."""
     makers = [maker for draft in _drafts(folder) if (maker := _maker(draft.name)) is not None]
     return any(maker != this_process() and alive(maker) is not False for maker in makers)
 
@@ -51,7 +51,7 @@ def remove(draft: Path) -> None:
 
 
 def _maker(name: str) -> ProcessId | None:
-    """Return the process that made a draft of this name, or None if it is no such name."""
+    """Return the process that made a draft of this name, or None if the name is not that of a draft."""
     parts = name.removeprefix(_PREFIX).split(",")
     if len(parts) != 5 or not (parts[2].isdigit() and parts[3].isdigit()):
         return None

@@ -11,7 +11,7 @@ from launcher.run.records import DrainRequest, MoveRequest
 
 
 def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
-    """Record nodes to drain for the rest of the attempt, each with a reason unless a user asked."""
+    """Record nodes to drain for the rest of the attempt, each with the reason, which is "" if a user asked."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         why = {node: words for node, words in nodes.items() if words}
@@ -20,7 +20,7 @@ def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
 
 
 def ask_to_move(attempt: AttemptDir, request: MoveRequest) -> None:
-    """Record one more request to move ranks, after earlier ones."""
+    """Add a request to move ranks to those recorded earlier."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, request)))

@@ -29,7 +29,7 @@ _NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a soc
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """A record with a checksum, for records of which one changed bit could go unnoticed and do harm."""
+    """A record with a checksum, for records in which one flipped bit could go unnoticed and do harm."""
 
     record: msgspec.Raw
     crc32: int
@@ -50,8 +50,8 @@ class Lines(Generic[T]):
 
 
 def make_dir(path: Path) -> None:
-    """Create a folder, with its parents, private to the user whatever the umask; it is durable only after
-    `sync_dir` on its parent.
+    """Create a folder and its parents, private to the user whatever the umask; they are durable only after `sync_dir`
+    on their parents.
     """
     if path.is_dir():
         return
@@ -75,8 +75,9 @@ def sync_dir(path: Path) -> None:
 
 
 def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Path]) -> None:
-    """Make new files and the names in these folders durable: one by one, or if that would be hundreds of
-    flushes, by one flush of the file system of `root`, on which all of them must be.
+    """Make new files and the names in these folders durable.
+
+    If that would take hundreds of flushes, flush the file system of `root` once, on which all of them must be.
     """
     if len(files) + len(folders) > _MANY and _sync_file_system(root):
         return
@@ -87,7 +88,7 @@ def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Pa
 
 
 def sync_trees(root: Path, trees: Collection[Path]) -> None:
-    """Make all durable that was written, without fsync, into these new folders below `root`."""
+    """Make everything durable that was written, without fsync, into these new folders below `root`."""
     found = (Path(folder) / name for tree in trees for folder, _, names in os.walk(tree) for name in (".", *names))
     first = list(islice(found, _MANY + 1))
     if len(first) > _MANY and _sync_file_system(root):
@@ -100,7 +101,7 @@ def sync_trees(root: Path, trees: Collection[Path]) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
-    """Replace the file by these bytes: draft, fsync, rename, fsync of the folder.
+    """Replace the content of the file in one step: draft, fsync, rename, fsync of the folder.
 
     Without `fsync` the caller makes the whole folder durable before others learn of it.
     """
@@ -108,7 +109,7 @@ def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
 
 
 def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
-    """Write a draft and rename it to the path."""
+    """Write a draft and rename it to the path; with `fsync` the new content is durable on return."""
     draft = _write_draft(path, data, fsync=fsync)
     try:
         os.rename(draft, path)
@@ -120,7 +121,7 @@ def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
 
 
 def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
-    """Replace the file by this record; if that raises OSError, the old one is still there."""
+    """Replace the file by the record, durably with `fsync`; if that raises OSError, the old record is still there."""
     write_bytes(path, _line(record), fsync=fsync)
 
 
@@ -131,16 +132,14 @@ def create_record(path: Path, record: Any) -> None:
 
 
 def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
-    """Create the files below `root` that do not exist and return them; they are flushed together and durable on
-    return.
-    """
+    """Create those of the files below `root` that do not exist, and return their paths; all are durable on return."""
     made = list[Path]()
     patiently(lambda: _create(root, {path: one for path, one in records.items() if path not in made}, made))
     return made
 
 
 def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
-    """Create the files; `made` gets those that did not exist."""
+    """Create the files; add to `made` the paths that did not exist."""
     drafts = list[Path]()
     try:
         for path, record in records.items():
@@ -157,7 +156,7 @@ def _create(root: Path, records: Mapping[Path, Any], made: list[Path]) -> None:
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """Return the record, or None if there is none; raise Damaged."""
+    """Return the record, or None if the file does not exist; raise Damaged if it cannot be decoded."""
     data = read_bytes(path)
     if data is None:
         return None
@@ -181,7 +180,9 @@ def write_sealed(path: Path, record: Any) -> None:
 
 
 def read_sealed(path: Path, kind: type[T]) -> T | None:
-    """Return the record exactly as it was written, or None if there is none; raise Damaged."""
+    """Return the record exactly as it was written, or None if the file does not exist; raise Damaged if it has
+    changed.
+    """
     sealed = read_record(path, Sealed)
     if sealed is None:
         return None
@@ -194,11 +195,13 @@ def read_sealed(path: Path, kind: type[T]) -> T | None:
 
 
 def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
-    """Append one line in a single write, after removing a line that a killed writer left incomplete."""
+    """Append one line in a single write, durably with `fsync`; a line that a killed writer left incomplete is ended
+    first.
+    """
     line, tries = _line(record), 0
 
     def append() -> None:
-        """Append the line; after the first try it may be there already."""
+        """Append the line; on a second try the line may be in the file already."""
         nonlocal tries
         tries += 1
         _append(path, line, fsync=fsync, again=tries > 1)
@@ -207,7 +210,10 @@ def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
 
 
 def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
-    """Append a line; with `again` the line may be there already, its fsync having failed."""
+    """Append a line, durably with `fsync`.
+
+    With `again` the line may be in the file already, its fsync having failed.
+    """
     fd = _open_to_append(path)
     try:
         size = os.fstat(fd).st_size
@@ -228,12 +234,14 @@ def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
 
 
 def _ends_with(fd: int, size: int, line: bytes) -> bool:
-    """Return whether the file ends with this line."""
+    """Return whether the file ends with the bytes of `line`."""
     return size >= len(line) and os.pread(fd, len(line), size - len(line)) == line
 
 
 def _write_anew(path: Path, at: int, line: bytes) -> None:
-    """Write the bytes again that are there already: after a failed fsync the kernel may take them for written."""
+    """Write bytes again that are in the file already, because after a failed fsync the kernel may take them for
+    written.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # with O_APPEND pwrite would add them once more
     try:
         os.pwrite(fd, line, at)
@@ -242,7 +250,7 @@ def _write_anew(path: Path, at: int, line: bytes) -> None:
 
 
 def _open_to_append(path: Path) -> int:
-    """Open the file, created if it is missing; raise Damaged if it is no regular file."""
+    """Open the file, creating it if it is missing; raise Damaged if it is no regular file."""
     try:
         fd = os.open(path, _APPEND, 0o600)
     except OSError as error:
@@ -289,13 +297,14 @@ def read_lines(path: Path, kind: type[T]) -> list[T]:
 
 
 def _line(record: Any) -> bytes:
-    """Return the record as a line."""
+    """Return the record as a line of JSON."""
     return msgspec.json.encode(record) + b"\n"
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """Return the content of a file, or None if there is none; raise Damaged if it is not a regular file. No
-    link is followed.
+    """Return the content of a file, or None if it does not exist; raise Damaged if it is not a regular file.
+
+    No link is followed.
     """
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, _READ)) as file:
@@ -311,7 +320,9 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:
-    """Write a complete, durable file beside `path`, under a name that no record has, and return its path."""
+    """Write a complete file beside `path`, under a name that no record has, and return its path; with `fsync` it is
+    durable.
+    """
     draft = path.parent / f".tmp-{os.urandom(8).hex()}"
     with naming(path):
         fd = os.open(draft, _DRAFT, 0o600)
@@ -340,7 +351,7 @@ def _sync_file(path: str | Path) -> None:
 
 
 def _sync_file_system(path: Path) -> bool:
-    """Flush the whole file system and return True, or False if that is not possible."""
+    """Flush the whole file system of `path` and return True, or return False if that is not possible."""
     import ctypes  # late: only many files need it, and Python has no os.syncfs
 
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -361,7 +372,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Put this file's name into errors of the body, as calls on a descriptor name no file or only a draft."""
+    """Put the file's name into errors of the body, because calls on a descriptor name no file, or only a draft."""
     try:
         yield
     except OSError as error:

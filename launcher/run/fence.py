@@ -19,8 +19,9 @@ def fence(run: RunDir) -> int:
 
 
 def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
-    """Prevent older attempts from writing; the fence is never lowered, and an attempt that is itself too old
-    raises Fenced.
+    """Prevent attempts before `attempt` from writing, durably with `fsync`; the fence is never lowered.
+
+    Raise Fenced if a newer attempt exists.
     """
     with locked(run.fence_lock, wait=True, optional=True):
         check_fence(run, attempt)

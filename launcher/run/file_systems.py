@@ -18,7 +18,7 @@ _OF_ONE_MACHINE = frozenset({
 
 
 class Reach(Enum):
-    """The machines that may see what is on a file system."""
+    """The machines that may see the files on a file system."""
 
     NETWORK = auto()
     THIS_MACHINE = auto()  # other machines may still have it by NFS
@@ -27,7 +27,7 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileSystem:
-    """A mounted file system."""
+    """A mounted file system, by its kind and its mount point."""
 
     kind: str
     mount: str
@@ -42,7 +42,7 @@ class FileSystem:
 
 
 def file_system_of(path: Path) -> FileSystem:
-    """Return the file system that a path is on, or would be: that of its nearest existing folder."""
+    """Return the file system of a path, or if the path does not exist, that of its nearest existing folder."""
     there = nearest_folder(path)
     real = os.path.realpath(there)
     os.stat(real)  # an automounter mounts it now

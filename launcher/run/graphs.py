@@ -29,12 +29,12 @@ class GraphDir:
 
     @property
     def id(self) -> RunId:
-        """Return the graph's id."""
+        """Return the graph's id, which is the folder's name."""
         return parse_run_id(self.path.name)
 
     @property
     def runs(self) -> Path:
-        """Return the folder that holds the runs of its steps."""
+        """Return the folder that contains the runs of the graph's steps."""
         return self.path.parent.parent
 
     def step_spec(self, name: str) -> Path:
@@ -114,7 +114,7 @@ def is_step_of(run: str, graph: GraphDir) -> bool:
 
 
 def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphRecord, GraphStep] | None:
-    """Return the graph that a run belongs to and its step there, or None."""
+    """Return (the graph to which a run belongs, its step in it), or None if the run belongs to none."""
     for graph in known:
         if is_step_of(run, graph) and path.parent == graph.runs:
             record = readable(graph.record, GraphRecord)
@@ -125,7 +125,9 @@ def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphReco
 
 
 def graph_of_step(run: str, path: Path) -> str | None:
-    """Return the id of the graph that a run is a step of, by their names and places, or None."""
+    """Return the id of the graph of which a run is a step, judged by names and folders alone, or None if it is a step
+    of none.
+    """
     for end in (at for at, letter in enumerate(run) if letter == "-" and is_run_id(run[:at])):
         with contextlib.suppress(OSError):
             if GraphDir(Path(os.readlink(_links() / run[:end]))).runs == path.parent:
@@ -161,5 +163,5 @@ def remove_empty_graph(graph: GraphDir) -> None:
 
 
 def _links() -> Path:
-    """Return the folder with the list of graphs."""
+    """Return the folder with the user's list of graphs."""
     return registry.state_folder() / "graphs"

@@ -74,7 +74,9 @@ Groups = Annotated[tuple[GroupLook, ...], msgspec.Meta(max_length=MOST_GROUPS)]
 
 
 class FlightRecord(msgspec.Struct, frozen=True):
-    """The answer of a rank's own thread: where its threads are, and its process groups by torch's Flight Recorder."""
+    """The answer of a thread in the rank: where all its threads are, and its process groups by torch's Flight
+    Recorder.
+    """
 
     number: _Number  # of the question
     stack: Frames = ()  # of the main thread, the innermost first
@@ -97,7 +99,7 @@ TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_G
 
 
 class RankTimes(msgspec.Struct, frozen=True):
-    """The answer of a rank's own thread about when it entered its newest collectives."""
+    """The answer of a thread in the rank about when the rank entered its newest collectives."""
 
     number: _Number  # of the question
     groups: TimesOfGroups = ()
@@ -122,7 +124,7 @@ class LastRank(msgspec.Struct, frozen=True):
 
 
 class RankLook(msgspec.Struct, frozen=True):
-    """The state of one rank during a hang."""
+    """The state of one rank at one moment of a hang, as its node observed it."""
 
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]

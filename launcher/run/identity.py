@@ -20,7 +20,7 @@ def boot_id() -> str:
 
 
 def host() -> str:
-    """Return this machine's name."""
+    """Return this machine's host name."""
     return os.uname().nodename
 
 
@@ -33,7 +33,7 @@ def this_process() -> ProcessId:
 
 
 def process_id(pid: int) -> ProcessId | None:
-    """Return the process that has this pid now, or None."""
+    """Return the identity of the process that has this pid now, or None if no process has it."""
     fields = _stat(pid)
     return None if fields is None else ProcessId(host(), boot_id(), pid, int(fields[_START]))
 
@@ -58,7 +58,7 @@ def stat_fields(pid: int) -> list[bytes]:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """Return those fields, or None if the process is gone."""
+    """Return the fields of /proc/PID/stat after the command's name, or None if the process is gone."""
     if pid <= 0:
         return None
     try:

@@ -20,7 +20,7 @@ class Located(Protocol):
 
     @property
     def path(self) -> Path:
-        """Return the folder."""
+        """Return the object's folder."""
 
 
 class NamedFile:
@@ -75,7 +75,9 @@ class AttemptDir:
         return self.path / f"node-{index:02d}"
 
     def node_started(self, index: int) -> Path:
-        """Return the file that a node's supervisor creates once to claim the start; the leader has none."""
+        """Return the file that a node's supervisor creates once to claim the start of its attempt; the leader's node
+        has none.
+        """
         return self.node(index) / "started"
 
     def agent(self, index: int) -> Path:
@@ -83,7 +85,7 @@ class AttemptDir:
         return self.node(index) / "agent.json"
 
     def node_exits(self, index: int) -> Path:
-        """Return the file with the ends of the node's ranks that finished, as its agent saw them, in case the
+        """Return the file with the exits of the node's ranks that finished, as its agent saw them, in case the
         coordinator dies before recording them.
         """
         return self.node(index) / "exits.jsonl"
@@ -117,11 +119,11 @@ class AttemptDir:
         return self.node(index) / f"progress-{local_rank:03d}"
 
     def rank_process(self, index: int, local_rank: int) -> Path:
-        """Return the file that identifies the process of a rank there, for tools that inspect it."""
+        """Return the file that identifies the process of a rank on the node, for tools that inspect it."""
         return self.node(index) / f"rank-{local_rank:03d}.json"
 
     def rank_processes(self, index: int) -> list[Path]:
-        """Return the process files of all ranks that run or ran there."""
+        """Return the process files of all ranks that run or ran on the node."""
         return sorted(self.node(index).glob("rank-*.json"))
 
     def hang(self, number: int) -> Path:
@@ -133,12 +135,12 @@ class AttemptDir:
         return sorted(self.path.glob("hang-*/report.json"))
 
     def error_file(self, index: int, local_rank: int) -> Path:
-        """Return where torch's `@record` writes the exception that a rank ends with."""
+        """Return the file in which torch's `@record` writes the exception that ends a rank."""
         return self.node(index) / f"error-{local_rank:03d}.json"
 
 
 def debug_socket(progress: Path) -> Path:
-    """Return the socket, beside a rank's FIFO, where its breakpoint() waits for a debugger."""
+    """Return the socket, beside a rank's FIFO, at which the rank's breakpoint() waits for a debugger."""
     return progress.with_suffix(".pdb")
 
 
@@ -195,11 +197,11 @@ class RunDir:
         return self.logs / f"a{attempt:04d}.g{generation:04d}"
 
     def rank_log(self, attempt: int, generation: int, rank: int) -> Path:
-        """Return the log of a rank in this generation."""
+        """Return the log of a rank in one generation of an attempt."""
         return self.generation_logs(attempt, generation) / f"rank-{rank:05d}.log"
 
     def reported(self, attempt: int, node: int) -> Path:
-        """Return the file with what the ranks of a node report, step by step."""
+        """Return the file with the metrics that the ranks of a node report, step by step."""
         return self.metrics / f"reported.n{node:03d}.a{attempt:04d}.jsonl"
 
     def system(self, attempt: int, node: int) -> Path:
@@ -207,8 +209,9 @@ class RunDir:
         return self.metrics / f"system.n{node:03d}.a{attempt:04d}.jsonl"
 
     def environment(self, attempt: int, node: int) -> Path:
-        """Return the file that describes the environment of a node's ranks; it is beside their reports because
-        it is fetched in the same way.
+        """Return the file that describes the environment of a node's ranks.
+
+        It is beside their metrics because both are fetched in the same way.
         """
         return self.metrics / f"environment.n{node:03d}.a{attempt:04d}.jsonl"
 
@@ -218,19 +221,19 @@ class RunDir:
 
 
 def parse_log_folder(name: str) -> tuple[int, int] | None:
-    """Return attempt and generation of a folder in logs/, or None; generation 0 is the setup."""
+    """Return (attempt, generation) of a folder in logs/, or None if it has another name; generation 0 is the setup."""
     found = _LOG_FOLDER.fullmatch(name)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
 
 def parse_log_file(name: str) -> int | None:
-    """Return the rank that this log belongs to, or for a setup's log the node, or None."""
+    """Return the rank to which the log belongs, or for a setup's log the node; None if the name is not a log's."""
     found = _LOG_FILE.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def times_of(log: Path) -> Path:
-    """Return the file beside a rank's log with the times at which it grew, for the merged view (lines `unix_ms
+    """Return the file beside a rank's log with the times at which the log grew, for the merged view (lines `unix_ms
     offset`).
     """
     return log.with_suffix(".times")

@@ -15,11 +15,11 @@ _OPEN = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, optional: bool = False) -> Iterator[int | None]:
-    """Hold the lock in the body, or yield None if another process holds it; a child that inherits the descriptor holds
-    it as long as it lives.
+    """Hold the lock in the body and yield its descriptor, or yield None if another process holds it; with `wait`, wait
+    for the lock.
 
-    With `optional` a file system without locks is accepted: two processes that race within microseconds may then both
-    pass.
+    A child that inherits the descriptor holds the lock as long as it lives. With `optional` a file system without locks
+    is accepted: two processes that race within microseconds may then both pass.
     """
     fd = patiently(lambda: os.open(path, _OPEN, 0o600))
     try:

@@ -11,7 +11,7 @@ _MOST_LINKS = 40  # as the kernel has it
 
 
 def own_part(common: Path) -> Path:
-    """Return the folder itself if it is this user's alone, or this user's part of a folder that users share."""
+    """Return `common` if no other user can write to it, else the folder of this user's name in it."""
     try:
         status = common.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -22,7 +22,7 @@ def own_part(common: Path) -> Path:
 
 
 def is_ours_alone(folder: Path) -> bool:
-    """Return whether this is a folder, not a link, that no other user owns or can write to."""
+    """Return whether `folder` is a folder, not a link, that no other user owns or can write to."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and _is_ours_alone(status)
 
@@ -30,11 +30,11 @@ def is_ours_alone(folder: Path) -> bool:
 def refuse_exposed(
     path: Path, about: str, *hints: str, below: Path = Path("/"), owners: Collection[int] | None = ()
 ) -> None:
-    """Raise BadInput if another user could remove or replace the folder at this path, or write into it.
+    """Raise BadInput if another user could remove or replace the folder at `path`, or write into it.
 
     That is possible if a folder above it and below `below`, links on the way included, is owned by another than this
-    user, root or one of these owners, or can be written to by others and is not sticky. If `owners` is None, any user
-    may own these folders and let a group write to them, as in a container whose folder was given from outside.
+    user, root or one of `owners`, or can be written to by others and is not sticky. If `owners` is None, any user may
+    own these folders and let a group write to them, as in a container whose folder was given from outside.
     """
     trusted = None if owners is None else {0, os.geteuid(), os.stat("/").st_uid, *owners}  # of /: as a container has it
     if problem := _problem_of(Path(os.path.abspath(path)), Path(os.path.abspath(below)), trusted):
@@ -57,12 +57,12 @@ def refuse_strangers(path: Path, shown: str, says: str) -> None:
 
 
 def _is_ours_alone(status: os.stat_result) -> bool:
-    """Return whether this user owns it and no other can write to it."""
+    """Return whether this user owns the file with this status and no other user can write to it."""
     return status.st_uid == os.geteuid() and not _open_to_others(status)
 
 
 def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str:
-    """Return which folder on the way another user could change, and how, or ""."""
+    """Return which folder on the way to `path` another user could change, and how, or "" if there is none."""
     at, left, links = Path(os.path.realpath(below)), list(path.relative_to(below).parts), 0
     open_to_others = False
     while left:
@@ -87,7 +87,7 @@ def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str
 
 
 def _open_to_others(status: os.stat_result) -> bool:
-    """Return whether others may write to it and it is not sticky."""
+    """Return whether others may write to the folder with this status and it is not sticky."""
     if not status.st_mode & stat.S_IWGRP or _is_private(status.st_gid):
         return bool(status.st_mode & stat.S_IWOTH)
     return True

@@ -35,7 +35,7 @@ def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[Non
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """Return the result of `act`, repeated while a disk is the reason for its failure, if this thread waits for disks.
+    """Return the result of `act`, which is repeated while it fails because of a disk, if this thread waits for disks.
 
     So `act` must be safe to repeat after it was done in part or whole.
     """
@@ -58,6 +58,6 @@ def patiently(act: Callable[[], T]) -> T:
 
 
 def say(text: str) -> None:
-    """Write a line to this process's log, and ignore a failure."""
+    """Write a line to this process's log, ignoring any failure."""
     with contextlib.suppress(OSError):  # it is on the same disk, as a rule
         os.write(sys.stderr.fileno(), f"{text}\n".encode())

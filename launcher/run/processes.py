@@ -39,7 +39,7 @@ _before: dict[int, int] = {}  # soft limits as they were when this process was s
 
 
 def name_this(name: str) -> None:
-    """Show this process under that name in `ps -o comm` and `top`: at most 15 characters."""
+    """Show this process under `name` in `ps -o comm` and `top`, cut to 15 characters."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
@@ -50,7 +50,7 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end now where that has happened."""
+    """Have the kernel kill this process when its parent `parent` ends; end at once if the parent has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         os._exit(1)
@@ -97,7 +97,7 @@ def core_dumps_as_before() -> Iterator[None]:
 
 
 def _set(kind: int, soft: int) -> None:
-    """Set a soft limit, and remember the user's."""
+    """Set a soft limit, and remember the user's limit for `users_limits`."""
     now, hard = resource.getrlimit(kind)
     _before.setdefault(kind, now)
     if kind == resource.RLIMIT_CORE and hard != resource.RLIM_INFINITY:
@@ -106,9 +106,7 @@ def _set(kind: int, soft: int) -> None:
 
 
 def open_process(pid: int) -> int | None:
-    """Return a descriptor of the process, or None if there is none: a number from before a boot may now be a
-    thread's.
-    """
+    """Return a descriptor of the process, or None if there is none: a pid from before a boot may now be a thread's."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -118,7 +116,7 @@ def open_process(pid: int) -> int | None:
 
 
 def signal_process(process: ProcessId, number: int) -> bool:
-    """Send a signal to exactly this process; return False if it is gone."""
+    """Send a signal to exactly the process `process`; return False if it is gone."""
     handle = open_process(process.pid)
     if handle is None:
         return False
@@ -134,12 +132,12 @@ def signal_process(process: ProcessId, number: int) -> bool:
 
 
 def descendants(root: int, keep: Collection[int] = ()) -> list[int]:
-    """Return all live processes below `root` except those in `keep`, whose descendants are included."""
+    """Return all live processes below `root`, without those in `keep`; the descendants of `keep` are included."""
     return [pid for pid in _below(root, lambda _: True) if pid not in keep]
 
 
 def orphans(root: int, trees: Collection[int]) -> list[int]:
-    """Return all live processes below `root` that are not in one of these subtrees."""
+    """Return all live processes below `root` that are not in one of the process trees `trees`."""
     return list(_below(root, lambda pid: pid not in trees))
 
 
@@ -149,7 +147,7 @@ def tagged(run_dir: str, uid: int) -> list[int]:
 
 
 def tagged_of_run(run_dir: Path, uid: int) -> list[int]:
-    """Return all processes of this user that are tagged with the run's directory or that of one of its other roles."""
+    """Return all processes of this user that are tagged with the run's directory or with that of one of its roles."""
     roles = RunDir(run_dir).roles
     folders = [run_dir, *(roles.iterdir() if roles.is_dir() else ())]
     found = tagged_any([str(folder) for folder in folders], uid)
@@ -185,8 +183,10 @@ def _environment_of(pid: int) -> bytes:
 
 
 def _has_none(pid: int) -> bool:
-    """Return whether the environment is empty and no exec is about to fill it: the kernel sets the end of the code
-    last. Raise OSError for a process without a program.
+    """Return whether the process's environment is empty and no exec is about to fill it: the kernel sets the end of the
+    code last.
+
+    Raise OSError for a process without a program.
     """
     os.readlink(f"/proc/{pid}/exe")
     words = stat_fields(pid)
@@ -194,9 +194,10 @@ def _has_none(pid: int) -> bool:
 
 
 def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[list[ProcessId], list[ProcessId]]:
-    """Send SIGKILL to whatever `find` returns until that is nothing; return what ended and what did not.
+    """Send SIGKILL to the processes that `find` returns until it returns none; return (processes that ended, processes
+    that did not).
 
-    This is repeated because a process may fork between the search and the kill.
+    The search is repeated because a process may fork between the search and the kill.
     """
     ended: dict[ProcessId, None] = {}
     deadline = time.monotonic() + timeout_s
@@ -211,7 +212,7 @@ def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[lis
 
 
 def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
-    """Kill these processes and wait for their ends; return False at the deadline."""
+    """Kill the processes and wait until they have ended; return False at the deadline."""
     handles: dict[int, ProcessId] = {}
     try:
         for target in targets:
@@ -237,9 +238,7 @@ def _send(handle: int, number: int) -> None:
 
 
 def _wait_for(handles: list[int], deadline: float) -> bool:
-    """Return True once all of these processes have ended, or False at the deadline; a pidfd is readable after the
-    end.
-    """
+    """Return True once all processes behind the pidfds have ended, or False at the deadline."""
     poll = select.poll()
     waiting = set(handles)
     for handle in handles:
@@ -254,7 +253,7 @@ def _wait_for(handles: list[int], deadline: float) -> bool:
     return True
 
 
-def give_up(pid: int, *, first: bool) -> None:
+def set_oom_priority(pid: int, *, first: bool) -> None:
     """Make the kernel's OOM killer choose this process first, or, if not `first`, no sooner than the caller."""
     with contextlib.suppress(OSError):  # it is gone, or who runs us has forbidden it
         with open("/proc/self/oom_score_adj") as file:
@@ -264,12 +263,14 @@ def give_up(pid: int, *, first: bool) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether the process is stopped by a signal or a debugger; False if it is gone."""
+    """Return whether the process is stopped by a signal or a debugger; return False if it is gone."""
     return _state(pid) in (b"T", b"t")
 
 
 def is_stopped_by_signal(pid: int) -> bool:
-    """Return whether a signal has stopped the process, as SIGSTOP does; False in a debugger, or if it is gone."""
+    """Return whether a signal such as SIGSTOP has stopped the process; return False if a debugger has, or if it is
+    gone.
+    """
     return _state(pid) == b"T"
 
 
@@ -316,7 +317,7 @@ def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    """Return the children of every process."""
+    """Return the pids of the children of every process, by the parent's pid."""
     children: dict[int, list[int]] = {}
     for pid in pids():
         fields = _stat(pid)
@@ -333,8 +334,8 @@ def pids() -> Iterator[int]:
 
 
 def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: Callable[[], bool]) -> bool:
-    """Return whether a child that leads a session ends by itself, in time and before it has written too much;
-    if not, kill its process group.
+    """Return whether a child that leads a session exits by itself before `limit_s` has passed and before `is_too_much`
+    returns True; if not, kill its process group.
     """
     end = os.pidfd_open(child.pid)  # readable when it ends: no step of a polling loop is lost on a quick one
     deadline = time.monotonic() + limit_s
@@ -352,7 +353,7 @@ def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: 
 
 
 def _readable(handle: int, timeout_s: float) -> bool:
-    """Return whether the process has ended within this time."""
+    """Return whether the process behind the pidfd has ended within `timeout_s`."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))

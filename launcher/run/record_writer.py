@@ -36,16 +36,15 @@ _Entry = Event | RankExit | RunState | AttemptEnd | KeptHang | RoleEnd
 
 
 class RecordWriter:
-    """Writes records in a thread: `write` returns at once, and while the disk refuses entries they wait; `state_waits`
-    is True if a state is among them.
+    """A thread that writes records: `write` returns at once, and entries wait while the disk refuses them.
 
-    After the first other failure, such as a newer attempt, nothing more is written and `failed` is called, once, from
-    the writer's thread.
+    `state_waits` is True if a state is among the waiting entries. After the first other failure, such as a newer
+    attempt, nothing more is written and `failed` is called, once, from the writer's thread.
     """
 
     def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None], lease_s: float) -> None:
-        """Start the thread that writes records; one that takes longer than `lease_s` to reach the disk is
-        reported once.
+        """Start the thread that writes records; the first record that takes longer than `lease_s` to reach the disk is
+        reported.
         """
         self._lease_s, self._told, self._waited = lease_s, False, False
         self._run = run
@@ -64,12 +63,12 @@ class RecordWriter:
         self._entries.put(entry)
 
     def close(self) -> None:
-        """Wait until everything is on disk."""
+        """Wait until all queued entries are on disk."""
         self._entries.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        """Write the queued entries until closed."""
+        """Write the queued entries until the writer is closed."""
         with waiting_for_disks(self._note):
             while (entry := self._entries.get()) is not None:
                 try:

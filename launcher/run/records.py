@@ -26,7 +26,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
-    """labels.json: a run's name, tags and note by its user; the launcher itself ignores them."""
+    """labels.json: a run's name, tags and note, which its user gave it; the launcher itself ignores tags and note."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -63,13 +63,13 @@ class Handle(msgspec.Struct, frozen=True):
     path: str = ""  # and its folder there
 
     def run_there(self) -> RunId | None:
-        """Return the run's id on the login node, or None."""
+        """Return the run's id on the login node, or None if the run was not submitted through one."""
         return parse_run_id(self.run) if self.run else None
 
 
 class Site(msgspec.Struct, frozen=True):
-    """attempts/0001/site.json: the cluster that the job is handed to, on disk before that, as job ids are only
-    valid on one.
+    """attempts/0001/site.json: the cluster to which the job is handed, written before that, because a job id is valid
+    on one cluster only.
     """
 
     cluster: str  # as its controller calls it
@@ -101,7 +101,7 @@ class Exclusion(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """One entry of gone.json: a host that a user has given up for this attempt and those before."""
+    """One entry of gone.json: a host that a user has given up, for this attempt and earlier ones."""
 
     host: str
     attempt: int
@@ -124,7 +124,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The environment that a node's ranks found, for comparing runs: metrics/environment.n000.a0001.jsonl."""
+    """The environment in which a node's ranks started, for comparing runs: metrics/environment.n000.a0001.jsonl."""
 
     host: str
     python: str  # its path
@@ -137,7 +137,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class RankProcess(msgspec.Struct, frozen=True):
-    """attempts/0001/node-00/rank-000.json: a rank that runs, or did."""
+    """attempts/0001/node-00/rank-000.json: the process of a rank that runs or has run."""
 
     rank: int
     generation: int
@@ -154,7 +154,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class RankExit(msgspec.Struct, frozen=True):
-    """One line of attempts/0001/exits.jsonl: how a rank process ended, and what its node knows of the reason."""
+    """One line of attempts/0001/exits.jsonl: how a rank process ended, and the reason as far as its node knows it."""
 
     generation: int
     rank: int
@@ -231,7 +231,7 @@ _Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class GpuLoad(msgspec.Struct, frozen=True):
-    """The use of one GPU of a node, by any process."""
+    """The use of one GPU of a node by all processes."""
 
     index: _Amount  # as the driver counts them
     memory: _Amount  # bytes in use
@@ -240,7 +240,7 @@ class GpuLoad(msgspec.Struct, frozen=True):
 
 
 class RankLoad(msgspec.Struct, frozen=True):
-    """Use of its node by a rank, including all processes below it."""
+    """The use of a node by one rank, including all processes below it."""
 
     rank: int
     cpu: _Cores  # cores
@@ -253,7 +253,7 @@ class RankLoad(msgspec.Struct, frozen=True):
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """Use of a node's machine by any process, and by each rank there: an average over some seconds."""
+    """The use of a node's machine by all processes, and by each rank on it: an average over some seconds."""
 
     node: int
     at: float  # wall clock, for people
@@ -338,7 +338,7 @@ class StopRequest(msgspec.Struct, frozen=True):
 
 
 class MoveRequest(msgspec.Struct, frozen=True):
-    """A request to move the ranks of a node to another one, or to any."""
+    """A request to move the ranks of a node to another node, which is `to`, or any if that is None."""
 
     node: int
     to: int | None = None  # None: on any spare

@@ -24,7 +24,8 @@ class _Submitted(msgspec.Struct, frozen=True):
 
 
 def runs_root(project: Path, *, create: bool = False) -> Path:
-    """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in it, which git is told to ignore.
+    """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in it; with `create`, make it and have
+    git ignore it.
 
     In a folder that users share, each user has one of their own. Raise BadInput if others could put their code in it.
     """
@@ -59,8 +60,8 @@ def hide_from_git(folder: Path) -> None:
 
 
 def variable_of(path: str) -> str | None:
-    """Return the environment variable that would move what is kept at or below this path elsewhere, or None if the
-    launcher keeps nothing there.
+    """Return the environment variable that would move the launcher's files at or below this path elsewhere, or None if
+    it keeps none there.
     """
     at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
     root, state = Path(named).absolute() if named else None, _folder().parent
@@ -70,12 +71,12 @@ def variable_of(path: str) -> str | None:
 
 
 def _one_contains_other(one: Path, other: Path) -> bool:
-    """Return whether one of the paths is the other or above it."""
+    """Return whether the two paths are equal or one is above the other."""
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
-    """Register this id with its folder; raise FileExistsError if the id is taken."""
+    """Register a run's id with its folder, durably with `fsync`; raise FileExistsError if the id is taken."""
     folder = _folder()
     make_dir(folder)
     refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
@@ -85,7 +86,7 @@ def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
 
 
 def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
-    """Register all of these runs, or none; raise FileExistsError if an id is taken."""
+    """Register all of the runs, or none; raise FileExistsError if an id is taken."""
     done = list[RunId]()
     try:
         for run_id, path in runs:
@@ -99,12 +100,12 @@ def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
 
 
 def adopted(run_id: RunId) -> Path:
-    """Return the folder of a run that was submitted from another machine."""
+    """Return the folder on this machine of a run that was submitted from another machine."""
     return _folder().parent / "adopted" / run_id
 
 
 def is_adopted(path: Path) -> bool:
-    """Return whether this is the folder of a run that was submitted from another machine."""
+    """Return whether `path` is the folder of a run that was submitted from another machine."""
     return path.parent == _folder().parent / "adopted"
 
 
@@ -119,7 +120,7 @@ def is_registered(run_id: RunId) -> bool:
 
 
 def registered() -> list[tuple[RunId, Path]]:
-    """Return all runs of this user whose link is there, the newest first; the folder behind it may be gone."""
+    """Return (id, folder) of all runs of this user that are registered, the newest first; the folder may be gone."""
     found = list[tuple[int, RunId, Path]]()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(_folder()) as entries:
         for entry in entries:
@@ -137,7 +138,7 @@ def names() -> frozenset[str]:
 
 
 def changed_ns() -> int:
-    """Return when the list was last changed, by the time of its folder, or 0 if there is none."""
+    """Return when the list of runs was last changed, by the time of its folder, or 0 if there is no list."""
     try:
         return _folder().stat().st_mtime_ns
     except OSError:
@@ -145,13 +146,13 @@ def changed_ns() -> int:
 
 
 def gone() -> list[tuple[RunId, Path]]:
-    """Return the registered runs whose folder no longer exists."""
+    """Return (id, folder) of the registered runs whose folder no longer exists."""
     return [(run_id, path) for run_id, path in registered() if not path.is_dir()]
 
 
 def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
-    """Return this user's runs of the project around this folder that are not in the list, for instance because they
-    were submitted with another HOME or state folder.
+    """Return (id, folder) of this user's runs of the project around `folder` that are not registered, for instance
+    because they were submitted with another HOME or state folder.
     """
     roots = (runs_root(at) for at in (folder, *folder.parents))
     root = next((at for at in roots if at.is_dir()), None)
@@ -166,7 +167,7 @@ def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
 
 
 def find(ref: str) -> tuple[RunId, Path]:
-    """Return the id and folder of the run with this id, unique beginning of an id or name, or of the newest for
+    """Return (id, folder) of the run with this id, unique beginning of an id or name, or of the newest run for
     `last`.
     """
     known = dict(registered())
@@ -188,18 +189,18 @@ def find(ref: str) -> tuple[RunId, Path]:
         )
     if matches:
         raise NoSuchRun(f"{matches[0]}: its folder is gone: {known[matches[0]]}")
-    raise NoSuchRun(f"{ref[:100]!r}: no such run", f"hint: {_near(ref, list(known))}")
+    raise NoSuchRun(f"{ref[:100]!r}: no such run", f"hint: {_hint_for_unknown(ref, list(known))}")
 
 
 def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
-    """Return the only run that a user has given this name, or None."""
+    """Return (id, folder) of the only run to which a user has given the name `ref`, or None."""
     labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
     found = [one for one, said in labels if said is not None and said.name == ref]
     return found[0] if len(found) == 1 else None
 
 
 def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
-    """Return the run that was submitted last; raise NoSuchRun if there is none."""
+    """Return (id, folder) of the run that was submitted last; raise NoSuchRun if there is none."""
     ages = {run_id: _submitted_at(path) for run_id, path in known.items() if path.is_dir()}
     if not ages:
         raise NoSuchRun("there is no run yet", "hint: launch submit FILE")
@@ -219,8 +220,8 @@ def _submitted_at(path: Path) -> float:
     return 0.0
 
 
-def _near(ref: str, known: list[RunId]) -> str:
-    """Return a hint: similar ids, or else how to list all runs."""
+def _hint_for_unknown(ref: str, known: list[RunId]) -> str:
+    """Return a hint for an unknown run: similar ids, or how to list all runs."""
     import difflib  # late: only a mistake needs it, and every command imports this module
 
     near = difflib.get_close_matches(ref[:100], known, n=3)
@@ -228,7 +229,7 @@ def _near(ref: str, known: list[RunId]) -> str:
 
 
 def state_folder() -> Path:
-    """Return the folder that lists this user's runs and sweeps on this machine and what was found about clusters."""
+    """Return the folder with the user's lists of runs and sweeps on this machine and the facts found about clusters."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(home) / "launch"
 

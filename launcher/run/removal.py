@@ -41,12 +41,12 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def usage_of(run: RunDir, checkpoints: Path) -> Usage:
-    """Return the disk space that a run takes."""
+    """Return the disk space that a run takes, its checkpoints in the folder `checkpoints` included."""
     return Usage(size_of(run.path), size_of(checkpoints), size_of(run.logs), size_of(run.code))
 
 
 def size_of(path: Path) -> int:
-    """Return the size of all blocks of a file or a tree without following links; what cannot be read counts as
+    """Return the size of all blocks of a file or a tree without following links; a file that cannot be read counts as
     nothing.
     """
     total, folders = 0, [os.fspath(path)]
@@ -72,7 +72,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_run(run_id: RunId, path: Path) -> None:
-    """Remove a run's folder and name, and the folder of its batch if it was the last run of it."""
+    """Remove a run's folder and id, and the folder of its batch if no other run of the batch is left."""
     remove_tree(path)
     registry.forget(run_id)
     for batch in path.parent.glob(f"{BATCH_PREFIX}*"):
@@ -92,26 +92,26 @@ def forget_gone() -> list[RunId]:
 
 
 def unused_code(roots: Collection[Path]) -> list[Path]:
-    """Return the trees of code that are stored for these folders of runs but that no run in them was frozen from."""
+    """Return the trees of code stored for the runs in the folders `roots` from which none of these runs was frozen."""
     return [tree for root in roots for tree in unneeded(root / STORE, root)]
 
 
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
-    """Return the trees of a store from which no run of this folder was frozen, ignoring the runs in `without`."""
+    """Return the trees of `store` from which no run in `root` was frozen, ignoring the runs in `without`."""
     trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
     used = _digests(root, without) if trees else set()
     return sorted(tree for tree in trees if tree.name not in used)
 
 
 def _digests(root: Path, without: Collection[str] = ()) -> set[str]:
-    """Return the digests of the code from which runs of this folder were frozen."""
+    """Return the digests of the code from which runs in the folder `root` were frozen, ignoring those in `without`."""
     files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
     plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
     return {plan.code.digest for plan in plans if plan is not None}
 
 
 def remove_unused_code(roots: Collection[Path]) -> None:
-    """Remove what `unused_code` returns, except in a folder of runs to which a submit is active."""
+    """Remove the trees that `unused_code` returns, except in a folder to which a submit is active."""
     for root in roots:
         trees = unneeded(root / STORE, root)
         if trees and not drafts.in_work(root):

@@ -15,7 +15,7 @@ def make_files_private() -> None:
 
 
 def users_umask() -> int:
-    """Return the umask that the user had when this process began."""
+    """Return the umask that the user had when this process started."""
     if _before is not None:
         return _before
     # Unlike os.umask, which can only be asked by setting another one, this disturbs no other thread.

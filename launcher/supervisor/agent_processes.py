@@ -47,15 +47,16 @@ _FROZEN_S, _FROZEN_LOOK_S = 1.0, 0.5  # until an agent that a signal has stopped
 
 
 class FrozenWatch:
-    """The time for which an agent has been frozen, for a caller that looks at it often."""
+    """The time for which an agent has been frozen, for a caller that checks the agent often."""
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
         self._clock, self._looked_at, self._since = clock, 0.0, 0.0
 
     def look(self, is_frozen: bool) -> float | None:
-        """Return the seconds for which it has been frozen, or None if it is not.
+        """Return the seconds for which the agent has been frozen, or None unless `is_frozen` says that it is now.
 
-        Time without looks does not count: the caller was stopped or suspended too, and may go on a moment earlier.
+        Time in which `look` was not called does not count: the caller was stopped or suspended too, and may go on a
+        moment before the agent does.
         """
         now, before = self._clock(), self._looked_at
         self._looked_at = now if is_frozen else 0.0
@@ -108,7 +109,7 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
-        """Start the process, as the prepared child if there is one that lives, and return its pid."""
+        """Start the process and return its pid; a prepared child process takes over its part if one lives."""
         place, self.place = self.place, None
         if place is not None and place.take(self.argv, environment, log, fds):
             return place.pid
@@ -146,16 +147,17 @@ class AgentProcess:
 
     @property
     def pids(self) -> set[int]:
-        """Return the pid of the process, and of the prepared child that is to replace it, as far as there are any."""
+        """Return the pids of the process and of the prepared child that is to replace it, as far as they exist."""
         return {one for one in (self.pid, self.place and self.place.pid) if one}
 
     def copies(self) -> HistoryCopies | None:
-        """Return the numbers shared with the coordinator in this agent, or None before it starts."""
+        """Return the numbers shared with the coordinator in this agent, or None before the agent starts."""
         return self.lease.copies if self.lease is not None else None
 
     def enforce_lease(self) -> float | None:
-        """End what the agent's lease does not cover any more, and an agent that is frozen alone; return the seconds to
-        the next check, or None if there is no lease.
+        """End the ranks of an agent whose lease has expired, and an agent that is frozen while they run.
+
+        Return the seconds to the next check, or None if there is no lease.
         """
         if not self.pid or self.lease is None:
             return None
@@ -171,7 +173,7 @@ class AgentProcess:
         return due.look_s if frozen_s is None or due.look_s is None else min(due.look_s, _FROZEN_LOOK_S)
 
     def schedule_restart(self, now: float) -> None:
-        """Set when the dead process is started again: the delay grows with each death in a row, until one lives
+        """Set when the dead process is started again: the delay grows with each death in a row, until a process lives
         long enough.
         """
         if now - self.started_at >= _STEADY_S:
@@ -180,9 +182,10 @@ class AgentProcess:
         self.deaths += 1
 
     def may_miss_coordinator(self) -> bool:
-        """Return True, once per exit, if the agent may have left because it had lost the coordinator for a whole lease.
+        """Return True, once per exit, if the agent may have exited because it had lost the coordinator for a whole
+        lease.
 
-        An agent that was frozen, or left too slowly, was killed by its watchdog for that; so SIGKILL counts too.
+        An agent that was frozen, or exited too slowly, was killed by its watchdog for that; so SIGKILL counts too.
         """
         lost = self.last is not None and os.waitstatus_to_exitcode(self.last) in (Exit.LOST, -signal.SIGKILL)
         if lost:
@@ -205,7 +208,7 @@ class SupervisedLease:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
-        """Return what is to be done now; the watchdog acts first, and an agent may leave by itself."""
+        """Return what is to be done now; the watchdog acts first, and an agent may exit by itself."""
         left_s = _AFTER_WATCHDOG_S + self._watch.left_s(self._lease.until)
         if left_s > 0:
             return Due(end=False, kill=False, look_s=min(left_s, _LEASE_LOOK_S))
@@ -214,7 +217,9 @@ class SupervisedLease:
         return Due(end=True, kill=True, look_s=None)
 
     def end(self, agent: int) -> None:
-        """End what is below the agent but its standby, and log it if the watchdog had not done it first."""
+        """End all processes below the agent except its standby, and log that unless the watchdog had ended them
+        first.
+        """
         self._lease.break_off()
         ended, _ = end_all(lambda: descendants(agent, keep=(self._lease.standby,)))
         if ended:
@@ -235,8 +240,8 @@ class AgentPlace:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "AgentPlace | None":
-        """Return the prepared agent process whose socket and pid are in LAUNCH_AGENT_PLACE, or None; the
-        variable is removed.
+        """Return the prepared agent process whose socket and pid are in LAUNCH_AGENT_PLACE, or None; remove the
+        variable.
         """
         words = environ.pop("LAUNCH_AGENT_PLACE", "").split()
         if len(words) != 2:
@@ -246,8 +251,8 @@ class AgentPlace:
 
     @classmethod
     def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
-        """Start an agent process for node 0 that imports now and waits; `before` is a prepared child that
-        becomes it.
+        """Start an agent process for node 0 that imports now and waits; if `before` is a prepared child, it becomes
+        that process.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -271,7 +276,7 @@ class AgentPlace:
         self.socket.close()
 
     def take(self, argv: Sequence[str], environment: Mapping[str, str], log: int, keep: Sequence[int]) -> bool:
-        """Make the waiting process the agent with these arguments; return False if it is gone."""
+        """Make the waiting process the agent with these arguments; return False if the process is gone."""
         null = os.open(os.devnull, os.O_RDONLY)
         words = {"argv": list(argv), "env": dict(environment), "fds": [0, 1, 2, *keep]}
         try:
@@ -304,7 +309,7 @@ def agent_process(
 ) -> AgentProcess:
     """Return the agent process of a node on this machine.
 
-    `gpus` are all that it may use; with None the plan decides, or nothing limits it.
+    `gpus` lists the GPUs that it may use; with None the plan decides, or it may use all.
     """
     argv = _argv(plan.run_dir, str(attempt.number), node)
     environment = _environment(os.environ, plan.run_dir)
@@ -314,13 +319,13 @@ def agent_process(
 
 
 def coordinator_process(plan: Plan, attempt: AttemptDir, *, keep: Sequence[int] = ()) -> AgentProcess:
-    """Return the process with the coordinator of a plan that names this machine for it; agents are elsewhere."""
+    """Return the process that runs only the coordinator, for a plan whose agents are on other machines."""
     argv = _argv(plan.run_dir, str(attempt.number), COORDINATOR)
     return AgentProcess(argv, _environment(os.environ, plan.run_dir), attempt.coordinator_log, keep)
 
 
 def _argv(run_dir: str, attempt: str, node: int | str) -> Sequence[str]:
-    """Return the command line of an agent, or of a coordinator alone."""
+    """Return the command line of a node's agent, or of the coordinator alone if `node` is `coordinator`."""
     return (sys.executable, "-P", "-m", "launcher.node", run_dir, attempt, str(node))
 
 
@@ -330,12 +335,15 @@ def _environment(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:
 
 
 def starter_process(argv: Sequence[str], plan: Plan, attempt: AttemptDir) -> AgentProcess:
-    """Return the process that starts the agents on other machines."""
+    """Return the process that starts the agents on other machines, by the command `argv`."""
     return AgentProcess(argv, {**os.environ, TAG: plan.run_dir}, attempt.others_log)
 
 
 class AgentProcesses:
-    """The agent processes on this machine; it adopts orphans, so that whatever they leave behind is ended too."""
+    """The agent processes on this machine.
+
+    Orphans become children of this process, so that all that agents leave behind is ended too.
+    """
 
     def __init__(
         self,
@@ -352,25 +360,26 @@ class AgentProcesses:
         self._spared = set(spared)  # children with all below them that outlive us
 
     def start(self) -> None:
-        """Start all agents."""
+        """Start all agent processes."""
         for agent in self._agents:
             agent.start()
 
     def add(self, agents: Sequence[AgentProcess]) -> None:
-        """Watch these agents too."""
+        """Watch further agents, too."""
         self._agents += agents
 
     def drop(self, agents: Sequence[AgentProcess]) -> None:
-        """Stop watching these agents, which have ended."""
+        """Stop watching the agents, which have ended."""
         for agent in agents:
             agent.dismiss_standby()
             self._agents.remove(agent)
 
     def watch(self, until: float | None, *, bring_back: bool = True) -> int | None:
-        """Wait until that moment or a signal, enforce leases, and restart agents that died; return the first agent's
-        wait status if it has ended, else None.
+        """Wait until `until` or a signal, enforce leases, and restart agents that died; return the first agent's wait
+        status if it has ended, else None.
 
-        An agent that left because all is done, or because a newer attempt took over, is not restarted.
+        Without `bring_back`, no agent is restarted. An agent that exited because all is done, or because a newer
+        attempt took over, is never restarted.
         """
         moments = [agent.returns_at for agent in self._agents if agent.returns_at is not None] if bring_back else []
         moments += [] if until is None else [until]
@@ -389,7 +398,7 @@ class AgentProcesses:
         return None
 
     def all_gone(self, for_good: bool) -> bool:
-        """Return True if no agent runs and, unless `for_good`, none is to be restarted."""
+        """Return True if no agent runs and none waits to be restarted; with `for_good`, waiting ones do not count."""
         return all(agent.pid is None and (for_good or agent.returns_at is None) for agent in self._agents)
 
     def signal_first(self) -> None:
@@ -399,7 +408,7 @@ class AgentProcesses:
             os.kill(first, signal.SIGTERM)  # our own child, not reaped yet: the pid cannot be another's
 
     def wait_for_others(self, agents: Sequence[AgentProcess], timeout_s: float) -> None:
-        """Wait up to `timeout_s` for all but the first of these agents, which were asked to leave."""
+        """Wait up to `timeout_s` for all but the first of the agents, which were asked to exit."""
         waiting = {agent.pid for agent in agents[1:] if agent.pid is not None}
         of_other_roles = [agent for agent in self._agents if all(agent is not one for one in agents)]
         deadline = time.monotonic() + timeout_s
@@ -412,12 +421,14 @@ class AgentProcesses:
                     agent.died(dead[agent.pid])
 
     def end_now(self, agents: Sequence[AgentProcess]) -> None:
-        """End these agents and all that runs below them."""
+        """Kill the agents and all processes below them."""
         pids = [agent.pid for agent in agents if agent.pid is not None]
         end_all(lambda: [one for pid in pids for one in (pid, *descendants(pid))])
 
     def end(self, standbys_of: Sequence[AgentProcess] = ()) -> None:
-        """End every process below this one, except those spared and the standbys that these agents leave in `place`."""
+        """End every process below this one, except those to spare and the standbys in the `place` of the agents in
+        `standbys_of`.
+        """
         theirs = {agent.pid for agent in standbys_of}
         end_all(lambda: [pid for pid in orphans(os.getpid(), self._spared) if pid in theirs])
         self._dead()
@@ -431,14 +442,16 @@ class AgentProcesses:
             agent.dismiss_standby()
 
     def _dead(self) -> list[tuple[int, int]]:
-        """Return pid and wait status of each child that has ended, and record the status of agents among them."""
+        """Return (pid, wait status) of each child that has ended, and record the status of agents among them."""
         dead = _reaped()
         for agent in self._agents:
             agent.last = dict(dead).get(agent.pid or 0, agent.last)
         return dead
 
     def _lost(self, pid: int, status: int) -> None:
-        """End what the agent left; it is restarted after a delay, like a node that rebooted."""
+        """End what the dead agent left behind, and plan its restart after a delay, like that of a node that
+        rebooted.
+        """
         agent = next((agent for agent in self._agents if agent.pid == pid), None)
         if agent is None:
             return  # an orphan that we inherited
@@ -450,12 +463,12 @@ class AgentProcesses:
 
 
 def comes_back(status: int) -> bool:
-    """Return whether an agent with this wait status should be started again."""
+    """Return whether an agent that ended with this wait status should be started again."""
     return os.WIFSIGNALED(status) or os.WEXITSTATUS(status) not in (Exit.OK, Exit.FENCED)
 
 
 def _reaped() -> list[tuple[int, int]]:
-    """Wait for all children that have ended, and return their pids and wait statuses."""
+    """Reap all children that have ended, and return the pid and wait status of each."""
     dead: list[tuple[int, int]] = []
     while True:
         try:

@@ -26,35 +26,36 @@ class EndRequests(Protocol):
     """A source of requests to end the attempt early."""
 
     def next_check(self) -> float | None:
-        """Return the moment at which to ask again if nothing wakes the supervisor before, or None."""
+        """Return the time at which to call `to_end` again if nothing wakes the supervisor earlier, or None."""
 
     def to_end(self) -> bool:
-        """Return True once a request to end the attempt exists; the reason is then on disk, where the agents
+        """Return True once an end of the attempt was requested; the reason is then on disk, where the agents
         read it.
         """
 
 
 class StopSignal:
-    """Requests the attempt's end on SIGTERM; the sender has written the reason for this attempt or for the one
-    before.
+    """A request to end the attempt, made by SIGTERM.
+
+    The sender has written the reason for this attempt or for the one before.
     """
 
     def __init__(self, wakeup: Wakeup, attempt: AttemptDir, before: AttemptDir | None) -> None:
         self._wakeup, self._attempt, self._before = wakeup, attempt, before
 
     def next_check(self) -> float | None:
-        """Return None, as a signal wakes the supervisor."""
+        """Return None, because a signal wakes the supervisor."""
         return None
 
     def to_end(self) -> bool:
-        """Return True once SIGTERM has come, after copying the reason to this attempt."""
+        """Return True once SIGTERM has come, after copying its reason to this attempt."""
         if self._wakeup.stop_asked:
             pass_on_stop(self._before, self._attempt)
         return self._wakeup.stop_asked
 
 
 def claim_attempt(marker: Path) -> bool:
-    """Return True for the one supervisor that may run the attempt with this marker file."""
+    """Return True if this process may run the attempt; only the first that creates the marker file may."""
     try:
         create_record(marker, this_process())
     except FileExistsError:
@@ -63,13 +64,15 @@ def claim_attempt(marker: Path) -> bool:
 
 
 def _agents_here(keep: Sequence[int], plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-    """Return the agents of all nodes, run on this machine."""
+    """Return an agent process on this machine for each node of the plan."""
     return [agent_process(plan, attempt, node.index, keep=keep) for node in plan.nodes]
 
 
 class Allocation:
-    """One attempt, supervised from this machine; `carry_out` returns how it ended, once all its processes here
-    have exited. If another attempt follows, the standby of each agent here waits in that agent's `place`.
+    """One attempt, supervised from this machine; `carry_out` returns how the attempt ended, once all its processes on
+    this machine have exited.
+
+    If another attempt follows, the standby of each agent here waits in that agent's `place`.
     """
 
     def __init__(
@@ -133,8 +136,8 @@ class Allocation:
         return end
 
     def _watch(self) -> int | None:
-        """Wait until node 0's agent, the coordinator, has ended; return its wait status, or None if the wait
-        was cut short.
+        """Wait until node 0's agent, with the coordinator, has ended; return its wait status, or None if the wait was
+        cut short.
         """
         while True:
             stopping = self._sure_at is not None

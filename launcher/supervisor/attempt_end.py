@@ -65,7 +65,9 @@ def record_damage(run: RunDir, error: Damaged) -> None:
 def settle(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None
 ) -> None:
-    """Write the event and the state that follow from the end record, if its writer died before it could."""
+    """Write the event and the state that follow from the end record, unless the record's writer did so before it
+    died.
+    """
     kind = "requeue" if end.state is State.QUEUED else "ended"
     if not any(event.attempt == attempt.number and event.kind == kind for event in read_lines(run.events, Event)):
         _check_newest(run, attempt)
@@ -79,14 +81,17 @@ def settle(
 
 
 def _check_newest(run: RunDir, attempt: AttemptDir) -> None:
-    """Raise Fenced if a newer attempt has taken over; a fence without such an attempt is ignored."""
+    """Raise Fenced if a newer attempt has taken over; ignore a fence whose attempt does not exist."""
     last = newest(run)
     if last is None or last.number > attempt.number:
         check_fence(run, attempt.number)
 
 
 def write_cancelled(run: RunDir, attempt: AttemptDir, plan: Plan | None, *, alone: bool = False) -> None:
-    """Write that the attempt was cancelled, unless it has an end; raise LaunchError if that cannot be written."""
+    """Write that the attempt was cancelled, unless it has an end; raise LaunchError if that cannot be written.
+
+    `alone` records that a host wrote it without its leader.
+    """
     if has_ended(run, attempt):
         return
     try:
@@ -121,7 +126,7 @@ def _stop_kind(attempt: AttemptDir) -> str | None:
 
 
 def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
-    """Record a request to stop; the first one counts, but a cancel replaces any other.
+    """Record a request to stop; the first request counts, but a cancel replaces any other.
 
     If it cannot be written, the signal that follows has to suffice.
     """
@@ -135,7 +140,7 @@ def ask_to_stop(attempt: AttemptDir, kind: str) -> None:
 
 
 def pass_on_stop(before: AttemptDir | None, attempt: AttemptDir) -> None:
-    """Copy a stop request to this attempt from the attempt before, which had just ended when it was written."""
+    """Copy a stop request to `attempt` that was written to the attempt `before` just after that had ended."""
     late = readable(before.stop, StopRequest) if before is not None else None
     if late is not None and not attempt.stop.exists():
         write_record(attempt.stop, late)
@@ -147,7 +152,9 @@ def cancelled(text: str = "cancelled") -> AttemptEnd:
 
 
 def cut_short(attempt: AttemptDir, doing: str, at: float) -> AttemptEnd:
-    """Return the end of an attempt that was stopped while no ranks ran, by a cancel or otherwise from outside."""
+    """Return the end of an attempt that was stopped while no ranks ran, by a cancel or by another request from
+    outside.
+    """
     if is_cancelled(attempt):
         return cancelled()
     return AttemptEnd(State.FAILED, Cause.PREEMPTED, Exit.PREEMPTED, at, f"stopped from outside while {doing}")
@@ -175,10 +182,10 @@ def write_known_end(run: RunDir, attempt: AttemptDir, plan: Plan) -> AttemptEnd 
 
 
 def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
-    """Return whether the exits of all ranks of the newest generation are on disk, and each had done all its work.
+    """Return whether the records on disk show that every rank of the newest generation has done all its work.
 
-    Always False if each node has a disk of its own, as the result may lack its second copies, and if the run continues
-    until all its roles have ended.
+    Return False in any case if each node has a disk of its own, as the result may lack its second copies, and if the
+    run continues until all its roles have ended.
     """
     history = read_lines(run.events, Event)
     opened = [one.generation for one in history if one.attempt == attempt.number and one.kind == "generation_opened"]
@@ -196,8 +203,8 @@ def has_finished(run: RunDir, attempt: AttemptDir, plan: Plan) -> bool:
 
 
 def settle_end(run: RunDir, attempt: AttemptDir, plan: Plan, status: int | None) -> AttemptEnd:
-    """Return the end that the coordinator wrote, or write and return one; `status` is its agent's wait status,
-    None if it was ended.
+    """Return the attempt's end that the coordinator wrote, or else write and return one from `status`, the wait status
+    of the coordinator's agent, which is None if this process ended the agent.
     """
     fenced = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) == Exit.FENCED
     if fenced and not attempt.end.exists():
@@ -227,7 +234,7 @@ def _how(status: int) -> str:
 def write_failure(
     run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
 ) -> AttemptEnd:
-    """Record the failure of an attempt that is gone without an end record, let the policy choose what follows,
+    """Record the failure of an attempt that is gone without an end record, let the recovery policy choose what follows,
     and return that end.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
@@ -269,7 +276,7 @@ def _ran_s(history: Sequence[Event], attempt: AttemptDir, last: RunState | None)
 def _final_state(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, last: RunState, failure: Failure | None
 ) -> RunState:
-    """Return the run's state after this end of an attempt."""
+    """Return the run's state after the attempt's end."""
     return msgspec.structs.replace(
         last,
         attempt=attempt.number,

@@ -41,7 +41,7 @@ def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The attempts handed to a place in one step: one, or the first attempts of runs submitted together."""
+    """A request to a place to start attempts: one attempt, or the first attempts of runs submitted together."""
 
     path: Path  # the attempt's folder, or the one that these runs share
     intent: Intent  # of the attempt by which it was found
@@ -53,7 +53,7 @@ class Handover:
 
     @classmethod
     def of(cls, run: RunDir, attempt: AttemptDir) -> "Handover":
-        """Return the handover that an attempt is, or is part of; raise Damaged if its records cannot be read."""
+        """Return the handover to which an attempt belongs; raise Damaged if its records cannot be read."""
         intent = read_intent(attempt)
         if not intent.batch:
             return cls(attempt.path, intent, ((run, attempt),))
@@ -62,11 +62,11 @@ class Handover:
         return cls(folder.path, intent, tuple((one, one.attempt(attempt.number)) for one in runs))
 
     def is_open(self) -> bool:
-        """Return whether any of its attempts has neither a handle nor an end."""
+        """Return whether any of the handover's attempts has neither a handle nor an end."""
         return any(is_open(run, attempt) for run, attempt in self.members)
 
     def is_in_hand(self) -> bool:
-        """Return whether a process is handing it over now, or a live submitter is about to."""
+        """Return whether a process is handing the attempts over now, or a live submitter is about to."""
         lives = alive(self.intent.created_by)
         if lives is False:
             return False
@@ -75,7 +75,7 @@ class Handover:
         return (not self._was_left() and (lives or is_recent)) or self.is_locked()
 
     def is_locked(self) -> bool:
-        """Return whether a process is handing it over or withdrawing it now."""
+        """Return whether a process is handing the attempts over or withdrawing them now."""
         if not self.lock.exists():
             return False
         with locked(self.lock) as free:
@@ -83,10 +83,10 @@ class Handover:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = False) -> Iterator[int | None]:
-        """Hold the lock, or yield None if another process does; a child that inherits the descriptor holds it as long
-        as it lives.
+        """Hold the lock, or yield None if another process has it; with `wait`, wait for the lock.
 
-        Afterwards the lock file records that the submitter is done with it, whether it succeeded or not.
+        A child that inherits the descriptor holds the lock as long as it lives. Afterwards the lock file records that
+        the submitter is done with it, whether it succeeded or not.
         """
         with locked(self.lock, wait=wait) as lock:
             try:
@@ -96,18 +96,20 @@ class Handover:
                     os.ftruncate(lock, 1)  # works on a full disk too
 
     def withdraw(self) -> None:
-        """Write that all its attempts were cancelled before they began, so that no process hands them over later."""
+        """Write that all the handover's attempts were cancelled before they began, so that no process hands them over
+        later.
+        """
         for run, attempt in self.members:
             write_end(run, attempt, cancelled("cancelled before it began"), read_plan(run, attempt.number))
 
     def give_up(self, why: str) -> None:
-        """Write the end of all of its attempts that are open."""
+        """Write the end of each of its attempts that is open, with the reason `why`."""
         for run, attempt in self.members:
             if is_open(run, attempt):
                 give_up(run, attempt, why)
 
     def _was_left(self) -> bool:
-        """Return whether its submitter is done with it or has died."""
+        """Return whether the submitter has finished the handover or has died."""
         try:
             return self.lock.stat().st_size > 0
         except FileNotFoundError:
@@ -115,6 +117,6 @@ class Handover:
 
 
 def is_being_handed(run: RunDir, to: str) -> Refused:
-    """Return the error of a cancel that comes while the submitter is handing the run over."""
+    """Return the error for a cancel that comes while the submitter is handing the run over; `to` names the place."""
     hint = f"hint: launch cancel {run.path.name} again, in a moment"
     return Refused(f"{run.path.name} is being handed to {to}: nothing was ended", hint)

@@ -28,7 +28,7 @@ class Messenger:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Return the pid of the notifying process, if there is one."""
+        """Return the pid of the notifying process, or () if there is none."""
         return (self._child.pid,) if self._child is not None else ()
 
     def close(self, wait_s: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class Messenger:
 
 
 def _started(folder: Path, attempt: AttemptDir, linger_s: float) -> "subprocess.Popen[bytes]":
-    """Start the notifying process."""
+    """Start the notifying process and return it."""
     log = os.open(attempt.messenger_log, _LOG, 0o600)
     try:
         return subprocess.Popen(

@@ -9,7 +9,7 @@ _LOG = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
 
 
 def log_to(path: Path) -> None:
-    """Redirect stdout and stderr to this file from now on."""
+    """Redirect stdout and stderr of this process to the file at `path`."""
     log = patiently(lambda: os.open(path, _LOG, 0o600))
     os.dup2(log, 1)
     os.dup2(log, 2)

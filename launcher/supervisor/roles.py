@@ -39,7 +39,7 @@ AgentsOf = Callable[[Plan, AttemptDir], Sequence[AgentProcess]]  # of a role: no
 
 @dataclass(slots=True)
 class _Part:
-    """One role, or one of its ranks that restarts alone: its run directory, its attempt and its agents."""
+    """One role, or one rank of a role whose ranks restart alone: its run directory, its attempt and its agents."""
 
     run: RunDir
     plan: Plan  # with what is known of the run's code since it was frozen, and of all addresses
@@ -60,8 +60,9 @@ class _Part:
 
 
 class RolesOfRun:
-    """The roles of a run; call `update` each time before the agents are watched, and `main_ended` if the run
-    outlasts its main role.
+    """The roles of a run.
+
+    Call `update` each time before the agents are watched, and `main_ended` if the run continues after its main role.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class RolesOfRun:
         mains: Sequence[AgentProcess],
         agents_of: AgentsOf,
     ) -> None:
-        """Take the agents that are watched, with those of the main role in `mains`; `agents_of` makes those of
-        another role.
+        """Take the agents that are watched, with the main role's in `mains`; `agents_of` makes the agents of another
+        role.
         """
         self._run, self._attempt, self._agents, self._mains, self._agents_of = run, attempt, agents, mains, agents_of
         self._ports: list[HeldPort] = []
@@ -90,15 +91,15 @@ class RolesOfRun:
         self._generations: dict[str, int] = {}  # the newest of those that others follow, as it was last seen
 
     def next_update(self) -> float | None:
-        """Return the moment, by time.monotonic, at which to call `update` again if nothing wakes the supervisor
-        before, or None.
+        """Return the time, by time.monotonic, at which to call `update` again if nothing wakes the supervisor earlier,
+        or None.
         """
         is_watched = self._roles.awaited() or self._roles.followed() or any(part.lost for part in self._parts)
         moments = [self._roles.next_start(), time.monotonic() + _READY_S if is_watched else None]
         return min((one for one in moments if one is not None), default=None)
 
     def update(self) -> AttemptEnd | None:
-        """Start the roles that may start, and handle those that have ended; return how the run ends if a role
+        """Start the roles that may start, and handle those that have ended; return how the run ends if a role's end
         decides that, else None.
         """
         now, awaited = time.monotonic(), self._roles.awaited()
@@ -130,8 +131,10 @@ class RolesOfRun:
         return None
 
     def _begin_main(self, *, is_due: bool) -> None:
-        """Start the agents of the run's own role once it is due. Where hosts elect a leader its coordinator counts the
-        voters from the beginning, and only its ranks wait.
+        """Start the agents of the run's own role once `is_due`.
+
+        Where hosts elect a leader, they start at once, because the coordinator has to count the voters, and only the
+        ranks wait.
         """
         has_begun, self._has_begun = self._has_begun, self._has_begun or is_due or self._holds_ranks
         if self._has_begun and not has_begun:
@@ -143,8 +146,9 @@ class RolesOfRun:
                 create_record(self._attempt.due, this_process())
 
     def _cannot_return(self, part: _Part) -> AttemptEnd | None:
-        """Return how a role ended that has lost one of its hosts, where the main role's coordinator misses that host
-        too; None while it may be back, or once the role runs again.
+        """Return how a role ended that has lost one of its hosts, if the main role's coordinator misses that host too.
+
+        Return None while the host may be back, or once the role runs again.
         """
         if part.lost is None:
             return None
@@ -155,7 +159,7 @@ class RolesOfRun:
         return None if lost.isdisjoint(node.host for node in part.plan.nodes) else part.lost
 
     def main_ended(self, end: AttemptEnd) -> AttemptEnd | None:
-        """Record how the main role ended; return how the run ends if all others have ended, else None."""
+        """Record how the main role ended; return how the run ends if all other roles have ended, else None."""
         return self._roles.ended(self._main, end, time.monotonic())
 
     def failure(self, end: AttemptEnd) -> Failure | None:
@@ -175,7 +179,7 @@ class RolesOfRun:
         )
 
     def _has_restarted(self, name: str) -> bool:
-        """Return whether the role has a newer generation in its attempt than at the last call."""
+        """Return whether the role has opened a newer generation in its attempt since the last call."""
         pairs = {self._main: (self._run, self._attempt)} | {one.name: (one.run, one.attempt) for one in self._parts}
         run, attempt = pairs[name]
         state, before = readable(run.state, RunState), self._generations.get(name, 0)
@@ -185,7 +189,7 @@ class RolesOfRun:
         return 0 < before < state.generation
 
     def _restart_followers(self, name: str) -> None:
-        """Ask the roles that restart together with this one to restart."""
+        """Ask the roles that restart together with role `name` to restart."""
         followers = self._roles.restarted(name)
         for part in self._parts:
             if part.name in followers and not part.is_asked:
@@ -193,9 +197,11 @@ class RolesOfRun:
                 self._note(f"role {part.name} starts again, as {name} has")
 
     def stop(self, within_s: float, *, goes_on: bool, at_once: bool = False) -> None:
-        """Ask all roles to end and wait for that, at most this long beyond their grace; with `goes_on` they
-        will start again. The caller ends what is left. With `at_once`, other hosts may go on without this one, and
-        nothing is waited for.
+        """Ask all roles to end, and wait for that at most `within_s` beyond their grace period; the caller ends what is
+        left.
+
+        `goes_on` says that the roles will start again. With `at_once`, nothing is waited for, because other hosts may
+        go on without this one.
         """
         asked = [part for part in self._parts if part.attempt is not None]
         for part in asked:
@@ -216,7 +222,7 @@ class RolesOfRun:
             port.release()
 
     def _hold(self, address: str) -> str:
-        """Return an address with a free port on this machine, which is held from now on."""
+        """Return `address` with a free port of this machine, which is held from now on."""
         self._ports.append(HeldPort(address))
         return f"{address}:{self._ports[-1].number}"
 
@@ -245,7 +251,7 @@ class RolesOfRun:
         self._note(f"role {part.name} starts")
 
     def _start(self, agents: Sequence[AgentProcess]) -> None:
-        """Start these agents."""
+        """Start the agents and watch them."""
         for agent in agents:
             agent.start()
 
@@ -273,12 +279,12 @@ class RolesOfRun:
 
 
 def _is_queued_for_a_host(end: AttemptEnd) -> bool:
-    """Return whether the role starts again because it had lost a host."""
+    """Return whether the role ended to start again because it had lost a host."""
     return end.state is State.QUEUED and end.cause is Cause.NODE_LOST
 
 
 def _ask(part: _Part, kind: str) -> None:
-    """Ask a part to stop, for this reason."""
+    """Ask a part to stop, for the reason `kind`."""
     part.is_asked = True
     if part.attempt is not None:
         ask_to_stop(part.attempt, kind)
@@ -287,8 +293,8 @@ def _ask(part: _Part, kind: str) -> None:
 
 
 def _resumed_since(whole: RunDir, role: RunDir) -> Event | None:
-    """Return the event of a user's last resume if it is newer than all events of this role, else None; it
-    resets the budgets of all roles.
+    """Return the event of a user's last resume if it is newer than all events of the role, else None; a resume resets
+    the budgets of all roles.
     """
     resumed = [event for event in read_lines(whole.events, Event) if event.kind == "resumed"]
     history = read_lines(role.events, Event)
@@ -325,7 +331,9 @@ def _have_logged(run: RunDir, attempt: AttemptDir, text: str, ranks: int) -> boo
 
 
 def _answers(address: str, path: str | None) -> bool:
-    """Return whether a server accepts a connection at the address and, with `path`, answers a GET with success."""
+    """Return whether a server accepts a connection at the address and, with `path`, answers a GET request with
+    success.
+    """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), _ANSWER_S) as line:

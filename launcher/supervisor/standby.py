@@ -25,13 +25,14 @@ _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which 
 
 
 def supervisor_command(strategy: str, run_dir: Path, *words: str) -> list[str]:
-    """Return the command of a supervisor with this strategy, MODULE:CLASS."""
+    """Return the command line of a supervisor with the strategy class `strategy`, written MODULE:CLASS."""
     return [sys.executable, "-P", "-m", "launcher.supervisor", strategy, str(run_dir), *words]
 
 
 class StandbySupervisor:
-    """A started supervisor, as seen by its starter; `keep` are descriptors that it inherits, `start` a function
-    that starts it.
+    """A started supervisor, as seen by its starter.
+
+    `keep` are descriptors that it inherits, `start` a function that starts it.
     """
 
     def __init__(
@@ -87,17 +88,19 @@ class StandbySupervisor:
         os.write(self._go, word)
 
     def start(self, attempt: int) -> None:
-        """Have the supervisor run this attempt; raise LaunchError if it did not start."""
+        """Have the supervisor run attempt number `attempt`; raise LaunchError if the supervisor did not start."""
         self.report(_BOOT_S)
         self.send(f"{attempt}\n".encode())
         self.close()
 
     def drop(self) -> None:
-        """Have the supervisor exit, as there is no attempt for it."""
+        """Have the supervisor exit, as it has no attempt to run."""
         self.close()
 
     def close(self) -> None:
-        """Close the pipes to the supervisor; what it was sent, or finds on disk, decides whether it begins."""
+        """Close the pipes to the supervisor; the message that it was sent, or the records on disk, decide whether it
+        begins.
+        """
         os.close(self._go)
         self._up.close()
         self._said.close()
@@ -106,7 +109,7 @@ class StandbySupervisor:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's own settings among these variables."""
+    """Return those of the variables that are the user's own settings of `launch`."""
     return {name: environ[name] for name in _SETTINGS if name in environ}
 
 
@@ -120,7 +123,9 @@ class SupervisorStarter(Protocol):
 
 
 def detach(*, already: bool = False) -> None:
-    """Detach this process from its starter, and keep the files that it writes private to its user."""
+    """Detach this process from its starter, unless that is done `already`, and keep the files that it writes private to
+    its user.
+    """
     make_files_private()
     forbid_core_dumps()
     if not already and os.fork():
@@ -128,6 +133,6 @@ def detach(*, already: bool = False) -> None:
 
 
 def report(up_fd: int, line: bytes) -> None:
-    """Report that this process is up; if the starter is dead, its records on disk decide what follows."""
+    """Report on `up_fd` that this process is up; if the starter is dead, the records on disk decide what follows."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(up_fd, "wb") as up:
         up.write(line)

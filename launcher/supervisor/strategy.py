@@ -14,9 +14,7 @@ from launcher.supervisor.own_log import log_to
 
 
 class Strategy:
-    """How the supervisor of one run works at one place; creating it starts nothing, as the process has yet to
-    detach.
-    """
+    """The part of a supervisor that differs by place. Creating one starts nothing, as the process has yet to detach."""
 
     stands_by = True  # it is started before it is needed, and begins on a message of its starter
     leaves_with = int(Exit.OK)  # where the run continues without it
@@ -33,12 +31,14 @@ class Strategy:
     def supervise(self, go: BinaryIO) -> int:
         """Supervise the run until it has ended or continues without this process, and return the exit code.
 
-        `go` yields what the starter sends; it ends once all was sent or the starter died.
+        `go` yields what the starter sends, and ends once all was sent or the starter has died.
         """
         raise NotImplementedError
 
     def carry(self, attempt: AttemptDir | None) -> int:
-        """Run this attempt and those that follow it here; return the exit code of the last, or `leaves_with`."""
+        """Run `attempt` and the attempts that follow it here; return the exit code of the last, or `leaves_with` if the
+        run continues elsewhere.
+        """
         while attempt is not None:
             log_to(attempt.supervisor_log)
             raise_fence(self.run, attempt.number)
@@ -54,5 +54,5 @@ class Strategy:
         raise NotImplementedError
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Return the attempt that follows here, or None if none does."""
+        """Return the attempt that follows after `end` in this process, or None if none does."""
         raise NotImplementedError

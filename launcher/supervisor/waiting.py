@@ -46,7 +46,7 @@ class OtherRun:
 
 
 def is_fulfilled(awaited: AwaitedRun, other: OtherRun) -> bool:
-    """Return whether the awaited event has happened; a run that succeeded in fewer steps has made all of its steps."""
+    """Return whether the awaited event has happened; a run that succeeded counts as having made all of its steps."""
     match awaited.until:
         case "ended":
             return other.over
@@ -65,7 +65,7 @@ def why_impossible(awaited: AwaitedRun, other: OtherRun) -> str:
 
 
 def waits_for(awaited: AwaitedRun, other: OtherRun) -> str:
-    """Return the text that shows what is waited for."""
+    """Return the text that says what is waited for in the other run."""
     wanted = {"ended": "to end", "step": f"to come to step {awaited.step}"}.get(awaited.until, "to succeed")
     match other.state:
         case State.RUNNING if awaited.until == "step" and other.step is not None:
@@ -89,7 +89,7 @@ def has_happened(one: AwaitedRun) -> bool:
 
 
 def ended_as(one: AwaitedRun) -> State | None:
-    """Return the state in which the other run ended, or None if it has not ended or was resumed since."""
+    """Return the state in which the awaited run ended, or None if it has not ended or was resumed since."""
     run = RunDir(Path(one.run_dir))
     said, attempt = readable(run.state, RunState), newest(run)
     resumed = said is not None and attempt is not None and attempt.number > said.attempt
@@ -97,7 +97,7 @@ def ended_as(one: AwaitedRun) -> State | None:
 
 
 def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], list[Misfit]]:
-    """Return the runs that a new one is to follow, and one problem for each that does not exist."""
+    """Return (the runs that a new run is to follow, one problem for each that does not exist)."""
     found, problems = list[AwaitedRun](), list[Misfit]()
     for index, one in enumerate(after):
         try:
@@ -110,18 +110,18 @@ def awaited_by(after: Sequence[Predecessor]) -> tuple[tuple[AwaitedRun, ...], li
 
 
 def not_followed(index: int, error: LaunchError) -> Misfit:
-    """Return the problem with the `index`th of the runs to follow."""
+    """Return the problem that run number `index` in the list of runs to follow cannot be followed."""
     said, *more = error.lines
     return Misfit(f"queue.after.{index}", said, more[0].removeprefix("hint: ") if more else "")
 
 
 def record_queued(run: RunDir, attempt: AttemptDir, why: str) -> None:
-    """Record that the run waits, and why; written once for each reason."""
+    """Record that the run waits and why, unless that reason is recorded already."""
     _say(run, attempt, State.QUEUED, why)
 
 
 def record_starting(run: RunDir, attempt: AttemptDir) -> None:
-    """Record that the run no longer waits."""
+    """Record in `state.json` that the run no longer waits."""
     _say(run, attempt, State.STARTING, "starting agents")
 
 
@@ -138,14 +138,14 @@ def _say(run: RunDir, attempt: AttemptDir, state: State, text: str) -> None:
 
 
 class Turn(Enum):
-    """The result of a wait that did not end the run."""
+    """The result of a wait after which the run goes on: its turn has come, or it is stopped."""
 
     COME = auto()  # the run starts
     STOPPED = auto()  # the wait was cut off
 
 
 class Waiter:
-    """The wait of one attempt before it may start; an event that has happened once is not checked again."""
+    """The wait of one attempt before it may start; an awaited event that has happened is not checked again."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, plan: Plan, other: Callable[[Path], OtherRun]) -> None:
         self._run, self._attempt, self._plan, self._other = run, attempt, plan, other
@@ -166,10 +166,9 @@ class Waiter:
     ) -> Turn | AttemptEnd:
         """Return once the run may start, a stop is requested, or `leaves` returns True after a check.
 
-        If the run cannot start, its end is written and returned.
-
-        `place` takes what the place has to give and returns "", or else what is lacking; it is called again later if it
-        raises Unreachable, and any other LaunchError ends the run. `at_first` is called once if there is a wait.
+        If the run cannot start, its end is written and returned. `place` takes the resources that the run needs and
+        returns "", or a text that says what is lacking; it is called again later if it raises Unreachable, and any
+        other LaunchError ends the run. `at_first` is called once if the run has to wait.
         """
         again_at = 0.0
         while not wakeup.stop_asked:
@@ -199,8 +198,9 @@ class Waiter:
         return Turn.STOPPED
 
     def check(self) -> tuple[str, list[str]]:
-        """Return why the run's turn can never come, and the reasons why it waits; nothing holds it back if both
-        are empty.
+        """Return (why the run's turn can never come, or ""; the reasons why it waits).
+
+        The run may start if both are empty.
         """
         seen = [(one, self._other(Path(one.run_dir))) for one in self._awaited]
         left = [(one, other) for one, other in seen if not is_fulfilled(one, other)]
@@ -215,15 +215,15 @@ class Waiter:
         return end
 
     def _by_itself(self) -> Iterator[str]:
-        """Yield the reasons to wait that are the run's own: a hold, or a later start time."""
+        """Yield the reasons to wait that lie in the run itself: a hold, or a later start time."""
         if self._hold and not self._attempt.released.exists():
             yield f"held until `launch release {self._run.id}`"
         if self._starts_at is not None and time.time() < self._starts_at:
             yield f"starts at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self._starts_at))}"
 
     def _by_its_number(self) -> Iterator[str]:
-        """Yield a reason to wait while as many earlier runs of the same submission as may run at once have not
-        ended.
+        """Yield a reason to wait while too many earlier runs of the same submission have not ended, by its limit on
+        runs at a time.
         """
         going = list[Path]()
         for number, path in enumerate(self._earlier):
@@ -238,7 +238,7 @@ class Waiter:
 
 
 def _submitted_before(run: RunDir, attempt: AttemptDir) -> list[Path]:
-    """Return the runs that were submitted together with this one, and before it."""
+    """Return the folders of the runs that were submitted together with this one and come before it."""
     batch = read_intent(attempt).batch
     together = [Path(path) for path in readable(BatchDir(Path(batch)).runs, list[str]) or []] if batch else []
     return together[: together.index(run.path)] if run.path in together else []

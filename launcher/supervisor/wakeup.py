@@ -38,7 +38,7 @@ class Wakeup:
             os.write(self._write, b"!")
 
     def sleep(self, timeout_s: float | None, also: Collection[int] = ()) -> None:
-        """Wait until woken, until one of the descriptors in `also` can be read, or for that long."""
+        """Wait until woken, until one of the descriptors in `also` can be read, or until `timeout_s` has passed."""
         select.select([self._read, *also], [], [], None if timeout_s is None else max(0.0, timeout_s))
         try:
             os.read(self._read, 4096)
@@ -46,7 +46,7 @@ class Wakeup:
             return  # the clock woke us
 
     def wait(self, timeout_s: float) -> None:
-        """Wait that long, or until a stop is requested."""
+        """Wait until a stop is requested or `timeout_s` has passed."""
         deadline = time.monotonic() + timeout_s
         while not self.stop_asked and (left_s := deadline - time.monotonic()) > 0:
             self.sleep(left_s)

@@ -52,7 +52,7 @@ def test_one_that_slept_with_all_forgives_where_nobody_can_have_gone_on_without_
     assert looks(watch, clock, until, 5) == 10
     clock.now += 3600
     assert watch.left_s(until) == (10 - 3600 if slept is AfterSuspend.COUNTS else 10 - STEP_S)
-    assert watch.asks(until) is (slept is AfterSuspend.ASKED)
+    assert watch.needs_ruling(until) is (slept is AfterSuspend.ASKED)
     assert looks(watch, clock, until, 10) <= 0, "and no longer than it was owed"
 
 
@@ -71,7 +71,7 @@ def test_an_answer_from_before_the_sleep_takes_no_forgiveness_away(clock):
     assert watch.left_s(until) == 10 - STEP_S
     late = until + 1
     assert watch.left_s(late) == 11 - STEP_S
-    assert watch.asks(late)
+    assert watch.needs_ruling(late)
 
 
 def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
@@ -82,7 +82,7 @@ def test_old_sleep_does_not_stretch_a_lease_that_is_renewed(clock):
     looks(watch, clock, clock.now + LEASE_S, 1)
     renewed = clock.now + LEASE_S
     assert looks(watch, clock, renewed, LEASE_S - 1) == 1
-    assert not watch.asks(renewed)
+    assert not watch.needs_ruling(renewed)
 
 
 AGENT = """

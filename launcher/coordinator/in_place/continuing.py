@@ -64,7 +64,9 @@ class HotOpener:
         return True
 
     def join(self, generation: Generation, newcomers: set[int]) -> None:
-        """Open a generation with the new ranks of these nodes, which have started and wait to meet the others."""
+        """Open a generation that includes the ranks of the nodes in `newcomers`, which have started and wait to connect
+        to the others.
+        """
         new = [str(rank.number) for rank in generation.ranks if rank.node in newcomers]
         who = f"rank {new[0]} joins" if len(new) == 1 else f"ranks {', '.join(new)} join"
         left = len(generation.ranks) - len(new)
@@ -72,22 +74,22 @@ class HotOpener:
 
     @property
     def _nobody_asked(self) -> bool:
-        """Return True if neither the spec nor any rank asked to continue in place, so that no reason against it need be
-        shown.
+        """Return True if neither the spec nor any rank asked to continue in place; then the user need not be told why
+        the run does not.
         """
         return self._attempt.rules.mode == AUTO and not any(rank.can_continue for rank in self._attempt.current.ranks)
 
     @property
     def _starts_in_place(self) -> bool:
-        """Return whether the open generation is being started in place."""
+        """Return whether survivors and new ranks of the open generation are still connecting to each other."""
         attempt = self._attempt
         return attempt.phase is AttemptPhase.STARTING and attempt.current.in_place
 
     def can_without(self, node: KnownNode) -> bool:
-        """Return whether the other ranks could stay if this node's ranks ended now.
+        """Return whether the other ranks could stay in their processes if this node's ranks ended now.
 
-        While ranks are meeting in place the answer is True for any node but the coordinator's, and has to be checked
-        again afterwards.
+        While ranks are connecting to each other in place, the answer is True for any node but the coordinator's, and
+        has to be checked again afterwards.
         """
         if self._starts_in_place:
             return node.index != self._attempt.plan.nodes[0].index
@@ -96,16 +98,16 @@ class HotOpener:
         return why == ""
 
     def obstacle_without(self, leave: set[int]) -> str | None:
-        """Return why the other ranks could not stay if these nodes' ranks ended now: "" if they could, None if this run
-        does not continue in place at all.
+        """Return why the other ranks could not stay if the ranks of the nodes in `leave` ended now: "" if they could,
+        None if this run does not continue in place at all.
         """
         if self._attempt.rules.mode == WARM or self._nobody_asked:
             return None
         return self._obstacle(self._members(self._attempt.current, leave), leave)
 
     def _members(self, generation: Generation, lost: set[int]) -> tuple[int, ...]:
-        """Return the members by group rank: survivors keep their places, and spares fill the others while there are
-        any.
+        """Return the nodes by group rank: survivors keep their places, and spares fill the others as far as there are
+        spares.
         """
         nodes = self._attempt.nodes
         if not lost:
@@ -115,7 +117,9 @@ class HotOpener:
         return place(generation.members, [*stay, *free], len(generation.members))
 
     def _obstacle(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why these members cannot continue in place after the loss of these nodes, or "" if they can."""
+        """Return why the nodes in `members` cannot continue in place after the loss of those in `lost`, or "" if they
+        can.
+        """
         attempt, generation = self._attempt, self._attempt.current
         if attempt.phase is not AttemptPhase.RUNNING:
             return "the generation had just begun"
@@ -148,11 +152,11 @@ class HotOpener:
         return "" if any(rank.can_continue for rank in live) else "no rank is left that has the state of the training"
 
     def _no_spare(self, lost: Iterable[int]) -> str:
-        """Return the text that no spare is ready to replace these nodes."""
+        """Return the text that no spare is ready to replace the nodes in `lost`."""
         return f"no spare is ready to take the place of {_names(self._attempt.nodes[index] for index in sorted(lost))}"
 
     def _cannot_be_fewer(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why the ranks of these members cannot continue without the lost ones, or "" if they can."""
+        """Return why the ranks of `members` cannot continue without those of `lost`, or "" if they can."""
         plan, generation = self._attempt.plan, self._attempt.current
         if len(members) < plan.nodes_min:
             return f", and fewer than {plan.nodes_min} nodes are left"
@@ -165,8 +169,8 @@ class HotOpener:
         return "" if unable is None else f", and rank {unable.number} cannot continue with fewer ranks"
 
     def _could_be_more(self, members: Sequence[int], lost: set[int]) -> str:
-        """Return why more nodes should get ranks now, as the survivors could not take them in later; "" if there is no
-        reason.
+        """Return why more nodes should get ranks now, because the survivors could not take them in later; "" if there
+        is no reason.
         """
         attempt = self._attempt
         ready = attempt.nodes.usable - lost - {*members}
@@ -177,7 +181,10 @@ class HotOpener:
         return f"{attempt.nodes[min(ready)]} is ready, and not all ranks can continue with more"
 
     def _open(self, generation: Generation, who: str, started: Collection[int] = ()) -> None:
-        """Open the generation in place; the ranks of the members in `started` run already."""
+        """Open the generation in place; ranks on the nodes in `started` run already.
+
+        `who` is a text that names survivors and replacements.
+        """
         attempt, before = self._attempt, self._attempt.current
         number, members, lost = generation.number, generation.members, before.lost
         lived = {(rank.node, rank.local): rank for rank in before.ranks if _survives(rank)}
@@ -242,5 +249,7 @@ def _survives(rank: Rank) -> bool:
 
 
 def _is_to_meet(rank: Rank) -> bool:
-    """Return whether the rank was started to take over the training's state from others and has not done so yet."""
+    """Return whether the rank was started to take over the training's state from other ranks and has not done so
+    yet.
+    """
     return rank.joins and rank.can_continue is None

@@ -15,13 +15,12 @@ from launcher.wire.messages import Heartbeat, ToCoordinator
 
 
 class Drainer:
-    """Moves the ranks of a node to other nodes, once those are ready.
+    """The part of the coordinator that moves the ranks of a node to other nodes, once those are ready.
 
-    In hot mode only that node's ranks are stopped, and the others continue in place with a spare. Else all ranks may
-    save and exit, and a generation without the node follows. Until then the training continues unchanged.
-
-    A *drained* node gets no ranks from then on, and keeps those that it has until others can replace it. A node whose
-    ranks *move* becomes a spare; that is done at once if a spare is ready, or not at all.
+    In hot mode only that node's ranks are stopped, and the others continue in place with a spare. Otherwise all ranks
+    may save and exit, and a generation without the node follows. Until then the training continues unchanged. A
+    *drained* node gets no ranks from then on, and keeps its present ranks until others can replace it. A node whose
+    ranks *move* becomes a spare; the move is made at once if a spare is ready, or not at all.
     """
 
     def __init__(self, attempt: Attempt, closer: Closer, in_place: HotOpener) -> None:
@@ -39,7 +38,7 @@ class Drainer:
         if node is None or node.drained:
             return
         stays = self._coordinates(node)
-        self._tell_that_asked(node, request.why, stays)
+        self._record_request(node, request.why, stays)
         if not stays:
             self._drain(node)
 
@@ -52,15 +51,15 @@ class Drainer:
         if not stays and node.process is not None and first.process is not None:
             same = node.process.host == first.process.host
             stays = "is on the machine of the node that coordinates the others" if same else ""
-        self._tell_that_asked(node, why, stays)
+        self._record_request(node, why, stays)
         if not stays:
             self._failing.add(node.index)
 
     def leaves(self, node: KnownNode, why: str) -> None:
-        """Record that the node's host is about to leave, for the reason `why`, or with "" that it stays after all.
+        """Record that the node's host will leave, for the reason `why`, or with "" that the host stays after all.
 
-        Its ranks move to a spare. If none can come in time, all ranks save and exit while the host is still up; then
-        the run continues with fewer nodes or waits for another.
+        The node's ranks move to a spare. If no spare can come in time, all ranks save and exit while the host is still
+        up; then the run continues with fewer nodes or waits for another node.
         """
         if (why == "") != (node.leaves == ""):
             rules, lead_s = self._attempt.rules, self._attempt.plan.spec.notice.lead_s
@@ -70,11 +69,11 @@ class Drainer:
         node.leaves = why
 
     def _coordinates(self, node: KnownNode) -> str:
-        """Return the text that the node coordinates the others if it does, else ""."""
+        """Return a text that the node cannot leave because it coordinates the others, or "" if it does not."""
         return "coordinates the others" if node.index == self._attempt.plan.nodes[0].index else ""
 
-    def _tell_that_asked(self, node: KnownNode, why: str, stays: str) -> None:
-        """Record that a drain was requested; `stays` is why the node keeps its ranks, or ""."""
+    def _record_request(self, node: KnownNode, why: str, stays: str) -> None:
+        """Record that a drain was requested; `stays` says why the node keeps its ranks for now, or is ""."""
         text = f"node {node.index} is to be drained{f' ({why})' if why else ''}"
         if stays:
             text += f", but {stays}: it stays"
@@ -83,7 +82,7 @@ class Drainer:
         self._attempt.ledger.record("drain_asked", text, node=node.index)
 
     def _drain(self, node: KnownNode) -> None:
-        """Mark the node as drained."""
+        """Mark the node as drained, so that it gets no more ranks."""
         node.drained = True
         self._attempt.nodes.settle(node)
 
@@ -97,7 +96,7 @@ class Drainer:
                 self._drain(node)
 
     def ask_to_move(self, move: Move) -> None:
-        """Record a request to move ranks; its outcome is a later event, while a generation runs."""
+        """Record a request to move ranks; a later event records the outcome."""
         if self._attempt.nodes.get(move.node) is not None:
             to = "a spare" if move.to is None else f"node {move.to}"
             text = f"the ranks of node {move.node} are to move to {to}"
@@ -105,8 +104,8 @@ class Drainer:
             self._moves.append(move)
 
     def receive(self, message: ToCoordinator) -> None:
-        """Record once which node's rank all others wait for, as ranks report it, and move its ranks if the spec asks
-        for that.
+        """Handle a report that all ranks wait for one node's rank: record it once, and move that node's ranks if the
+        spec asks for that.
         """
         attempt = self._attempt
         if not isinstance(message, Heartbeat) or attempt.phase is not AttemptPhase.RUNNING:
@@ -125,7 +124,7 @@ class Drainer:
                 self._replace(node)
 
     def _replace(self, node: KnownNode) -> None:
-        """Move the ranks of a slow node to a spare that was never slow, or record that they wait for one."""
+        """Move the ranks of a slow node to a spare that was never slow, or record that they wait for such a spare."""
         quick, usable = self._quick_spare(), self._attempt.nodes.usable
         if quick is not None or node.index == self._attempt.plan.nodes[0].index:
             self._moves.append(Move(node.index, quick))
@@ -140,7 +139,9 @@ class Drainer:
         return min((index for index in nodes.usable if not nodes[index].slow), default=None)
 
     def _replace_who_waited(self) -> None:
-        """Move the ranks of each node that is still slow to a spare that has become ready since; try each node once."""
+        """Move the ranks of each node that is still slow to a spare that has become ready meanwhile; try each node
+        once.
+        """
         while self._await_spare and (quick := self._quick_spare()) is not None:
             node = self._attempt.nodes[min(self._await_spare)]
             self._await_spare.discard(node.index)
@@ -149,7 +150,7 @@ class Drainer:
                 return
 
     def check(self) -> None:
-        """Move ranks, if any are to move and the open generation allows it now."""
+        """Begin the drains and moves that were requested and that the open generation allows now."""
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or attempt.leaving or attempt.current.failures:
             return
@@ -175,8 +176,8 @@ class Drainer:
             self._refuse(move.node, why or "too few nodes would be left")
 
     def _free(self, nodes: Sequence[KnownNode], why: str) -> bool:
-        """Stop the ranks of these members so that others take their places; return False, with nothing stopped, if too
-        few others remain.
+        """Stop the ranks of `nodes` so that other nodes take their places; return False and stop nothing if too few
+        other nodes remain.
         """
         found, indexes = (
             Verdict(Cause.PREEMPTED, why, node=nodes[0].index, planned=True),
@@ -195,14 +196,14 @@ class Drainer:
         return True
 
     def _is_time(self, leaving: Sequence[KnownNode]) -> bool:
-        """Return whether ranks must save now for hosts that leave: no other node can come, or none in time."""
+        """Return whether ranks must save now because hosts leave and no other node can come in time."""
         nodes, members = self._attempt.nodes, {*self._attempt.current.members}
         may_come = (nodes.hopeful | nodes.absent | nodes.returning(self._attempt.mono).keys()) - members
         may_come = {index for index in may_come if not nodes[index].leaves}
         return not may_come or self._attempt.mono >= min(node.leaves_by for node in leaving)
 
     def _others_suffice(self, leave: set[int]) -> bool:
-        """Return whether the members and spares other than these nodes are enough for the plan and include enough
+        """Return whether the members and spares outside `leave` are enough nodes for the plan and include enough
         voters.
         """
         nodes, plan = self._attempt.nodes, self._attempt.plan
@@ -211,7 +212,7 @@ class Drainer:
         return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left | nodes.only_voting) is None
 
     def _obstacle(self, move: Move) -> str:
-        """Return why this move cannot be made now, or ""."""
+        """Return why `move` cannot be made now, or ""."""
         nodes, members = self._attempt.nodes, self._attempt.current.members
         if move.node == self._attempt.plan.nodes[0].index:
             return "it coordinates the others"
@@ -222,7 +223,7 @@ class Drainer:
         return "" if nodes.usable else "no spare is ready"
 
     def _begin(self, move: Move) -> bool:
-        """Begin to move the ranks; return False, with nothing moved, if they cannot be stopped now."""
+        """Begin to move the ranks; return False and move nothing if they cannot be stopped now."""
         node, to = self._attempt.nodes[move.node], move.to
         node.moves = True
         if to is not None:
@@ -235,7 +236,7 @@ class Drainer:
         return self._moving is not None
 
     def _settle(self, node: KnownNode) -> None:
-        """Record how a move ended, once the generation after it runs."""
+        """Record the outcome of a move, once the generation after it runs."""
         self._forget()
         members = self._attempt.current.members
         if node.index in members:
@@ -246,11 +247,11 @@ class Drainer:
         self._attempt.ledger.record(MOVED, text, node=node.index)
 
     def _forget(self) -> None:
-        """Clear the move that was under way, and its marks on all nodes."""
+        """Clear the move that was under way, and the marks that it left on nodes."""
         self._moving = None
         for node in self._attempt.nodes:
             node.moves = node.wanted = False
 
     def _refuse(self, index: int, why: str) -> None:
-        """Record that the ranks of this node do not move, and why."""
+        """Record that the ranks of node `index` do not move, and why."""
         self._attempt.ledger.record(NOT_MOVED, f"the ranks of node {index} do not move: {why}", node=index)

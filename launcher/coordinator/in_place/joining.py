@@ -21,18 +21,18 @@ from launcher.wire.messages import Exited, Heartbeat, Started, Stop, ToCoordinat
 
 
 class Joiner:
-    """Starts ranks on additional nodes, and adds them to the next generation."""
+    """The part of the coordinator that starts ranks on additional nodes and adds them to the next generation."""
 
     def __init__(self, attempt: Attempt, in_place: HotOpener) -> None:
         self._attempt = attempt
         self._in_place = in_place
 
     def deadline(self) -> float:
-        """Return the time at which the new ranks are given up, or infinity if none are starting."""
+        """Return the time limit for the new ranks to start, or infinity if none are starting."""
         return inf if self._attempt.joining is None else self._attempt.joining.gives_up_at
 
     def check(self) -> None:
-        """Continue to add ranks after an event or a Tick: begin, abandon or complete it."""
+        """Begin, abandon or complete the start of additional ranks, whichever is due; call it after every event."""
         joining = self._attempt.joining
         if self._attempt.phase is AttemptPhase.OVER:
             return
@@ -46,7 +46,7 @@ class Joiner:
             self._in_place.join(joining.generation, joining.newcomers)
 
     def receive(self, message: ToCoordinator) -> None:
-        """Handle a message about ranks that are starting to join; ignore all others."""
+        """Handle a message about ranks that are starting to join; ignore any other message."""
         joining = self._attempt.joining
         if joining is None or message.node not in joining.newcomers:
             return
@@ -62,7 +62,7 @@ class Joiner:
                 pass
 
     def _grown(self) -> tuple[int, ...]:
-        """Return the members of a larger generation, or () if there can be none now."""
+        """Return the nodes of a larger generation by group rank, or () if a larger one is impossible now."""
         attempt = self._attempt
         if attempt.phase is not AttemptPhase.RUNNING or self._is_disturbed() or not attempt.pace.moves:
             return ()
@@ -75,13 +75,13 @@ class Joiner:
         return members if len(members) > len(attempt.current.members) else ()
 
     def _is_disturbed(self) -> bool:
-        """Return whether a stop, a loss or a failure is being handled, so that no ranks may join."""
+        """Return whether a stop, a loss or a failure is being handled, during which no ranks may join."""
         attempt = self._attempt
         asked = attempt.stop is not None or attempt.fenced != ""
         return asked or attempt.lost is not None or bool(attempt.leaving or attempt.current.failures)
 
     def _others_can(self) -> bool:
-        """Return whether all running ranks can continue in place in a group of another size."""
+        """Return whether all running ranks can continue in place in a process group of another size."""
         attempt = self._attempt
         if attempt.rules.mode == WARM or attempt.plan.disks_apart:
             return False
@@ -91,7 +91,7 @@ class Joiner:
         )
 
     def _begin(self, members: tuple[int, ...]) -> None:
-        """Start ranks on the members that are new."""
+        """Start ranks on those of `members` that have none yet."""
         attempt, each = self._attempt, self._attempt.plan.ranks_per_node
         number, newcomers = attempt.next_number(), {*members} - {*attempt.current.members}
         generation = Generation(number, members, each, silence_of(attempt), attempt.mono)
@@ -133,7 +133,7 @@ class Joiner:
         return ""
 
     def _abandon(self, joining: Joining, why: str) -> None:
-        """Stop the new ranks; if a generation is being closed, that waits for them too."""
+        """Stop the new ranks; a generation that is being closed waits for their end too."""
         attempt = self._attempt
         attempt.joining = None
         nodes = [attempt.nodes[index] for index in sorted(joining.newcomers)]

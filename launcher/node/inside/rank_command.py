@@ -73,7 +73,7 @@ class RankCommandProcess:
     def __init__(
         self, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
     ) -> None:
-        """Start a command; with `window` it gets a terminal of that size."""
+        """Start a command; with `window` it gets a terminal of that size, else pipes."""
         self._terminal = window is not None
         ours, theirs = _pipes() if window is None else _terminal(window)
         self._in, self._out, self._err = ours
@@ -87,7 +87,7 @@ class RankCommandProcess:
                 stdout=theirs[1],
                 stderr=theirs[2],
                 start_new_session=True,
-                preexec_fn=lambda: _settle(me, terminal=self._terminal),  # noqa: PLW1509 - there is one thread
+                preexec_fn=lambda: _bind_to_parent(me, terminal=self._terminal),  # noqa: PLW1509 - there is one thread
             )
         except BaseException:
             self._close()
@@ -112,13 +112,13 @@ class RankCommandProcess:
             wants = [self._in] if self._waiting else []
             ready, takes, _ = select.select([*heard, *self._sources, self._ended], wants, [])
             if takes:
-                self._give()
+                self._write_input()
             self._pass_on(visitor, [fd for fd in ready if fd in self._sources])
             if visitor.source in ready:
                 for word in visitor.receive():
                     self._obey(word)
             if self._ended in ready:
-                self._pass_on_the_rest(visitor)
+                self._pass_on_remaining(visitor)
                 code = self._process.wait()
                 return code if code >= 0 else 128 - code
 
@@ -139,10 +139,10 @@ class RankCommandProcess:
         match word:
             case Given(data=data):
                 self._waiting += data
-                self._give()
+                self._write_input()
             case InputEnds():
                 self._input_ends = True
-                self._give()
+                self._write_input()
             case Resized(window=window):
                 if self._terminal:
                     resize(self._in, window)
@@ -151,7 +151,7 @@ class RankCommandProcess:
             case _:
                 assert_never(word)
 
-    def _give(self) -> None:
+    def _write_input(self) -> None:
         """Write waiting input to the command as far as it accepts any, and close its stdin once the input has ended."""
         try:
             while self._waiting:
@@ -166,7 +166,7 @@ class RankCommandProcess:
             self._in = -1
 
     def _pass_on(self, visitor: VisitorConnection, ready: Sequence[int]) -> None:
-        """Relay output from these descriptors to the visitor, and drop those that have ended."""
+        """Send output from the descriptors in `ready` to the visitor, and close those that have ended."""
         for fd in ready:
             try:
                 data = os.read(fd, PIECE_BYTES)
@@ -177,8 +177,8 @@ class RankCommandProcess:
             else:
                 del self._sources[fd]
 
-    def _pass_on_the_rest(self, visitor: VisitorConnection) -> None:
-        """Relay the command's remaining output after its end; its children may hold its pipes open for ever."""
+    def _pass_on_remaining(self, visitor: VisitorConnection) -> None:
+        """Send the visitor what the command printed before its end; its children may hold its pipes open for ever."""
         while self._sources and (ready := select.select([*self._sources], [], [], 0)[0]):
             self._pass_on(visitor, ready)
 
@@ -197,13 +197,13 @@ _Three = tuple[int, int, int]  # stdin, stdout, stderr
 
 
 def _pipes() -> tuple[_Three, _Three]:
-    """Return this end of three pipes for stdin, stdout and stderr, and the command's end."""
+    """Open pipes for stdin, stdout and stderr; return (our three ends, the command's three ends)."""
     (their_in, our_in), (our_out, their_out), (our_err, their_err) = os.pipe(), os.pipe(), os.pipe()
     return (our_in, our_out, our_err), (their_in, their_out, their_err)
 
 
 def _terminal(window: Window) -> tuple[_Three, _Three]:
-    """Return this end of a terminal three times, and the command's end."""
+    """Open a terminal of the size of `window`; return (our end three times, the command's end three times)."""
     ours, theirs = pty.openpty()
     resize(ours, window)
     return (ours, ours, ours), (theirs, theirs, theirs)
@@ -214,8 +214,8 @@ def resize(terminal: int, window: Window) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", window.rows, window.columns, 0, 0))
 
 
-def _settle(parent: int, *, terminal: bool) -> None:
-    """Make the new process die with its parent and, with `terminal`, control its terminal."""
+def _bind_to_parent(parent: int, *, terminal: bool) -> None:
+    """Make the new process die with its parent and, with `terminal`, own its terminal."""
     die_with(parent)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)

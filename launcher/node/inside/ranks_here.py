@@ -30,10 +30,10 @@ def rank_here(attempt: AttemptDir, node: int, rank: int) -> RankProcess:
 
 
 def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
-    """Return the environment that the rank's own program found, without its pipes to the agent.
+    """Return the environment with which the rank's own program began, without its pipes to the agent.
 
-    For a forked rank the kernel shows the zygote's part of it under the pid of either, unless a program has overwritten
-    it with its title.
+    For a forked rank the kernel shows the zygote's part of the environment under the pid of the rank or the zygote,
+    unless a program has overwritten it with its title.
     """
     for pid in (rank.process.pid, *_zygotes_beside(rank.process.pid)):
         shown = _environment(pid)
@@ -53,31 +53,33 @@ def folder_of_rank(rank: RankProcess) -> str:
 
 def can_dump_stacks(pid: int) -> bool:
     """Return whether the process handles DUMP_SIGNAL; the signal would end one that does not."""
-    return _has(_status(pid), "SigCgt")
+    return _mask_has_dump(_status(pid), "SigCgt")
 
 
 def threads_blocking_dump(pid: int) -> set[str]:
-    """Return the threads that block DUMP_SIGNAL now: those that always do, and those that are answering it."""
-    return {task for task in _tasks(pid) if _has(_status(pid, f"task/{task}/"), "SigBlk")}
+    """Return the threads that block DUMP_SIGNAL now: those that always block it, and those that are answering it."""
+    return {task for task in _tasks(pid) if _mask_has_dump(_status(pid, f"task/{task}/"), "SigBlk")}
 
 
 def has_pending_dump(pid: int) -> bool:
     """Return whether DUMP_SIGNAL is pending and no thread has taken it."""
-    return _has(_status(pid), "ShdPnd")
+    return _mask_has_dump(_status(pid), "ShdPnd")
 
 
-def _has(status: dict[str, str], mask: str) -> bool:
-    """Return whether this signal mask of a `/proc/PID/status` contains DUMP_SIGNAL."""
+def _mask_has_dump(status: dict[str, str], mask: str) -> bool:
+    """Return whether the signal mask `mask` in a process's status contains DUMP_SIGNAL."""
     return bool(int(status.get(mask, "0"), 16) >> (DUMP_SIGNAL - 1) & 1)
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether the process is stopped by a signal or a debugger; it answers nothing until it continues."""
+    """Return whether the process is stopped by a signal or a debugger, so that it answers nothing until it
+    continues.
+    """
     return _status(pid).get("State", "")[:1] in ("T", "t")
 
 
 def _tasks(pid: int) -> list[str]:
-    """Return the ids of the threads of a process, none if it has ended."""
+    """Return the ids of the threads of a process, or an empty list if it has ended."""
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -85,7 +87,9 @@ def _tasks(pid: int) -> list[str]:
 
 
 def _status(pid: int, below: str = "") -> dict[str, str]:
-    """Return the fields of `/proc/PID/status`, or of a thread's below it; none if it has ended."""
+    """Return the fields of `/proc/PID/status`, or of the thread's file named by `below`; an empty dict if the process
+    has ended.
+    """
     try:
         with open(f"/proc/{pid}/{below}status") as file:
             return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
@@ -99,13 +103,13 @@ def _parent(pid: int) -> int:
 
 
 def _zygotes_beside(pid: int) -> list[int]:
-    """Return the zygotes that have the same parent as this process."""
+    """Return the pids of the zygotes that have the same parent as process `pid`."""
     agent = _parent(pid)
     return [one for one in pids() if _parent(one) == agent and _is_zygote(one)]
 
 
 def _is_zygote(pid: int) -> bool:
-    """Return whether the process is a zygote, by its command line."""
+    """Return whether the command line of the process is that of a zygote."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return os.fsencode(ZYGOTE) in file.read().split(b"\0")

@@ -65,16 +65,16 @@ _MOST_LINES, _LONGEST_LINE = 10_000, 2000
 
 
 def attach(visitor: VisitorConnection, rank: RankProcess) -> None:
-    """Connect a visitor to the rank's debugger until either of them ends; the rank stays at its prompt if the
-    visitor leaves.
+    """Connect a visitor to the rank's debugger until the visitor leaves or the debugger ends; the rank stays at its
+    prompt if the visitor leaves.
     """
     with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
-        _pass_on(visitor, rank, debugger)
+        _relay(visitor, rank, debugger)
     visitor.send(CommandEnded())
 
 
-def _pass_on(visitor: VisitorConnection, rank: RankProcess, debugger: socket.socket) -> None:
-    """Relay between the visitor and the debugger until either of them ends."""
+def _relay(visitor: VisitorConnection, rank: RankProcess, debugger: socket.socket) -> None:
+    """Forward bytes between the visitor and the debugger until either of them ends."""
     while True:
         ready = [visitor.source] if visitor.has_more else select.select([visitor.source, debugger.fileno()], [], [])[0]
         if debugger.fileno() in ready:
@@ -114,7 +114,7 @@ def _connected(rank: RankProcess) -> socket.socket:
 def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.monotonic) -> RankStacks:
     """Return the rank's stacks, or why they cannot be read."""
     pid = rank.process.pid
-    if problem := _cannot(pid):
+    if problem := _why_not_asked(pid):
         return RankStacks(rank.rank, pid, problem=problem)
     log = run.path / rank.log
     try:
@@ -133,7 +133,7 @@ def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.
     return RankStacks(rank.rank, pid, tuple(line[:_LONGEST_LINE] for line in lines[:_MOST_LINES]), problem)
 
 
-def _cannot(pid: int) -> str:
+def _why_not_asked(pid: int) -> str:
     """Return why the process cannot be asked for its stacks, or "" if it can."""
     if is_stopped(pid):
         return "is stopped (SIGSTOP, or a debugger): it answers only once it continues"
@@ -143,20 +143,20 @@ def _cannot(pid: int) -> str:
 
 
 def _written(log: Path, since: int) -> Iterator[str]:
-    """Yield the lines that the log has gained since it had this size."""
+    """Yield the lines that the log has gained since its size was `since`."""
     with log.open("rb") as file:
         file.seek(since)
         yield from file.read(_MOST_BYTES).decode(errors="replace").splitlines()
 
 
 class NodeHost:
-    """Serves one visitor's question about the ranks of this node."""
+    """The process that answers one visitor's question about the ranks of this node."""
 
     def __init__(self, run: RunDir, attempt: AttemptDir, node: int, visitor: VisitorConnection) -> None:
         self._run, self._attempt, self._node, self._visitor = run, attempt, node, visitor
 
     def serve(self) -> int:
-        """Answer one question, with the reason if it cannot be answered; return 0."""
+        """Answer one question, or send the reason why it cannot be answered; always return exit code 0."""
         try:
             self._answer(self._visitor.begin())
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -168,7 +168,7 @@ class NodeHost:
         return Exit.OK
 
     def _answer(self, question: Question) -> None:
-        """Answer the question."""
+        """Send the visitor the answer to `question`."""
         match question:
             case RunCommand():
                 self._run_command(question)
@@ -190,11 +190,11 @@ class NodeHost:
                 assert_never(question)
 
     def _subject(self, rank: RankProcess) -> Subject:
-        """Return the rank as a subject for `look_at`."""
+        """Return the rank in the form that `look_at` takes."""
         return Subject(rank.rank, self._node, rank.process.pid, Path(rank.environment["LAUNCH_PROGRESS"]))
 
     def _kill_rank(self, rank: int) -> int:
-        """Kill this rank and return how many processes that ended: 0 or 1."""
+        """Kill the rank and return how many processes that ended: 0 or 1."""
         return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))
 
     def _kill_all(self) -> int:

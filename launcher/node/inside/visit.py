@@ -40,21 +40,23 @@ _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 
 
 def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
-    """Return the command line that starts the host; `run_dir` is its path on that node."""
+    """Return the command line that starts the host of a visit; `run_dir` is the run directory's path on the rank's
+    node.
+    """
     return [python, "-P", "-m", "launcher.node.inside.there", run_dir, str(attempt.number), str(node)]
 
 
 def host_here(
     run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> Running:
-    """Start a host from this machine; `before` is the command that runs it on another node."""
+    """Start the host of a visit from this machine; `before` is the command that runs it on another node."""
     argv = [*before, *host_command(sys.executable, str(run.path), attempt, node)]
     return Running(f"node {node}", ProgramChannel(argv, environment))
 
 
 def machine_of(run: RunDir, node: int) -> str:
-    """Return the cluster's name of this node's machine, as the coordinator last recorded it; raise Refused if
-    it has none.
+    """Return the cluster's name for the node's machine, as the coordinator last recorded it; raise Refused if none is
+    recorded.
     """
     state = readable(run.state, RunState)
     found = next((each.host for each in (state.nodes if state is not None else ()) if each.node == node), "")
@@ -96,7 +98,7 @@ class Visit(ClosedAtTheEnd):
         for _ in range(_MOST_NOISE):
             line = self._running.readline(max(0.0, until - time.monotonic()))
             if not line:
-                raise self._gone("cannot be looked into")
+                raise self._broken("cannot be looked into")
             if (there := read_greeting(line.rstrip(b"\n"))) is not None:
                 if there.wire != WIRE:
                     raise OtherVersion(f"{self._running.who}: launch {there.launch[:40]} is there, and {VERSION} here")
@@ -141,12 +143,12 @@ class Visit(ClosedAtTheEnd):
         self._running.close()
 
     def _next(self, limit_s: float) -> FromHost:
-        """Return the next message, waiting at most this long; raise the host's refusal, or Broken if the
-        connection ends.
+        """Return the next message within `limit_s`; raise the host's refusal, or Broken if the connection ends or no
+        message comes.
         """
         line = self._running.readline(limit_s)
         if not line:
-            raise self._gone("the connection broke: what was started there is ended")
+            raise self._broken("the connection broke: what was started there is ended")
         if len(line) > 2 * LONGEST_LINE:
             raise Garbled(f"{self._running.who}: a line of {len(line)} bytes")
         word = decoded(line, _words)
@@ -154,6 +156,6 @@ class Visit(ClosedAtTheEnd):
             raise remote_error(word.lines, word.exit_code)
         return word
 
-    def _gone(self, what: str) -> LaunchError:
+    def _broken(self, what: str) -> LaunchError:
         """Return the error that the connection broke, with the last lines that the host printed."""
         return Broken(f"{self._running.who}: {what}", *self._running.last_error_lines(4))

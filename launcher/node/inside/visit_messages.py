@@ -29,9 +29,9 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class RunCommand(msgspec.Struct, frozen=True, tag="command"):
-    """A request to run a command beside the rank, in its environment and folder.
+    """A request to run a command beside the rank, in the rank's environment and folder.
 
-    The arguments are bytes, because a file's name need not be text; without any, the user's shell is run.
+    The arguments are bytes, because a file's name need not be text; without arguments, the user's shell is run.
     """
 
     rank: _RankNumber
@@ -40,7 +40,7 @@ class RunCommand(msgspec.Struct, frozen=True, tag="command"):
 
 
 class AskStacks(msgspec.Struct, frozen=True, tag="stacks"):
-    """A request for the Python stacks of this node's ranks, or of some of them."""
+    """A request for the Python stacks of this node's ranks, or of those in `ranks`."""
 
     ranks: frozenset[_RankNumber] | None = None
 
@@ -52,7 +52,7 @@ class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
 
 
 class KillHere(msgspec.Struct, frozen=True, tag="kill"):
-    """A request to end a rank of this node, or all processes of the run there, at once, as a fault would."""
+    """A request to kill one rank of this node, or with None all processes of the run on it, as a fault would."""
 
     rank: _RankNumber | None = None
 
@@ -61,13 +61,13 @@ Question = RunCommand | AskStacks | AttachDebugger | KillHere
 
 
 class Given(msgspec.Struct, frozen=True, tag="given"):
-    """Input for the command's stdin, or typed at its terminal."""
+    """Input that the visitor sent for the command's stdin or typed at its terminal."""
 
     data: _Bytes
 
 
 class InputEnds(msgspec.Struct, frozen=True, tag="input_ends"):
-    """The end of the command's stdin."""
+    """The message that the command's stdin has ended."""
 
 
 class Resized(msgspec.Struct, frozen=True, tag="resized"):
@@ -77,7 +77,7 @@ class Resized(msgspec.Struct, frozen=True, tag="resized"):
 
 
 class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
-    """A signal for the command and what it has started."""
+    """A signal to send to the command and the processes that it has started."""
 
     number: Annotated[int, msgspec.Meta(ge=1, le=64)]
 
@@ -86,14 +86,14 @@ FromVisitor = Given | InputEnds | Resized | Signalled
 
 
 class Output(msgspec.Struct, frozen=True, tag="said"):
-    """Output of the command, on stdout or with `err` on stderr."""
+    """Output of the command, from its stdout, or with `err` from its stderr."""
 
     data: _Bytes
     err: bool = False  # on stderr
 
 
 class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
-    """The stacks of one rank, or with no lines the problem why there are none."""
+    """The stacks of one rank; if there are no lines, `problem` says why."""
 
     rank: _RankNumber
     pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
@@ -103,7 +103,7 @@ class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
 
 
 class CommandEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The last message about a command: its exit code, 128 + n if signal n ended it."""
+    """The last message about a command: its exit code, or 128 + n if signal n ended it."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 

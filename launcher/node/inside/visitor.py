@@ -29,7 +29,9 @@ class VisitorConnection:
         return decoded(self._lines.pop(0), _questions)
 
     def receive(self) -> list[FromVisitor]:
-        """Return the new messages, waiting for some if there are none; raise EOFError once the visitor has left."""
+        """Return the new messages, waiting for the first if there are none; raise EOFError once the visitor has
+        left.
+        """
         if not self._lines:
             self._read()
         lines, self._lines = self._lines, []
@@ -45,7 +47,7 @@ class VisitorConnection:
         write_all(self._sink, encoded(word))
 
     def _read(self) -> None:
-        """Read what the visitor has sent and split it into lines; raise EOFError at its end."""
+        """Read what the visitor has sent and split it into lines; raise EOFError if the visitor has left."""
         data = os.read(self.source, PIECE_BYTES * 2)
         if not data:
             raise EOFError

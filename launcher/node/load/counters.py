@@ -11,7 +11,7 @@ _WORD = 4  # InfiniBand counts in these
 
 
 class MachineUse(NamedTuple):
-    """The machine's use since it was started; memory is the current value."""
+    """What the machine has used since its boot; `memory` is the current value."""
 
     cpu_s: float = 0.0
     memory: int = 0
@@ -23,8 +23,9 @@ class MachineUse(NamedTuple):
 
 
 def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
-    """Return the machine's use; the network interface `interface` is always counted. Counters that the kernel
-    does not report are 0.
+    """Return the machine's use since boot; the network interface `interface` is always counted.
+
+    Counters that the kernel does not report are 0.
     """
     memory = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(root / "proc/meminfo") if rest.split()}
     total = memory.get("MemTotal", 0)
@@ -45,8 +46,10 @@ def _cpu_s(root: Path) -> float:
 
 
 def _network(interface: str | None, root: Path) -> tuple[int, int]:
-    """Return bytes received and sent by physical devices, and by `interface` if it is virtual (a bond, a
-    container's); the devices below that one are not counted twice.
+    """Return (bytes received, bytes sent) by physical devices, and by `interface` if it is virtual, such as a bond or a
+    container's.
+
+    The devices below `interface` are not counted twice.
     """
     folder = root / "sys/class/net"
     below = {name.removeprefix("lower_") for name in _names(folder / (interface or "-")) if name.startswith("lower_")}
@@ -64,7 +67,7 @@ def _network(interface: str | None, root: Path) -> tuple[int, int]:
 
 
 def _disks(root: Path) -> tuple[int, int]:
-    """Return bytes read and written by physical disks, without devices built on them, which would count twice."""
+    """Return (bytes read, bytes written) by physical disks, without devices built on them, which would count twice."""
     read = written = 0
     blocks = root / "sys/block"
     for line in _lines(root / "proc/diskstats"):
@@ -83,7 +86,7 @@ def _pairs(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file, none if it cannot be read."""
+    """Return the lines of a file, or an empty list if it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -91,7 +94,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names in a folder, none if it cannot be read."""
+    """Return the names in a folder, or an empty list if it cannot be read."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -99,7 +102,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _number(path: Path) -> int:
-    """Return the number in a file, or 0 if there is none."""
+    """Return the number in a file, or 0 if the file holds none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

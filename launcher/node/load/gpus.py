@@ -35,7 +35,7 @@ class _Process(ctypes.Structure):
 
 
 class Gpu(NamedTuple):
-    """The load of one GPU, and the bytes that each process holds on it."""
+    """The load of one GPU, and the bytes that each process holds on it, by pid."""
 
     load: GpuLoad
     held: Mapping[int, int]
@@ -49,7 +49,7 @@ class Gpus:
         self._library = _driver() if library is None and self._visible != [] else library
 
     def look(self) -> list[Gpu]:
-        """Return the load of each GPU that answers; none without a driver."""
+        """Return the load of each GPU that answers, or an empty list without a driver."""
         if self._library is None:
             return []
         return [gpu for index, device in self._devices() if (gpu := self._gpu(index, device)) is not None]
@@ -95,7 +95,7 @@ class Gpus:
 
 
 def _driver() -> Any:
-    """Return NVIDIA's management library, initialised, or None if there is none."""
+    """Return NVIDIA's management library, initialised, or None if it is not installed."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

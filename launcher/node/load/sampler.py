@@ -28,7 +28,7 @@ Pids = Mapping[int, int]  # by rank
 
 
 class Sampler:
-    """Samples the load of a node in a thread of its own, which calls `ranks` for the pids of the live ranks."""
+    """A thread that samples the load of a node, and calls `ranks` for the pids of the live ranks."""
 
     def __init__(
         self, node: NodePlan, ranks: Callable[[], Pids], every_s: float = EVERY_S, kept: MetricsFile | None = None
@@ -47,12 +47,12 @@ class Sampler:
         self._thread.start()
 
     def fresh(self) -> NodeLoad | None:
-        """Return the newest sample once, then None until there is another."""
+        """Return the newest sample if it has not been returned before, else None."""
         sample, self._fresh = self._fresh, None
         return sample
 
     def _work(self) -> None:
-        """Sample for ever, at the interval."""
+        """Take samples for ever, at the interval."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if self._node.gpus is None else ",".join(self._node.gpus)
         gpus = Gpus(visible)
         while True:
@@ -71,7 +71,7 @@ class Sampler:
             self._kept.close()
 
     def sample(self, gpus: Gpus) -> NodeLoad:
-        """Return the current load, averaged since the last sample."""
+        """Return the load, averaged over the time since the last sample."""
         cards, pids = gpus.look(), dict(self._ranks())
         at = boottime()
         seen = {pid: (at, use) for pid, use in self._trees.look(pids.values()).items()}
@@ -103,7 +103,7 @@ def named_values(load: NodeLoad) -> dict[str, float]:
 def rank_load(
     rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
 ) -> RankLoad:
-    """Return the use of a rank between two samples, or since its start if there is no earlier one."""
+    """Return the use of a rank between two samples, or since the rank's start if `before` is None."""
     at, use = now
     since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))
     passed_s = max(_LEAST_S, at - since)

@@ -37,7 +37,7 @@ class TreeUse(NamedTuple):
 
 
 class Trees:
-    """Finds process trees again and again, and remembers which processes do not matter."""
+    """A search for process trees that is repeated, and skips processes known to belong to none."""
 
     def __init__(self) -> None:
         self._strangers: set[int] = set()
@@ -45,7 +45,7 @@ class Trees:
         self._looks = 0
 
     def look(self, roots: Collection[int]) -> dict[int, TreeUse]:
-        """Return the use of each of these process trees by the pid of its root; a root that has ended is left out."""
+        """Return the use of each process tree by the pid of its root; a root that has ended is left out."""
         if self._looks % _LOOKS == 0 or not self._roots.issuperset(roots):
             self._strangers = set()
         self._looks, self._roots = self._looks + 1, set(roots)
@@ -80,7 +80,7 @@ def _below(root: int, children: dict[int, list[Process]]) -> Iterator[Process]:
 
 
 def _use(tree: list[Process]) -> TreeUse:
-    """Return the sum of what these processes use."""
+    """Return the sum of what the processes of `tree` use."""
     moved = [_moved(one.pid) for one in tree]
     return TreeUse(
         started_s=tree[0].started_s,
@@ -93,7 +93,7 @@ def _use(tree: list[Process]) -> TreeUse:
 
 
 def _moved(pid: int) -> tuple[int, int]:
-    """Return bytes read from and written to disks, or zeros if the kernel does not count or show them."""
+    """Return (bytes read from disks, bytes written to disks) by the process; zeros if the kernel does not show them."""
     try:
         counts = io_counts(pid)
     except OSError:

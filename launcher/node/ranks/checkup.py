@@ -25,14 +25,14 @@ _MOST_NAMED, _MOST_BYTES = 4, 1 << 20
 
 
 class NodeUnfit(LaunchError):
-    """A device of this node failed its check."""
+    """Raised when a device of this node has failed its check."""
 
 
 class Checkup:
     """The device checks of one node."""
 
     def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
-        """Prepare to check devices; `program` checks one."""
+        """Prepare to check devices with `program`, which checks one device."""
         self._home, self._program = home, program
         self._reaper = reaper
         self._gpus = len(home.node.gpus) if home.node.gpus is not None else home.plan.gpus_per_node
@@ -43,13 +43,13 @@ class Checkup:
         return devices_of(self._gpus)
 
     def devices_of_ranks(self, local_ranks: Collection[int]) -> tuple[str, ...]:
-        """Return the devices on which these ranks compute."""
+        """Return the devices on which the ranks in `local_ranks` compute."""
         if not self._gpus:
             return self.devices if local_ranks else ()
         return tuple(sorted({f"cuda:{local % self._gpus}" for local in local_ranks}))
 
     async def look(self, zygote: ZygoteLink | None, devices: Collection[str], bound_s: float) -> list[DeviceHealth]:
-        """Return the health of each of these devices, checked at the same time. Raise NodeUnfit."""
+        """Check the devices all at once and return their health; raise NodeUnfit if one fails."""
         found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
         unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]
         if unfit:
@@ -75,14 +75,16 @@ class Checkup:
         return judge(device, said, ending)
 
     def _starter(self, zygote: ZygoteLink | None, device: str) -> Starter:
-        """Return what starts the check: the zygote, or a new interpreter if there is none."""
+        """Return the starter for the check: the zygote's, or a new interpreter if there is no zygote."""
         home = self._home
         entry = replace(home.plan.entry, kind="script", target=str(self._program), args=(device,))
         ordinary = OrdinaryStarter(entry, home.environment, home.workdir, home.run.code, self._reaper)
         return ordinary if zygote is None else ZygoteStarter(zygote, ordinary)
 
     async def _ending(self, pid: int, ended: "asyncio.Future[Death]", bound_s: float) -> Ending:
-        """Return how the program ended, or that it did not; it is killed at the limit or if this is cancelled."""
+        """Return how the check ended, or that it did not end; kill it at the time limit or if this call is
+        cancelled.
+        """
         process, clock = process_id(pid), WakingClock()  # who stood still together with us is not slow
         until = clock.now() + bound_s
         try:
@@ -99,7 +101,7 @@ class Checkup:
 
 
 def _lines(log: Path, begin: int) -> list[bytes]:
-    """Return the log's lines from this byte on."""
+    """Return the log's lines from byte `begin` on."""
     with log.open("rb") as file:
         file.seek(begin)
         return file.read(_MOST_BYTES).splitlines()

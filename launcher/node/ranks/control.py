@@ -16,7 +16,7 @@ import msgspec
 
 
 def control_of(progress: Path) -> Path:
-    """Return the control FIFO beside the one on which the rank reports."""
+    """Return the path of the control FIFO for the rank that reports on the FIFO `progress`."""
     return progress.with_suffix(".control")
 
 
@@ -33,9 +33,10 @@ class ControlPipe:
         self._path = path
 
     def send(self, word: Mapping[str, object], *, at_step_end: bool) -> None:
-        """Send a message to the rank, without waiting until it is read.
+        """Send a message to the rank without waiting until it is read.
 
-        A rank that reads nothing any more does not join the others, which then fail, and all are replaced.
+        With `at_step_end` the rank acts on it at the end of its step, else at once. A rank that has stopped reading
+        does not join the others, which then fail, and all are replaced.
         """
         fd = self._fds.get(step_end_of(self._path) if at_step_end else self._path)
         if fd is not None:
@@ -51,7 +52,7 @@ class ControlPipe:
 
 
 def _fifo(path: Path) -> int:
-    """Create the FIFO anew and return a descriptor of it."""
+    """Delete and create the FIFO, and return a descriptor of it."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     # Read and write, so that a message waits there for a rank that has not opened it yet.

@@ -66,12 +66,12 @@ class Home:
 
     @property
     def hot(self) -> bool:
-        """Return whether ranks may keep their processes when another one is replaced."""
+        """Return whether ranks may keep their processes when another rank is replaced."""
         return self.notes is not None
 
     @property
     def workdir(self) -> Path:
-        """Return the folder in which ranks begin."""
+        """Return the folder in which ranks start."""
         return self.run.path / self.plan.workdir
 
 
@@ -79,7 +79,7 @@ class Listener(Protocol):
     """Callbacks about what ranks do."""
 
     def begun(self, rank: int) -> None:
-        """Called when the rank's process exists."""
+        """Called when the rank's process has been started."""
 
     def on_report(self) -> None:
         """Called when a rank has reported something."""
@@ -119,7 +119,7 @@ class _Rank:
 
 
 class RankGroup:
-    """All ranks of one generation on this node. `listener` is called for each end and each report."""
+    """The ranks of one generation on this node. `listener` is called for each end and each report."""
 
     def __init__(
         self, home: Home, start: Start, starter: Starter, listener: "Listener", dump_bound_s: float = _DUMP_BOUND_S
@@ -140,7 +140,7 @@ class RankGroup:
         self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
 
     async def begin(self) -> tuple[int, ...]:
-        """Start all ranks; return their pids. Raise OSError."""
+        """Start all ranks and return their pids; raise OSError if one cannot be started."""
         make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
         for local in range(self.start.local_world_size):
             self._ranks.append(self._prepare(local))
@@ -153,10 +153,11 @@ class RankGroup:
     async def continue_in_place(
         self, word: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
     ) -> tuple[int, ...]:
-        """Become the ranks of another generation: survivors get a message about it, the others are started anew; return
-        all pids.
+        """Become the ranks of another generation and return all pids: survivors get a message, the others are started
+        anew.
 
-        What the dead ones have left behind is ended first; `keep` and `waiting` are as for `stop`. Raise OSError.
+        What dead ranks have left behind is ended first; `keep` and `waiting` are as for `stop`. Raise OSError if a rank
+        cannot be started.
         """
         start = word.start
         run, node = self._home.run, self._home.node.index
@@ -173,10 +174,10 @@ class RankGroup:
                 rank.replaced = True  # it may live, if it was yet to meet the others
             elif rank.exit is not None:  # it ended a moment ago, and was reported for the generation before
                 end = replace(rank.exit, generation=start.generation, rank=rank.number)
-                self._tell(end)
+                self._report_end(end)
             else:
                 living.append(rank.pid)
-                self._keep(rank, word)
+                self._move_to_generation(rank, word)
         await asyncio.to_thread(end_all, lambda: _left_behind([*living, *waiting()], keep))
         await asyncio.to_thread(metrics.close)
         new = [rank for rank in self._ranks if rank.replaced]
@@ -191,7 +192,7 @@ class RankGroup:
                 raise error
         return tuple(rank.pid for rank in self._ranks)
 
-    def _keep(self, rank: _Rank, word: ContinueInPlace) -> None:
+    def _move_to_generation(self, rank: _Rank, word: ContinueInPlace) -> None:
         """Send a surviving rank its new generation, in which it writes to another log."""
         before = str(rank.log.path)
         path = self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number)
@@ -209,7 +210,7 @@ class RankGroup:
         number = self.start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number), self._behind)
         fifo = self._home.attempt.progress(self._home.node.index, local)
-        progress = Progress(partial(self._measure, local))
+        progress = Progress(partial(self._add_metrics, local))
         rank = _Rank(number, local, log, progress, active_at=self._clock.now(), started_at=time.time())
         self._error_file(rank).unlink(missing_ok=True)
         rank.pipe = ProgressPipe(fifo, rank.progress, lambda: self._on_report(rank))
@@ -217,8 +218,8 @@ class RankGroup:
             rank.control = ControlPipe(control_of(fifo))
         return rank
 
-    def _measure(self, local: int, step: int, values: Mapping[str, float]) -> None:
-        """Add metrics that a rank has reported to the file."""
+    def _add_metrics(self, local: int, step: int, values: Mapping[str, float]) -> None:
+        """Add metrics that a rank has reported to the metrics file."""
         self._metrics.add(self.start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
@@ -241,26 +242,26 @@ class RankGroup:
         self._listener.begun(rank.number)
 
     def _note_process(self, rank: _Rank, environment: dict[str, str]) -> None:
-        """Record the rank's process and environment in the background, for `launch exec` and others."""
+        """Record the rank's process and environment in the background, for `launch exec` and other commands."""
         if rank.process is not None:
             found = RankProcess(rank.number, self.generation, rank.process, environment, self._log_of(rank))
             place = self._home.attempt.rank_process(self._home.node.index, rank.local)
             self._behind.do(lambda: write_record(place, found, fsync=False))
 
     def _log_of(self, rank: _Rank) -> str:
-        """Return the path of the rank's log within the run directory."""
+        """Return the path of the rank's log relative to the run directory."""
         return str(rank.log.path.relative_to(self._home.run.path))
 
     def _error_file(self, rank: _Rank) -> Path:
-        """Return the file in which torch's `@record` writes the rank's exception."""
+        """Return the path of the file in which torch's `@record` writes the rank's exception."""
         return self._home.attempt.error_file(self._home.node.index, rank.local)
 
     def heartbeats(self) -> tuple[RankHeartbeat, ...]:
-        """Return the recent activity of each live rank; growth of logs is recorded too."""
+        """Return the recent activity of each live rank, and record how its log has grown."""
         return tuple(self._heartbeat(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _heartbeat(self, rank: _Rank, now: float) -> RankHeartbeat:
-        """Return what the heartbeat contains about this rank."""
+        """Return the part of the heartbeat that is about this rank."""
         if rank.log.grew() and not rank.dumps:
             rank.active_at = now
         progress = rank.progress
@@ -320,15 +321,15 @@ class RankGroup:
         ]
 
     async def _with_stack(self, rank: _Rank, look: RankLook) -> RankLook:
-        """Return the look with the stack that faulthandler writes, for a rank that could not answer because
-        Python's lock is held.
+        """Return the look with a stack added that faulthandler wrote, for a rank that could not answer because native
+        code holds Python's lock.
         """
         if look.problem != NO_ANSWER or look.state in ("T", "t") or rank.process is None:
             return look
         before, rank.dumps = rank.log.bytes_now(), True  # which is no sign of life
         if self._starter.dumps_stacks:
             signal_process(rank.process, DUMP_SIGNAL)
-        await self._quiet([rank], {rank.number: before})
+        await self._wait_for_dumps([rank], {rank.number: before})
         rank.log.grew()
         rank.dumps = False
         return replace(look, stack=main_stack(rank.log.since(before)))
@@ -345,17 +346,17 @@ class RankGroup:
 
     @property
     def suspects(self) -> list[int]:
-        """Return the local ranks that failed by themselves, because their devices may be faulty."""
+        """Return the local ranks that failed by themselves, whose devices may be faulty."""
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
 
     @property
     def is_steady(self) -> bool:
-        """Return whether each rank has made its first steps of this generation, including survivors."""
+        """Return whether every rank, survivors included, has made its first steps of this generation."""
         return all(rank.progress.steps >= _FIRST_STEPS and not rank.ended.is_set() for rank in self._ranks)
 
     @property
     def over(self) -> bool:
-        """Return whether each of its ranks has ended and was reported."""
+        """Return whether every rank has ended and its end was reported."""
         return all(rank.ended.is_set() for rank in self._ranks)
 
     def _on_report(self, rank: _Rank) -> None:
@@ -364,7 +365,7 @@ class RankGroup:
         self._listener.on_report()
 
     def _ended(self, rank: _Rank, death: Death) -> None:
-        """Handle the death of a rank's process: report it, unless the rank was replaced."""
+        """Handle the death of a rank's process: report the end, unless the rank was replaced."""
         rank.close()
         rank.log.grew()
         failed = death.status != 0 and not rank.progress.done
@@ -374,14 +375,15 @@ class RankGroup:
         if rank.replaced:
             return
         rank.exit = self._exit_record(rank, death, tail)
-        self._tell(rank.exit, tail)
+        self._report_end(rank.exit, tail)
         if self.over:
             self._metrics.close()
             self._behind.close()
 
-    def _tell(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
-        """Report an end to the coordinator; that a rank finished is recorded on this disk too, in case no other
-        process survives to do so.
+    def _report_end(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
+        """Report an end to the coordinator.
+
+        That a rank finished is recorded on this disk too, in case no other process survives to record it.
         """
         node = self._home.node.index
         if finished(end):
@@ -422,8 +424,8 @@ class RankGroup:
         )
 
     def _left_out(self, said: str) -> str:
-        """Return the file that the rank missed because the code snapshot leaves it out, or "" if that is not
-        why it failed.
+        """Return the file that the rank missed because the code snapshot leaves it out, or "" if the rank failed for
+        another reason.
         """
         with contextlib.suppress(OSError, ValueError):
             plan = self._home.plan
@@ -431,7 +433,7 @@ class RankGroup:
         return ""
 
     def _can_be_fenced(self) -> bool:
-        """Return whether the exit code can mean that the rank was fenced: only where checkpoints have a fence file.
+        """Return whether the exit code can mean that the rank was fenced, which needs checkpoints with a fence file.
 
         Other programs, curl among them, use the same code.
         """
@@ -440,7 +442,7 @@ class RankGroup:
         return os.path.lexists(self._home.run.path / self._home.plan.spec.checkpoint.dir / FENCE)
 
     async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int], waiting: Pids = tuple) -> None:
-        """End every process of this generation, and all that it left behind.
+        """End every process of this generation, and everything that it started.
 
         The processes in `keep` and those `waiting` in reserve are not ended; descendants of `keep` are.
         """
@@ -459,7 +461,9 @@ class RankGroup:
         await self.wait(_LAST_EXITS_S)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait until every rank has ended and was reported; return False if that takes longer than this."""
+        """Wait until every rank has ended and its end was reported; return False if that takes longer than
+        `timeout_s`.
+        """
         waits = [asyncio.create_task(rank.ended.wait()) for rank in self._ranks if rank.pid]
         if not waits:
             return True
@@ -478,7 +482,7 @@ class RankGroup:
         self._behind.close()
 
     async def _dump(self, ranks: list[_Rank]) -> None:
-        """Make each of these ranks write its Python stacks into its log, and wait until the logs stop growing."""
+        """Make the ranks write their Python stacks into their logs, and wait until the logs stop growing."""
         before = {rank.number: rank.log.bytes_now() for rank in ranks}
         for rank in ranks:
             rank.hung = True
@@ -486,10 +490,10 @@ class RankGroup:
                 signal_process(rank.process, DUMP_SIGNAL)
                 signal_process(rank.process, signal.SIGCONT)
         if self._starter.dumps_stacks:
-            await self._quiet(ranks, before)
+            await self._wait_for_dumps(ranks, before)
 
-    async def _quiet(self, ranks: list[_Rank], before: Mapping[int, int]) -> None:
-        """Wait until each log has grown beyond the size `before` and grows no more."""
+    async def _wait_for_dumps(self, ranks: list[_Rank], before: Mapping[int, int]) -> None:
+        """Wait until each log has grown beyond its size in `before` and grows no more."""
         last, deadline = before, time.monotonic() + self._dump_bound_s
         while time.monotonic() < deadline:
             await asyncio.sleep(_DUMP_QUIET_S)
@@ -501,7 +505,9 @@ class RankGroup:
 
 
 def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:
-    """Return the orphans from these process trees that are now children of this process, without those to keep."""
+    """Return the orphans of the process trees `trees` that are now children of this process, without those in
+    `keep`.
+    """
     return [pid for pid in orphans(os.getpid(), trees) if pid not in keep]
 
 

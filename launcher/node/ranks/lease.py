@@ -48,7 +48,9 @@ class Lease:
     """The time until which ranks may run here, by `boottime`, in memory that processes share."""
 
     def __init__(self, fd: int = -1) -> None:
-        """Open the lease behind a descriptor of `shared_memory`, or make one that only forks of this process see."""
+        """Open the lease behind a descriptor of `shared_memory`, or with -1 make a lease that only forks of this
+        process see.
+        """
         self._shared = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("d")
         self.copies = HistoryCopies(self._shared[2:4])
         if fd == -1:
@@ -56,7 +58,7 @@ class Lease:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "Lease":
-        """Open the lease that the supervisor of this agent reads too, or make one if it passed none."""
+        """Open the lease that the supervisor of this agent reads too, or make a new one if it passed none."""
         word = environ.pop(LEASE, "")
         fd = int(word) if word.isdecimal() else -1
         if not _is_lease(fd):  # a container passes variables on, and not descriptors
@@ -67,16 +69,16 @@ class Lease:
 
     @property
     def broken(self) -> bool:
-        """Return whether the lease had expired and what ran under it has been ended."""
+        """Return whether the lease has expired and the ranks under it have been ended."""
         return self._shared[1] != 0.0
 
     def break_off(self) -> None:
-        """Mark the lease as expired, with all that ran under it being ended."""
+        """Mark the lease as expired, whose ranks are being ended."""
         self._shared[1] = 1.0
 
     @property
     def standby(self) -> int:
-        """Return the pid of the process that waits to be the next agent, and outlives the lease, or 0."""
+        """Return the pid of the process that waits to be the next agent and outlives the lease, or 0."""
         return int(self._shared[4])
 
     @standby.setter
@@ -94,7 +96,7 @@ class Lease:
 
 
 def shared_memory() -> tuple[int, dict[str, str]]:
-    """Return a descriptor of a new lease, and the variable that tells an agent its number."""
+    """Return (a descriptor of a new lease, the variable that passes its number to an agent)."""
     fd = os.memfd_create(_NAME)
     os.truncate(fd, mmap.PAGESIZE)
     Lease(fd).until = float("inf")
@@ -102,7 +104,7 @@ def shared_memory() -> tuple[int, dict[str, str]]:
 
 
 def _is_lease(fd: int) -> bool:
-    """Return whether the descriptor is one of `shared_memory`."""
+    """Return whether the descriptor is that of a lease made by `shared_memory`."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}")
     except OSError:
@@ -110,14 +112,14 @@ def _is_lease(fd: int) -> bool:
 
 
 def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
-    """Decide how to treat a lease that expired while all of this node was suspended."""
+    """Return how to treat a lease that expired while all of this node was suspended."""
     if leader_may_be_replaced(plan):
         return AfterSuspend.COUNTS  # nor does a FORGIVEN coordinator decide alone then
     return AfterSuspend.FORGIVEN if index == 0 else AfterSuspend.ASKED
 
 
 class LeaseWatch:
-    """The remaining time of a lease, for a caller that asks often enough to notice that it was suspended."""
+    """The remaining time of a lease, for a caller that calls it often enough to notice that it was suspended itself."""
 
     def __init__(self, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._slept, self._clock = slept, clock
@@ -125,7 +127,7 @@ class LeaseWatch:
         self._until, self._slept_before_s = 0.0, 0.0
 
     def left_s(self, until: float) -> float:
-        """Return the seconds until the lease expires, without time spent suspended if that does not count."""
+        """Return the seconds until the lease expires, leaving out time spent suspended where the plan forgives it."""
         slept_s = self._waking.slept_s
         self._waking.now()
         if until != self._until and until > self._clock():  # a renewal from before the suspension does not count
@@ -134,8 +136,10 @@ class LeaseWatch:
         forgiven_s = 0.0 if self._slept is AfterSuspend.COUNTS else self._waking.slept_s - self._slept_before_s
         return until + forgiven_s - self._clock()
 
-    def asks(self, until: float) -> bool:
-        """Return whether the lease has expired except for suspended time, which the coordinator must judge."""
+    def needs_ruling(self, until: float) -> bool:
+        """Return whether the lease has expired except for suspended time, so that the coordinator must decide whether
+        it counts.
+        """
         return self._slept is AfterSuspend.ASKED and until <= self._clock()
 
 
@@ -146,19 +150,19 @@ class Held:
         self._held: dict[ProcessId, None] = {}
 
     def hold(self, pids: Iterable[int]) -> None:
-        """Stop these processes; those that are stopped already are left to whatever stopped them."""
+        """Stop the processes in `pids`; leave alone any that are stopped already."""
         moving = (process_id(pid) for pid in pids if not is_stopped(pid))
         self._held |= {one: None for one in moving if one is not None and signal_process(one, signal.SIGSTOP)}
 
     def let_go(self) -> None:
-        """Continue all processes that were stopped here."""
+        """Continue all processes that `hold` stopped."""
         while self._held:
             signal_process(self._held.popitem()[0], signal.SIGCONT)
 
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """The watchdog of this process and all below it."""
+    """A handle on the process that ends this process and all below it once the lease has expired."""
 
     lease: Lease
     pid: int
@@ -166,7 +170,7 @@ class Watchdog:
 
 
 def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:
-    """Start the watchdog, which ends all processes below this one when the lease has expired."""
+    """Start the watchdog, which ends all processes below this one once the lease has expired."""
     agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()
     if pid:
@@ -189,11 +193,11 @@ def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
     handle, held, me = os.pidfd_open(agent), Held(), (os.getpid(),)
     while True:
         while (left_s := watch.left_s(lease.until)) > 0:
-            if asks := watch.asks(lease.until):
+            if needs_ruling := watch.needs_ruling(lease.until):
                 held.hold(descendants(agent, keep=me))
             else:
                 held.let_go()
-            select.select([handle], [], [], min(left_s, _SOON_S if asks else _LOOK_S))
+            select.select([handle], [], [], min(left_s, _SOON_S if needs_ruling else _LOOK_S))
         lease.break_off()
         end_all(lambda: descendants(agent, keep=(*me, lease.standby)))
         gone, _, _ = select.select([handle], [], [], FAREWELL_S)

@@ -63,7 +63,7 @@ class _Use:
 def look_at(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> list[RankLook]:
-    """Ask all ranks at once and return what each was doing; this takes `answer_s` if one that can does not answer."""
+    """Ask all ranks at once and return what each was doing; take at most `answer_s`, for ranks that do not answer."""
     began, number = clock(), time.time_ns() >> 10
     before = {one.rank: _use_of(one.pid) for one in subjects}
     problems = {one.rank: _ask(one, number) for one in subjects}
@@ -90,7 +90,7 @@ def look_at(
 def times_of(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> dict[int, RankTimes]:
-    """Return when each rank entered its newest collectives, without those that do not answer in time."""
+    """Return when each rank entered its newest collectives, without the ranks that do not answer in time."""
     until, number, found = clock() + answer_s, time.time_ns() >> 10, dict[int, RankTimes]()
     awaited = [one for one in subjects if not _ask(one, number, "times ")]
     while awaited and clock() < until:
@@ -102,7 +102,10 @@ def times_of(
 
 
 def _ask(subject: Subject, number: int, only: str = "") -> str:
-    """Ask the rank; return why it cannot be asked, or ""."""
+    """Send question `number` to the rank; return why that is impossible, or "" if it was sent.
+
+    With `only` the rank is asked for that part alone.
+    """
     try:
         fd = os.open(subject.question, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -31,7 +31,7 @@ _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.*)")
 
 
 def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[RankLook]:
-    """Add the native stack of each rank that may be stopped for a moment; return within `bound_s` in all.
+    """Return the looks with the native stack of each rank that may be stopped for a moment; take at most `bound_s`.
 
     A rank that answered is not stopped for as long as gdb takes. If a tool fails, the only line says why.
     """
@@ -42,7 +42,7 @@ def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[Ran
 
 
 def _native(look: RankLook, until: float) -> tuple[str, ...]:
-    """Return the native stack of a rank's main thread, empty if it must not be traced or there is no tool."""
+    """Return the native stack of a rank's main thread; empty if the rank must not be traced or no tool is installed."""
     if look.ended or look.state not in ("R", "S"):
         return ()  # tracing would wait for the kernel, or take the process from what stopped it
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
@@ -92,17 +92,17 @@ def _traced(
 
 
 def _of_py_spy(lines: Sequence[str], pid: int) -> list[str]:
-    """Return the main thread's frames from py-spy's output, Python's among them, innermost first."""
+    """Return the main thread's frames from py-spy's output, native and Python ones, innermost first."""
     begin = next((number for number, line in enumerate(lines) if line.startswith(f"Thread {pid} ")), len(lines))
     return [line.strip() for line in takewhile(lambda line: line.startswith(" "), lines[begin + 1 :])]
 
 
 def _of_gdb(lines: Sequence[str], _: int) -> list[str]:
-    """Return the frames from gdb's output up to the first outside any library; later ones are not real frames."""
+    """Return the frames from gdb's output up to the first outside any library; later frames are not real."""
     found = [match[1] for line in lines if (match := _GDB_FRAME.match(line))]
     return [*takewhile(lambda frame: frame != "?? ()", found)]
 
 
 def _why(said: Sequence[str]) -> str:
-    """Return the line in which a tracer says why it could not trace a process."""
+    """Return the line of a tracer's output that says why it could not trace a process."""
     return next((line.strip() for line in said if re.search("denied|not permitted|rror", line)), "it printed no stack")

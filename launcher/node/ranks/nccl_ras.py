@@ -18,10 +18,10 @@ _LISTENS = "0A"
 
 
 def with_nccl(looks: Sequence[RankLook], address: str = ADDRESS, bound_s: float = BOUND_S) -> list[RankLook]:
-    """Add NCCL's report to the rank of this node that gives it, and return within `bound_s`; one node's covers all.
+    """Return the looks, with NCCL's report added to the rank of this node that gives it; take at most `bound_s`.
 
-    Nothing is asked where rank 0 is on another node, where NCCL has no RAS (before 2.24), or where the address belongs
-    to a process that is none of these ranks.
+    One node's report covers all ranks. Nothing is asked where rank 0 is on another node, where NCCL has no RAS (before
+    2.24), or where the address belongs to a process that is none of these ranks.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or all(look.rank for look in looks):
@@ -35,7 +35,7 @@ def with_nccl(looks: Sequence[RankLook], address: str = ADDRESS, bound_s: float 
 
 
 def _report(host: str, port: int, bound_s: float) -> tuple[str, ...]:
-    """Return the lines of the report, or what came of it in time, or one line that says why there is none."""
+    """Return the lines of the report, as many as came within `bound_s`, or one line that says why there is none."""
     until, said = time.monotonic() + bound_s, b""
     try:
         with socket.create_connection((host, port), timeout=bound_s) as link:
@@ -63,7 +63,7 @@ def _listening(port: int) -> Iterable[str]:
 
 
 def _sockets_of(pid: int) -> set[str]:
-    """Return the inodes of a process's sockets; none once it has ended."""
+    """Return the inodes of a process's sockets, or an empty set once it has ended."""
     found = set[str]()
     try:
         for entry in os.scandir(f"/proc/{pid}/fd"):

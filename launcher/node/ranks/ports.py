@@ -17,7 +17,7 @@ class HeldPort:
     """A port that is kept free on one address until `release`."""
 
     def __init__(self, address: str, number: int | None = None) -> None:
-        """Bind this port, or a random one that is free; raise OSError if another program has it."""
+        """Bind port `number`, or a random free port for None; raise OSError if another program has it."""
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if number is None:
@@ -35,8 +35,8 @@ class HeldPort:
         self._socket.close()
 
 
-def drawn(draw: random.Random | None = None) -> Iterator[int]:
-    """Yield random port numbers without end, which may be in use."""
+def random_ports(draw: random.Random | None = None) -> Iterator[int]:
+    """Yield random port numbers without end; a port may be in use."""
     draw = draw or random.SystemRandom()
     while True:
         yield draw.randint(_FIRST, _LAST)
@@ -46,10 +46,10 @@ def address_drawer(seed: str) -> Callable[[str], str]:
     """Return a function that adds a new random port to a host's address; with the same seed it draws the same
     ports in the same order.
     """
-    numbers, taken = drawn(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
+    numbers, taken = random_ports(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
 
     def draw(address: str) -> str:
-        """Return the address with a port that was not drawn for it before."""
+        """Return the address with a port that has not been drawn for it before."""
         found = next(one for one in (f"{address}:{number}" for number in numbers) if one not in taken)
         taken.add(found)
         return found
@@ -59,7 +59,7 @@ def address_drawer(seed: str) -> Callable[[str], str]:
 
 def _bind(held: socket.socket, address: str) -> int:
     """Bind the socket to a random free port and return its number."""
-    for port in islice(drawn(), _TRIES):
+    for port in islice(random_ports(), _TRIES):
         # Two sockets that reuse may share a port: only one that does not proves that it is free.
         with socket.socket(held.family, socket.SOCK_STREAM) as probe:
             try:

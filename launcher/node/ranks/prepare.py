@@ -52,17 +52,20 @@ class PortTaken(LaunchError):
 
 
 class Preparation:
-    """The preparation of a node: call `run` once, `wait` until ranks can start, `renew` if the zygote has died since.
+    """The preparation of a node: call `run` once, `wait` until ranks can start, and `renew` if the zygote has died
+    since.
 
-    With `recovery.health` ranks cannot start before the node's devices have passed, or could not be checked.
+    With `recovery.health` ranks cannot start before the node's devices have passed their check, or could not be
+    checked.
     """
 
     def __init__(
         self, home: Home, reaper: Reaper, note: Note = lambda _, text: say(text), *,
         device_check: Path = DEVICE_CHECK, take_over_s: float = _TAKE_OVER_S,
     ) -> None:  # fmt: skip
-        """Prepare to start ranks; `note` receives messages about reserve processes; a standby has `take_over_s` to
-        become ready.
+        """Prepare to start ranks.
+
+        `note` receives messages about reserve processes; a standby has `take_over_s` to become ready.
         """
         self._home = home
         self._reaper = reaper
@@ -95,12 +98,12 @@ class Preparation:
 
     @property
     def _begins_anew(self) -> Starter:
-        """Return what starts a rank without the reserve."""
+        """Return the starter that uses no reserve process."""
         return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary)
 
     @property
     def own_pids(self) -> tuple[int, ...]:
-        """Return the pids that must outlive a generation, apart from the reserve."""
+        """Return the pids of processes that must outlive a generation, except those in reserve."""
         links = (self._imports, self._zygote)
         return tuple(pid for pid in (*(link.pid for link in links if link is not None), self.standby_pid) if pid)
 
@@ -111,7 +114,7 @@ class Preparation:
         return standby.pid if standby is not None else 0
 
     async def run(self) -> None:
-        """Prepare the node; `wait` returns once that is done or has failed."""
+        """Prepare the node; `wait` returns once this is done or has failed."""
         if not self._home.plan.one_machine:  # else the supervisor holds them
             await self._hold_ports()
         if self._home.plan.setup is not None:
@@ -119,7 +122,7 @@ class Preparation:
             self.doing = "run.setup is at work"
             await self._set_up(self._home.plan.setup)
         self._note_environment()
-        if why := await self._raise_zygote():
+        if why := await self._start_zygote():
             node, python = self._home.node.index, self._home.plan.entry.python
             self.failure = SetupFailed(f"{python} cannot run ranks on node {node}: {why}", "")
             raise self.failure
@@ -130,8 +133,8 @@ class Preparation:
         self._settled.set()
 
     async def _hold_ports(self) -> None:
-        """Hold the ports that ranks of this node will listen on, once an earlier attempt has released them;
-        raise PortTaken.
+        """Hold the ports that ranks of this node will listen on, once an earlier attempt has released them; raise
+        PortTaken if another program has one.
         """
         deadline = time.monotonic() + self._home.plan.spec.recovery.lease_s
         for address in self._home.plan.addresses_of(self._home.node.index):
@@ -145,7 +148,9 @@ class Preparation:
             self._ports.append(held)
 
     async def check_again(self, local_ranks: Collection[int]) -> None:
-        """Check the devices of these failed ranks; raise NodeUnfit, after which no rank can start on this node."""
+        """Check the devices of failed ranks; raise NodeUnfit if one fails, after which no rank can start on this
+        node.
+        """
         self.health = []
         if self._checkup is None or self.failure is not None:
             return
@@ -157,7 +162,7 @@ class Preparation:
             self._settled.set()
 
     async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
-        """Check these devices and keep the result; raise NodeUnfit."""
+        """Check the devices within `bound_s` and keep the result; raise NodeUnfit if one fails."""
         try:
             self.health = await checkup.look(self._zygote, devices, bound_s)
         except NodeUnfit as unfit:
@@ -180,10 +185,12 @@ class Preparation:
             await asyncio.sleep(rest_s)
 
     async def renew(self) -> None:
-        """Replace a zygote that was killed by its standby or a new one; concurrent callers wait for the same one."""
+        """Replace a zygote that was killed by its standby or by a new zygote; concurrent callers wait for the same
+        replacement.
+        """
         await asyncio.wait([self._renewal])  # its zygote may have been killed with the ranks of a generation
         if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
-            self._renewal = asyncio.create_task(self._raise_zygote())
+            self._renewal = asyncio.create_task(self._start_zygote())
         await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
 
     async def fill_reserve(self, start: Start) -> None:
@@ -192,7 +199,7 @@ class Preparation:
         await self.reserve.fill(self._begins_anew, start)
 
     async def settle(self) -> None:
-        """Return once no start is under way any more."""
+        """Return once no start of a rank is under way."""
         if self._zygote is not None:
             await self._zygote.settle()
 
@@ -237,11 +244,11 @@ class Preparation:
         self._noting = threading.Thread(target=note_environment, args=words, name="environment", daemon=True)
         self._noting.start()
 
-    async def _raise_zygote(self) -> str:
-        """Start a zygote and wait for its imports; one that dies while importing is not started again, unless it was
-        killed.
+    async def _start_zygote(self) -> str:
+        """Start a zygote and wait for its imports.
 
-        Return why this interpreter can run neither a zygote nor a rank, or "".
+        Return why the user's interpreter can run neither a zygote nor a rank, or "". A zygote that dies while importing
+        is not started again, unless it was killed.
         """
         why = ""
         if self._usable:
@@ -255,17 +262,17 @@ class Preparation:
         return why
 
     async def _take_over(self) -> ZygoteLink | None:
-        """Return the standby of the previous zygote as the new one, or None if there is none that becomes ready."""
+        """Return the previous zygote's standby as the new zygote, or None if it has none or the standby does not become
+        ready.
+        """
         standby = self._zygote.standby if self._zygote is not None else None
         if standby is None or not standby.pid:
             return None
         await standby.preload(self._home.plan.entry.preload)
-        return await self._come_forward(standby)
+        return await self._wait_until_ready(standby)
 
     async def _accept(self) -> ZygoteLink | None:
-        """Return the offered zygote if it is the one that this agent would start, else None, with the reason in
-        its log.
-        """
+        """Return the offered zygote if this agent would start an equal one; else return None and log the reason."""
         offered, entry, home = self._offered, self._home.plan.entry, self._home
         if offered is None or offered.python != entry.python:
             self._decline()
@@ -280,10 +287,10 @@ class Preparation:
             "log": str(home.attempt.zygote_log(home.node.index)),
         }
         await link.preload(entry.preload, words)
-        return await self._come_forward(link)
+        return await self._wait_until_ready(link)
 
-    async def _come_forward(self, zygote: ZygoteLink) -> ZygoteLink | None:
-        """Return a zygote whose imports are complete if it becomes ready in time, or None."""
+    async def _wait_until_ready(self, zygote: ZygoteLink) -> ZygoteLink | None:
+        """Return `zygote` once it is ready, or None if it does not become ready in time."""
         await _first(zygote.ready, zygote.gone, within_s=self._take_over_s)
         if zygote.ready.is_set():
             return zygote
@@ -291,7 +298,7 @@ class Preparation:
         return None
 
     def _decline(self) -> None:
-        """Close the stream of the offered zygote, which ends it."""
+        """Close the connection to the offered zygote, which ends it."""
         if self._offered is not None:
             os.close(self._offered.fd)
             self._offered = None
@@ -348,7 +355,7 @@ def _importing(names: Sequence[str]) -> str:
 
 
 async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `start` once the disk accepts its log; meanwhile this node sends heartbeats but is not
+    """Return the result of `start` once the disk accepts its log; until then this node sends heartbeats but is not
     ready.
     """
     while True:
@@ -361,7 +368,7 @@ async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _first(*events: asyncio.Event, within_s: float | None = None) -> None:
-    """Wait until one of these events is set, at most this long."""
+    """Wait until one of the events is set, at most `within_s` seconds."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     _, rest = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:

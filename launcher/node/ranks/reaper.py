@@ -25,7 +25,7 @@ class Death(NamedTuple):
 
 
 class Reaper:
-    """Reaps children on SIGCHLD and calls back for each watched pid; an unwatched pid is an orphan and is dropped."""
+    """The handler of SIGCHLD, which calls back for each watched pid; any other child is an orphan and is dropped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched: dict[int, Callable[[Death], None]] = {}
@@ -36,18 +36,20 @@ class Reaper:
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
     def watch(self, pid: int, tell: Callable[[Death], None]) -> None:
-        """Call `tell` once when this child has ended, even if it is not born yet."""
+        """Call `tell` once when child `pid` has ended, which may have happened already."""
         if pid in self._early:
             self._loop.call_soon(tell, self._early.pop(pid))
         else:
             self._watched[pid] = tell
 
     def expect_birth(self) -> None:
-        """Keep the deaths of unknown children until `born`, as one may be the child whose pid is reported next."""
+        """Keep the deaths of unknown children until `born`, as one of them may be the child whose pid is
+        reported next.
+        """
         self._births += 1
 
     def born(self) -> None:
-        """End one `expect_birth`: the pid is known and watched, or there is no child."""
+        """End one `expect_birth`: the child's pid is known and watched, or no child was started."""
         self._births -= 1
         if not self._births:
             self._early.clear()

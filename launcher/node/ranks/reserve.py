@@ -21,7 +21,7 @@ from launcher.node.ranks.reports.logfile import LogFile
 from launcher.node.ranks.start import Starter
 from launcher.node.ranks.zygote_link import TellDeath
 from launcher.run.identity import process_id
-from launcher.run.processes import give_up, runs, signal_process
+from launcher.run.processes import runs, set_oom_priority, signal_process
 from launcher.wire.messages import Start
 from launcher.wire.progress import Progress, ProgressPipe
 
@@ -49,8 +49,8 @@ class _Process:
         return self.progress.waits and self.pid != 0 and not self.ended and runs(self.pid)
 
     def can_be(self, environment: Mapping[str, str]) -> bool:
-        """Return whether the process can become a rank with this environment: above all, the number of ranks must
-        match.
+        """Return whether the process can become a rank with this environment, which must have the number of ranks that
+        the process knows.
         """
         return self.told_of.items() <= environment.items()
 
@@ -61,9 +61,7 @@ class _Process:
 
 
 class Reserve:
-    """The processes in reserve on one node; `note` is called when one is ready, and with the reason if there
-    are none.
-    """
+    """The processes in reserve on one node; `note` is called when one is ready, and with the reason if none can be."""
 
     def __init__(self, home: Home, note: Note) -> None:
         self._home = home
@@ -82,12 +80,14 @@ class Reserve:
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` has something to do; after failures no more is tried in this generation."""
+        """Return whether `fill` would start a process; after failures it starts none until the next generation."""
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
 
     async def fill(self, starter: Starter, start: Start) -> None:
-        """Start reserve processes for ranks as those of `start` until there are enough, and end all others."""
+        """Start reserve processes for ranks like those of `start` until there are enough, and end those for other
+        ranks.
+        """
         if not self.is_short(start):
             return
         if start.generation != self._generation:
@@ -104,7 +104,7 @@ class Reserve:
             self._filling = False
 
     def _lacks(self, start: Start) -> int:
-        """Return how many processes are missing for ranks as those of `start`."""
+        """Return how many reserve processes are missing for ranks like those of `start`."""
         return self._wanted - sum(one.can_be(sizes(start)) for one in self._processes)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Reserve:
         self._end(self._processes)
 
     def _end(self, processes: Sequence[_Process]) -> None:
-        """Kill these processes."""
+        """Kill the processes and forget them."""
         for process in [*processes]:
             self._processes.remove(process)
             known = process_id(process.pid) if process.pid else None
@@ -120,7 +120,10 @@ class Reserve:
                 signal_process(known, signal.SIGKILL)
 
     def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
-        """Make a reserve process the rank with this environment and return its pid, or None if none is ready."""
+        """Make a reserve process the rank with this environment and return its pid, or None if no process is ready.
+
+        Call `tell` with the rank's death.
+        """
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
         if process is None:
@@ -131,13 +134,15 @@ class Reserve:
         process.tell = tell
         logs = {"log": str(log), "log_before": str(self._log)}
         word = {"generation": self._asked_in, **logs, "environment": dict(environment)}
-        give_up(process.pid, first=False)
+        set_oom_priority(process.pid, first=False)
         process.control.send(word, at_step_end=False)
         process.pipe.close()
         return process.pid
 
     def _why_none(self, environment: Mapping[str, str], before: int) -> str:
-        """Return why no reserve process took the place, or "" if that was reported in generation `before`."""
+        """Return why no reserve process became the rank, or "" if that was already reported after generation
+        `before`.
+        """
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
             late = fitting[0]
@@ -163,7 +168,7 @@ class Reserve:
             self._forget(process)
             raise
         process.pid = pid
-        give_up(pid, first=True)
+        set_oom_priority(pid, first=True)
         self._on_report(process)  # what it said before that was known
 
     def _on_report(self, process: _Process) -> None:
@@ -173,8 +178,9 @@ class Reserve:
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
 
     def _ended(self, process: _Process, death: Death) -> None:
-        """Handle the end of a process: of one that is a rank now, pass it on; of another, give up if its
-        successors would end alike.
+        """Handle the end of a process.
+
+        If it had become a rank, pass its end on; otherwise give up if its successors would end alike.
         """
         process.ended = True
         is_ours = process in self._processes
@@ -198,7 +204,7 @@ class Reserve:
             self._processes.remove(process)
 
     def _give_up(self, why: str) -> None:
-        """Report why there is no reserve, and start none until the next generation."""
+        """Report why the node has no reserve, and start no process until the next generation."""
         self._tries = 0
         self._report_none(why)
 
@@ -213,7 +219,7 @@ class Reserve:
 
 
 class FromReserve:
-    """Starts a rank from the reserve, or with another starter if no reserve process is ready."""
+    """A starter that takes a rank from the reserve, or uses another starter if no reserve process is ready."""
 
     def __init__(self, reserve: Reserve, starter: Starter) -> None:
         self._reserve = reserve
@@ -225,6 +231,8 @@ class FromReserve:
         return self._starter.dumps_stacks
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Start one rank, from the reserve if a process there is ready, and return its pid."""
+        """Start one rank, from the reserve if a process in it is ready, and return its pid; `tell` is called with its
+        death.
+        """
         pid = self._reserve.hand_over(environment, log, tell)
         return await self._starter.start(environment, log, progress, tell) if pid is None else pid

@@ -33,7 +33,7 @@ class Starter(Protocol):
 
 
 class OrdinaryStarter:
-    """Starts a new interpreter per rank, or the user's command as it is."""
+    """A starter that runs a new interpreter per rank, or the user's command as it is."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class OrdinaryStarter:
         reaper: Reaper,
         umask: int | None = None,
     ):
-        """Take the rank's command and environment; ranks get this `umask`, or this process's if it is None."""
+        """Take the rank's command and environment; ranks get `umask`, or this process's umask if it is None."""
         self._entry = entry
         self._environment = node_environment
         self._workdir = workdir
@@ -58,7 +58,7 @@ class OrdinaryStarter:
         return self._entry.kind != "command"
 
     def order(self, environment: Mapping[str, str], log: Path, progress: str) -> Order:
-        """Return what zygote.py needs to become this rank."""
+        """Return the order from which zygote.py makes a process this rank."""
         entry = self._entry
         target = str(self._code / entry.target) if entry.kind == "script" else entry.target
         return {
@@ -94,7 +94,10 @@ class OrdinaryStarter:
 
 
 class ZygoteStarter:
-    """Forks ranks from the zygote; if it refuses, writes the reason to the rank's log and starts a new interpreter."""
+    """A starter that forks ranks from the zygote.
+
+    If the zygote refuses, it writes the reason to the rank's log and starts a new interpreter.
+    """
 
     dumps_stacks = True
 
@@ -103,7 +106,9 @@ class ZygoteStarter:
         self._ordinary = ordinary
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Fork one rank from the zygote, or start a new interpreter if it refuses, and return its pid."""
+        """Fork one rank from the zygote, or start a new interpreter if the zygote refuses, and return its pid; `tell`
+        is called with its death.
+        """
         try:
             return await self._link.fork(self._ordinary.order(environment, log, progress), tell)
         except ForkRefused as refusal:
@@ -112,7 +117,7 @@ class ZygoteStarter:
 
 
 def _say(write: int, line: bytes) -> None:
-    """Write the line to the pipe and close it; a process that has died already is ignored."""
+    """Write the line to a process's pipe and close the pipe; do nothing if the process has died."""
     with contextlib.suppress(BrokenPipeError), open(write, "wb") as pipe:  # it died before it read: the reaper tells
         pipe.write(line)
 

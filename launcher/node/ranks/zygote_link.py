@@ -25,11 +25,11 @@ TellDeath = Callable[[Death], None]
 
 
 class ForkRefused(LaunchError):
-    """The zygote will not or cannot fork, so the rank has to be started in a new interpreter."""
+    """Raised when the zygote will not or cannot fork, so that the rank has to be started in a new interpreter."""
 
 
 class ZygoteGone(ForkRefused):
-    """The zygote has ended."""
+    """Raised when the zygote has ended."""
 
 
 def spawn(
@@ -40,7 +40,9 @@ def spawn(
     pass_fds: Sequence[int] = (),
     umask: int | None = None,
 ) -> int:
-    """Start a child in a session of its own with its output in a file; only the reaper waits for it."""
+    """Start a child in a session of its own with its output in the file `log`, and return its pid; only the reaper
+    waits for it.
+    """
     out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         child = subprocess.Popen(
@@ -69,8 +71,8 @@ class OfferedZygote:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "OfferedZygote | None":
-        """Return the zygote that `become_agent` in zygote.py has left for this agent, or None, and remove its
-        variable.
+        """Return the zygote that `become_agent` in zygote.py has left for this agent, or None; remove its variable from
+        `environ`.
         """
         words = environ.pop("LAUNCH_ZYGOTE", "").split(" ", 1)
         if len(words) != 2:
@@ -96,7 +98,7 @@ class ZygoteLink:
     def __init__(self, reaper: Reaper, gate: int | None = None) -> None:
         """Create a link that is not connected yet.
 
-        Its standby waits at the file descriptor `gate` to become the next agent (`stand_by` in zygote.py).
+        The zygote's standby waits at the file descriptor `gate` to become the next agent (`stand_by` in zygote.py).
         """
         self._reaper, self._gate = reaper, gate
         self._pending: dict[int, _PendingFork] = {}
@@ -114,7 +116,7 @@ class ZygoteLink:
     async def start(
         self, python: str, environment: Mapping[str, str], cwd: Path, preload: Sequence[str], log: Path
     ) -> None:
-        """Start a zygote and have it import these modules."""
+        """Start a zygote and have it import the modules in `preload`."""
         ours, theirs = socket.socketpair()
         with theirs:
             argv = [python, str(ZYGOTE), "serve", str(theirs.fileno()), str(os.getpid())]
@@ -124,8 +126,10 @@ class ZygoteLink:
         await self.preload(preload)
 
     async def preload(self, modules: Sequence[str], home: Order | None = None) -> None:
-        """Send the first message: the modules to import. A standby has imported them and becomes a zygote with it.
-        `home` settles a zygote that another process has started (`settle_in` in zygote.py).
+        """Send the first message: the modules to import.
+
+        A standby, which has imported them, becomes a zygote with this message. `home` settles a zygote that another
+        process has started (`settle_in` in zygote.py).
         """
         words: Order = {"op": "preload", "modules": list(modules)} | ({"home": home} if home is not None else {})
         if not modules or self._socket is None:
@@ -149,7 +153,10 @@ class ZygoteLink:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def fork(self, order: Order, tell: TellDeath) -> int:
-        """Fork a rank and return its pid. Raise ForkRefused or ZygoteGone."""
+        """Fork a rank and return its pid; `tell` is called with its death.
+
+        Raise ForkRefused, or ZygoteGone if the zygote has ended.
+        """
         if self.gone.is_set():
             raise ZygoteGone("the zygote is gone")
         self._number += 1
@@ -180,7 +187,7 @@ class ZygoteLink:
             self._writer.write(_line(words))
 
     def _died(self, death: Death) -> None:
-        """Handle the zygote's end, after reading what it has sent: ranks that it reported live on."""
+        """Handle the zygote's end after reading all that it has sent: ranks that it reported live on."""
         if not self.death.done():
             self.death.set_result(death)
         if self._socket is None or self._reading is None:
@@ -239,33 +246,33 @@ class ZygoteLink:
 
 
 class _Began(msgspec.Struct, tag="began", tag_field="op"):
-    """The zygote has begun to import."""
+    """The zygote's message that it has begun to import."""
 
 
 class _Ready(msgspec.Struct, tag="ready", tag_field="op"):
-    """The zygote has imported everything."""
+    """The zygote's message that it has imported everything."""
 
 
 class _Forked(msgspec.Struct, tag="forked", tag_field="op"):
-    """A rank was forked."""
+    """The zygote's message that a rank was forked."""
 
     id: int
     pid: _Pid
 
 
 class _Refused(msgspec.Struct, tag="refused", tag_field="op"):
-    """A rank was not forked, and why."""
+    """The zygote's message that a rank was not forked, with the reason."""
 
     id: int
     reason: str
 
 
 class _Error(msgspec.Struct, tag="error", tag_field="op"):
-    """The last message could not be understood."""
+    """The zygote's message that it could not understand the last message."""
 
 
 class _StandsBy(msgspec.Struct, tag="standby", tag_field="op"):
-    """A standby was forked."""
+    """The zygote's message that it has forked a standby."""
 
     pid: _Pid
 

@@ -21,7 +21,7 @@ _SMALL_BYTES = 1 << 16  # of a file that is copied sooner than blocks of it can 
 
 
 class NewTree:
-    """A new, empty folder that code is copied into; private, and read-only unless it is `writable`."""
+    """A new, private folder into which code is copied; its files are read-only unless it is `writable`."""
 
     def __init__(self, root: Path, *, writable: bool) -> None:
         self.root, self._write = root, 0o200 * writable
@@ -29,7 +29,7 @@ class NewTree:
         self._kept: dict[int, bool] = {}  # by mode: whether a file gets it, whatever umask and ACL there are
 
     def place(self, path: str) -> str:
-        """Return the path for a file of this name, creating its folder."""
+        """Return the path of the file `path` in the tree, and create the folder that is to contain it."""
         folder = os.path.dirname(path)
         if folder not in self._folders:
             make_dir(self.root / folder)
@@ -49,7 +49,7 @@ class NewTree:
         return out
 
     def sync(self, files: Iterable[CodeFile]) -> None:
-        """Make the folder durable, with these files in it."""
+        """Make the tree durable, with the listed files in it."""
         made = [f"{self.root}/{file.path}" for file in files if file.link is None]
         sync_files(self.root, made, [self.root / folder for folder in self._folders])
 
@@ -57,7 +57,10 @@ class NewTree:
 def copy_tree(
     code: CodeList, source: Path, target: Path, *, writable: bool, fsync: bool = True, watch: Watch = iter
 ) -> None:
-    """Copy these files, never through a link; with `fsync` the copy is durable on return."""
+    """Copy the listed files into a new folder, never through a link.
+
+    With `writable` the copies can be changed; with `fsync` the copy is durable on return.
+    """
     tree = NewTree(target, writable=writable)
     for file in watch(code.files):
         if file.link is not None:
@@ -73,7 +76,7 @@ def copy_tree(
 
 
 class CopiedFile(NamedTuple):
-    """A regular file that was copied, with its digest, its status when it was listed and that of its copy."""
+    """A regular file that was copied: its path, its digest, and its status when it was listed and in the copy."""
 
     path: str
     digest: str  # of the bytes that were read and written
@@ -82,14 +85,16 @@ class CopiedFile(NamedTuple):
 
 
 def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:
-    """Copy these files into one tree or two; raise CodeChanged for one that is not what was listed."""
+    """Copy the listed files into one tree or two, and yield each; raise CodeChanged for a file that has changed since
+    it was listed.
+    """
     for file in watch(code.files):
         if file.link is not None:
             for tree in filter(None, (first, second)):
                 os.symlink(file.link, tree.place(file.path))
             continue
         path = code.source(file.path)
-        with _opened(os.open(path, READ)) as reader, _opened(first.create(file)) as out:
+        with _closing(os.open(path, READ)) as reader, _closing(first.create(file)) as out:
             looked = os.fstat(reader)
             if not stat.S_ISREG(looked.st_mode):
                 raise CodeChanged(path, "frozen")
@@ -104,8 +109,8 @@ def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: W
 
 
 @contextlib.contextmanager
-def _opened(fd: int) -> Iterator[int]:
-    """Close the descriptor after the body."""
+def _closing(fd: int) -> Iterator[int]:
+    """Yield the descriptor, and close it after the body."""
     try:
         yield fd
     finally:
@@ -113,7 +118,7 @@ def _opened(fd: int) -> Iterator[int]:
 
 
 def _write_hashed(source: int, out: int, size: int) -> str:
-    """Copy this many bytes and return their digest."""
+    """Copy `size` bytes and return their digest."""
     hashed, left = hashlib.sha256(), size
     while left > 0 and (chunk := os.read(source, min(left, _CHUNK_BYTES))):
         hashed.update(chunk)
@@ -138,8 +143,8 @@ def _write(tree: NewTree, file: CodeFile, source: int) -> None:
 
 
 def _share(source: int, out: int, begin: int, size: int) -> int:
-    """Copy bytes in the kernel from `begin` on and return how many; 0 means that there are no more, or that the
-    kernel cannot.
+    """Copy bytes in the kernel from `begin` on and return how many; 0 means that none are left or that the kernel
+    cannot.
     """
     try:
         return os.copy_file_range(source, out, size, offset_src=begin)

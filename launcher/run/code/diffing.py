@@ -18,7 +18,7 @@ Content = tuple[str | None, str | None, bool]
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """One file that is new, gone or different."""
+    """One file that is new, gone or different, with its diff if it is text."""
 
     path: str
     kind: Literal["changed", "new", "gone"]
@@ -33,7 +33,7 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 def changes(before: CodeList, now: CodeList) -> list[FileChange]:
-    """Return each file that differs between the two, by name."""
+    """Return each file that differs between the two lists of code, sorted by name."""
     old, new = _contents(before), _contents(now)
     left, found = _MOST_IN_ALL, list[FileChange]()
     for path in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path)):
@@ -44,7 +44,7 @@ def changes(before: CodeList, now: CodeList) -> list[FileChange]:
 
 
 def shown(found: Sequence[FileChange], most: int | None = None) -> list[str]:
-    """Return the changes as one unified diff, of at most `most` lines and a line that counts the others."""
+    """Return the changes as one unified diff, of at most `most` lines and a line that counts the rest."""
     lines = [line for change in found for line in _lines(change)]
     if most is None or len(lines) <= most:
         return lines
@@ -67,7 +67,7 @@ def _contents(code: CodeList) -> dict[str, Content]:
 
 
 def _content(file: CodeFile, digest: str | None) -> Content:
-    """Return what makes two files equal: the link's target, the digest and the executable bit."""
+    """Return the parts of a file that make two files equal: the link's target, the digest and the executable bit."""
     return file.link, digest, file.executable
 
 
@@ -89,7 +89,7 @@ def _text(path: Path, content: Content | None, most: int) -> str | None:
 
 
 def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str | None, str | None]) -> FileChange:
-    """Return how a file differs."""
+    """Return the change of one file from `old` to `new`; `pair` has both texts, None for one that is no text."""
     name = os.fsencode(path).decode(errors="replace")
     kind: Literal["changed", "new", "gone"] = "new" if old is None else "gone" if new is None else "changed"
     note = _other_than_text(old, new)
@@ -102,7 +102,7 @@ def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str
 
 
 def _other_than_text(old: Content | None, new: Content | None) -> str:
-    """Return a change that a diff of text does not show, such as of the executable bit, or ""."""
+    """Return as text a change that a diff does not show, such as of the executable bit, or "" if there is none."""
     if old is None or new is None:
         return ""
     if (old[0] is None) != (new[0] is None):

@@ -30,7 +30,7 @@ from launcher.run.ownership import is_ours_alone
 
 @dataclass(frozen=True, slots=True)
 class Freezing:
-    """The frozen code, and how much was hashed and stored."""
+    """The result of freezing code: the code's digest, and how much was hashed and stored."""
 
     code: FrozenCode
     hashed_bytes: int
@@ -46,11 +46,11 @@ def freeze(
     fsync: bool = True,
     watch: Watch = iter,
 ) -> Freezing:
-    """Copy the code into `target`, which must not exist, by way of the store; with `fsync` the target is durable on
+    """Copy the code through the store into `target`, which must not exist; with `fsync` the target is durable on
     return.
 
     Without a target only the store gets the code, durably. Raise BadInput for a file that cannot be read, or keeps
-    changing; what was begun of the target is then removed.
+    changing; what was copied to the target is then removed.
     """
     make_dir(store)
     if not is_ours_alone(store):  # made when others could write to the folder that it is in
@@ -70,7 +70,7 @@ def freeze(
 
 @contextlib.contextmanager
 def _new_folder(folder: Path | None) -> Iterator[None]:
-    """Create the folder if one is wanted, and remove it if the body fails."""
+    """Create the folder, unless it is None, and remove it if the body fails."""
     if folder is None:
         yield
         return
@@ -107,7 +107,7 @@ def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
 
 
 def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
-    """Return the code of a tree in the store, or None if it does not match its digest."""
+    """Return the list of code of a tree in the store, or None if its content does not match `digest`."""
     if not (pristine.is_dir() and is_ours_alone(pristine.parent)):
         return None
     code, now_ns = list_frozen(pristine), time.time_ns()
@@ -117,12 +117,14 @@ def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
 
 
 def stored(run: RunDir, digest: str) -> Path:
-    """Return where the code with this digest is stored for the runs beside this one."""
+    """Return the path at which the store of this run's project keeps the code with this digest."""
     return run.path.parent / STORE / digest
 
 
 def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
-    """Copy the code into the store and the target, hashing what has changed."""
+    """Copy the code into the store and the target, hashing what has changed; with `fsync` the target is durable on
+    return.
+    """
     index, digest = CodeIndex(store, code.root, now_ns), ""
     if not index.is_empty:
         hashes = content_hashes(code, "frozen", index)
@@ -140,10 +142,10 @@ def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch
 def _store_and_copy(
     code: CodeList, store: Path, target: Path | None, index: CodeIndex, now_ns: int, watch: Watch, *, fsync: bool
 ) -> tuple[str, bool]:
-    """Write what the store lacks there, read-only, and to the target; return the digest, and whether the store has more
-    now.
+    """Write the code to the target and, read-only, to the store if it lacks it; return (digest, whether the store has
+    gained a tree).
 
-    Of two processes that try, one wins and both succeed.
+    With `fsync` the target is durable on return. Of two processes that try, one wins and both succeed.
     """
     draft = new_draft(store)
     draft.mkdir(mode=0o700)
@@ -169,7 +171,7 @@ def _store_and_copy(
 
 
 def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Rename the draft into the store; return False if the store has that code already."""
+    """Rename the draft into the store; return False if the store has the same code already."""
     try:
         os.rename(draft, pristine)
     except OSError as error:
@@ -202,7 +204,7 @@ def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns:
 
 
 def _set_aside(path: Path) -> None:
-    """Remove the tree, renamed first."""
+    """Rename the tree to a draft at once, then remove it."""
     aside = new_draft(path.parent)
     os.rename(path, aside)
     remove(aside)

@@ -35,8 +35,8 @@ class Glob:
         return re.compile(f"(?s:{start}{_path_regex(self._parts)}{end})")
 
     def matches(self, path: str) -> bool:
-        """Return whether the pattern matches this file or a folder above it; a folder's own path must end with
-        a slash.
+        """Return whether the pattern matches the file or a folder above it; a folder's own path must end with a
+        slash.
         """
         return bool(self._parts) and self._regex.fullmatch(path) is not None
 

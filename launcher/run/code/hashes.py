@@ -24,7 +24,7 @@ _BECAME_SOMETHING_ELSE = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
 
 
 class CodeChanged(BadInput):
-    """A file is not what it was when it was listed."""
+    """Raised when a file has changed since it was listed."""
 
     def __init__(self, what: object, doing: str) -> None:
         hint = "hint: submit again when it is at rest; if it is no code, code.exclude leaves it out"
@@ -41,7 +41,7 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: str
 
     def fits(self, status: os.stat_result) -> bool:
-        """Return whether the file has the same status as when it was hashed."""
+        """Return whether a file with this status has not changed since it was hashed."""
         return (
             self.inode == status.st_ino
             and self.size == status.st_size
@@ -72,7 +72,7 @@ class CodeIndex:
         return self.known(name, status) or self.learn(name, status, file_hash(path))
 
     def known(self, name: str, status: os.stat_result) -> str | None:
-        """Return the content hash of a file if its status is that of when it was hashed, else None."""
+        """Return the hash of a file if its status has not changed since it was hashed, else None."""
         key = _key(name)
         known = self._known.get(key)
         if known is None or not known.fits(status):
@@ -81,8 +81,10 @@ class CodeIndex:
         return known.digest
 
     def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
-        """Remember and return the hash of a file that had this status when it was read; `at_rest` means that no
-        process writes to it.
+        """Return `digest`, the hash of a file that had this status when it was read, and remember it if the file cannot
+        have changed unnoticed.
+
+        `at_rest` means that no process writes to the file, so that even a recent change cannot hide another.
         """
         looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         known = KnownFile(*looks, digest)
@@ -94,7 +96,7 @@ class CodeIndex:
         return digest
 
     def save(self) -> None:
-        """Save only the hashes used this time, so that those of deleted files are dropped."""
+        """Save the hashes that were used this time, so that those of deleted files are dropped."""
         if self._fresh == self._known:
             return
         draft = new_draft(self._store)
@@ -108,10 +110,10 @@ class CodeIndex:
 
 
 def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -> dict[str, str]:
-    """Return the hash of each regular file; raise BadInput for one that cannot be read or has changed type, with
-    `doing` as what was done to it.
+    """Return the hash of each regular file by its name.
 
-    With an index a file's listed status is trusted, and only files that must be read are checked again.
+    Raise BadInput for a file that cannot be read or has changed type; `doing` is the verb of its message. With an index
+    a file's listed status is trusted, and only files that must be read are checked again.
     """
     hashes = {}
     with readable(code.root, doing):
@@ -123,7 +125,7 @@ def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -
 
 
 def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
-    """Return the hash of a file; raise CodeChanged if it is not what was listed."""
+    """Return the hash of a file; raise CodeChanged if the file has changed since it was listed."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
         raise CodeChanged(path, doing)
@@ -136,7 +138,7 @@ def _key(name: str) -> str:
 
 
 def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
-    """Return the digest of these files together, given the content hash of each regular one."""
+    """Return one digest of the files together, from the content hash of each regular file."""
     tree = hashlib.sha256()
     for file in sorted(files, key=lambda file: os.fsencode(file.path)):
         kind = "link" if file.link is not None else "exec" if file.executable else "file"
@@ -154,7 +156,9 @@ def file_hash(path: StrPath) -> str:
 
 @contextlib.contextmanager
 def readable(path: Path, doing: str) -> Iterator[None]:
-    """Raise errors of reading the user's own files in the body as BadInput."""
+    """Raise an OSError of the body, which reads the user's own files, as BadInput; `doing` is the verb of its
+    message.
+    """
     try:
         yield
     except FileNotFoundError as error:

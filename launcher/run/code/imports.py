@@ -22,7 +22,7 @@ _TELLING = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Constant, ast.Name)
 
 
 class SureImport(NamedTuple):
-    """A module that is imported whenever the entry runs."""
+    """A module that is imported whenever the entry runs, with the file and line of the import."""
 
     path: str
     line: int
@@ -30,7 +30,8 @@ class SureImport(NamedTuple):
 
 
 def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> set[str]:
-    """Return the dotted names that may be imported, with their packages; some may name attributes of a module.
+    """Return the dotted names that the entry and its own modules may import, and their packages; some may name
+    attributes of a module.
 
     Return {"*"} if a file is not valid Python or there is too much to read. `own_folders` are the code's folders on the
     path.
@@ -58,10 +59,9 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
 
 
 def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> list[SureImport]:
-    """Return the imports at the top level of the entry and of its own modules that are imported so; not those in a
-    `try`, an `if` or a function.
+    """Return the imports at the top level of the entry and of the modules of its own that it imports at the top level.
 
-    Return none if a file may change where modules come from.
+    Imports in a `try`, an `if` or a function are left out. Return none if a file may change where modules come from.
     """
     bases = _bases(entry, own_folders)
     found = list[SureImport]()
@@ -95,7 +95,7 @@ def syntax_error(text: bytes, path: str) -> str:
 
 
 def _bases(entry: str, own_folders: Iterable[str]) -> list[str]:
-    """Return the folders of the code from which the entry imports."""
+    """Return the folders of the code on sys.path when the entry runs."""
     return list(dict.fromkeys([*_parents(entry), *("" if folder == "." else folder for folder in own_folders)]))
 
 
@@ -104,8 +104,8 @@ def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-class _Text(NamedTuple):
-    """The imports of one file, and whether it changes where modules come from."""
+class _FileImports(NamedTuple):
+    """The imports of one file, and whether the file may change where modules come from."""
 
     modules: frozenset[tuple[str, int]]  # (dotted name, dots before it) of everything that it may import
     sure: tuple[tuple[str, int, int], ...]  # (dotted name, dots, line) of what it imports whenever it is imported
@@ -113,8 +113,8 @@ class _Text(NamedTuple):
 
 
 @lru_cache(_MOST_FILES)
-def _read(text: bytes) -> _Text | None:
-    """Return the imports of a file, or None if it is not Python."""
+def _read(text: bytes) -> _FileImports | None:
+    """Return the imports of a file, or None if its text is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's code: an invalid escape is not ours to report
@@ -124,7 +124,7 @@ def _read(text: bytes) -> _Text | None:
     nodes = [node for node in ast.walk(tree) if isinstance(node, _TELLING)]
     modules = frozenset((part, level) for name, level in _named(nodes) for part in _with_packages(name))
     sure = [(name, level, node.lineno) for node in tree.body for name, level in _imported(node)]
-    return _Text(modules, tuple(sure), any(map(_decides_of_imports, nodes)))
+    return _FileImports(modules, tuple(sure), any(map(_decides_of_imports, nodes)))
 
 
 def _imported(statement: ast.stmt) -> list[tuple[str, int]]:
@@ -135,7 +135,7 @@ def _imported(statement: ast.stmt) -> list[tuple[str, int]]:
 
 
 def _decides_of_imports(node: ast.AST) -> bool:
-    """Return whether the code may change where modules come from."""
+    """Return whether the syntax node may change where modules come from, as a use of `sys.path` does."""
     match node:
         case ast.Attribute(value=ast.Name(id="sys"), attr=name):
             return name in _OF_SYS
@@ -154,8 +154,8 @@ def _decides_of_imports(node: ast.AST) -> bool:
 
 
 def _named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Yield the modules that these nodes import, and names imported from them that may be modules, each with
-    its level.
+    """Yield the modules that the syntax nodes import, and names imported from them that may be modules, each with its
+    level.
     """
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -174,7 +174,7 @@ def _with_packages(name: str) -> Iterable[str]:
 
 
 def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator[str]:
-    """Yield the files of the user's code that this import may refer to."""
+    """Yield the paths of the files in the user's code to which an import may refer."""
     if level:
         bases = _parents(importer)[level - 1 : level]
     for base in bases:
@@ -184,6 +184,6 @@ def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator
 
 
 def _parents(path: str) -> list[str]:
-    """Return the folders that contain a file, innermost first; any of them may be on its path."""
+    """Return the folders that contain a file, innermost first; any of them may be on the program's path."""
     folder = posixpath.dirname(path)
     return [folder, *(_parents(folder) if folder else [])]

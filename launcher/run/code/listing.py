@@ -34,7 +34,7 @@ class CodeFile(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class CodeList:
-    """All files that will be frozen, in order."""
+    """The files that make up the code, sorted, with the status of each when it was listed."""
 
     root: Path
     files: tuple[CodeFile, ...]
@@ -43,18 +43,19 @@ class CodeList:
 
     @cached_property
     def bytes(self) -> int:
-        """Return the size of all files together."""
+        """Return the total size of all files."""
         return sum(file.size for file in self.files)
 
     def source(self, path: str) -> str:
-        """Return the path of the file with this name."""
+        """Return the path at which the file named `path` in the code is read."""
         return os.fspath(self.beside[path]) if path in self.beside else f"{self.root}/{path}"
 
 
 def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> CodeList:
-    """Return the code of a project; for its own packages, in `own_folders`, also importable files that git ignores.
+    """Return the list of a project's code.
 
-    Raise BadInput if it is larger than the spec allows.
+    For its own packages, in `own_folders`, it also has importable files that git ignores. Raise BadInput if the code is
+    larger than the spec allows.
     """
     runs = _runs_inside(project)
     excluded = [Glob(pattern) for pattern in code.exclude]
@@ -75,17 +76,19 @@ def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> Cod
 
 
 def list_frozen(folder: Path) -> CodeList:
-    """Return everything in a folder that was frozen before."""
+    """Return the list of everything in a folder that was frozen before."""
     return _listed(folder, walk(folder, "", lambda _: False, everything=True))
 
 
 def list_again(code: CodeList) -> CodeList:
-    """Return the listed files as they are now, without those that have vanished."""
+    """Return the listed files as they are now, without files that have vanished."""
     return with_files(_listed(code.root, {file.path for file in code.files} - {*code.beside}), code.beside)
 
 
 def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
-    """Return the code with these regular files, by their names in it, in place of files with the same names."""
+    """Return the code with the files in `beside`, regular files by their names in the code, in place of files with the
+    same names.
+    """
     if not beside:
         return code
     looks = {name: path.lstat() for name, path in beside.items()}
@@ -104,8 +107,9 @@ def _runs_inside(project: Path) -> str | None:
 
 
 def _included(project: Path, pattern: str) -> set[str]:
-    """Return the files that a pattern of `code.include` matches, ignored by git or not; tools' own folders only
-    if the pattern names them.
+    """Return the files that a pattern of `code.include` matches, ignored by git or not.
+
+    The folders of tools, such as `.git`, are included only if the pattern names them.
     """
     glob = Glob(pattern)
     if glob.leads_out:
@@ -117,7 +121,7 @@ def _included(project: Path, pattern: str) -> set[str]:
 
 
 def _below(project: Path, name: str) -> set[str]:
-    """Return the file or link of this name, or all files in the folder of this name; nothing behind a link."""
+    """Return the file or link named `name`, or all files in the folder of that name, without following links."""
     path = project / name
     behind_link = path.parent.resolve() != project.resolve() / os.path.dirname(name) if name else False
     if NEVER & set(name.split("/")) or behind_link:
@@ -138,7 +142,7 @@ def _listed(root: Path, names: set[str]) -> CodeList:
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
-    """Return the folders that contain these files, and those above them up to `.`."""
+    """Return the folders that contain the paths, and all folders above them up to `.`."""
     folders = {"."}
     waiting = {path.rpartition("/")[0] for path in paths} - {""}
     while waiting:
@@ -148,7 +152,7 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile | None:
-    """Return the file's entry, or None for what is not code: deleted but tracked files, sockets, FIFOs, devices."""
+    """Return the file's entry, or None for a file that is not code: tracked but deleted, a socket, a FIFO, a device."""
     path = f"{root}/{name}"
     try:
         status = os.lstat(path)
@@ -163,8 +167,10 @@ def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile |
 
 
 def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
-    """Return the entry with its link adjusted: a link to a frozen file leads to the copy, even if it leaves the
-    project and comes back by its name; any other keeps its target.
+    """Return the entry with its link adjusted.
+
+    A link to a frozen file leads to the copy, even if it leaves the project and comes back by its name; any other link
+    keeps its target.
     """
     home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
     target = os.path.normpath(os.path.join(home, folder, link))
@@ -176,7 +182,9 @@ def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
 
 
 def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int]]:
-    """Return the files and folders (these end with a slash) that hold most of the size; none lies within another."""
+    """Return (name, size) of the files and folders that hold most of the size, none within another; a folder's name
+    ends with a slash.
+    """
     sizes: Counter[str] = Counter()
     inside: dict[str, set[str]] = {}
     for path, size in files.items():
@@ -201,7 +209,9 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
 
 
 def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
-    """Return the one file or folder inside this folder that makes it large, if there is one, else the folder."""
+    """Return the one file or folder inside the folder `name` that makes it large, or the folder itself if
+    several do.
+    """
     while name in inside:
         biggest = max(inside[name], key=lambda child: (sizes[child], child))
         if sizes[biggest] < _MOST_OF_IT * sizes[name]:
@@ -211,7 +221,7 @@ def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> st
 
 
 def _megabytes(size: int) -> str:
-    """Return a size as text."""
+    """Return a size in bytes as text in megabytes."""
     return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} bytes"
 
 

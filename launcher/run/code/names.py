@@ -73,8 +73,8 @@ def walk(
 ) -> set[str]:
     """Return the names of all files and links below a folder, without following links.
 
-    Raise BadInput for more than `most_files`. With `everything`, tools' own files are included and the number is
-    unlimited, because the folder was accepted as code before.
+    Raise BadInput for more than `most_files`. With `everything`, the files of tools, such as `.git`, are included and
+    the number is unlimited, because the folder was accepted as code before.
     """
     names: set[str] = set()
     folders = [below]
@@ -106,7 +106,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the names that git lists, and whether each may be a repository of its own."""
+    """Yield each name that git lists, and whether it may be a repository of its own."""
     left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
     listing = ["ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard", *left_out]
     for entry in os.fsdecode(git_output(folder, listing) or b"").split("\0"):
@@ -120,9 +120,9 @@ def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
 def git_output(
     folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
-    """Return what git prints, or None if it is missing, or the folder is in no repository that git accepts.
+    """Return what git prints, or None if git is missing or accepts no repository at the folder.
 
-    `told` is what git reads from its standard input. Git starts no program that the repository names.
+    `told` is passed to git's standard input. Git starts no program that the repository names.
     """
     env = _environment()
     names = _run_git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), env, timeout_s=timeout_s)
@@ -134,7 +134,7 @@ def git_output(
 def _run_git(
     folder: Path, words: Sequence[str], env: dict[str, str], told: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
-    """Return what git prints, or None if it is missing or fails; raise TimeoutExpired at the time limit."""
+    """Return what git prints, or None if git is missing or fails; raise TimeoutExpired at the time limit."""
     command = ["git", *_NO_PROGRAMS, *words]
     try:
         done = subprocess.run(
@@ -166,5 +166,5 @@ def _entries(root: Path, folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def _nothing(_: str) -> bool:
-    """Return False: skip no file."""
+    """Return False for every name, so that no file is skipped."""
     return False

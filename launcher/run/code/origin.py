@@ -24,9 +24,7 @@ _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid
 
 
 def origin_of(project: Path) -> Origin | None:
-    """Return the commit of the project, or None if git is missing, knows no commit of this folder, or
-    takes too long.
-    """
+    """Return the commit of the project, or None if git is missing, has no commit of the folder, or takes too long."""
     words = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
         said = git_output(project, words, timeout_s=_ENOUGH_S)
@@ -44,7 +42,7 @@ def origin_of(project: Path) -> Origin | None:
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
-    """A file as a commit has it."""
+    """A file as it is in a commit."""
 
     mode: str
     blob: str  # what git calls its content
@@ -52,7 +50,7 @@ class CommittedFile:
 
 
 def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence[str]) -> list[FileChange]:
-    """Return how frozen code differs from a commit, except for submodules and what the spec leaves out; raise
+    """Return how frozen code differs from a commit, apart from submodules and files that the spec leaves out; raise
     BadInput if git cannot tell.
     """
     committed = _committed(commit, project)
@@ -91,7 +89,7 @@ def _is_code(path: str, excluded: Sequence[Glob]) -> bool:
 
 
 def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None) -> bool:
-    """Return whether the file is as committed."""
+    """Return whether the file in the code equals the committed file."""
     if file is None or committed is None or (file.link is not None) != (committed.mode == _LINK):
         return False
     if file.link is None and file.executable != (committed.mode == _EXECUTABLE):
@@ -102,7 +100,7 @@ def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None
 
 
 def _blob(content: bytes, such: str) -> str:
-    """Return git's object id of this content, in a repository with ids like `such`."""
+    """Return git's object id of this content; `such` is an id that shows which hash the repository uses."""
     kind = "sha1" if len(such) == 40 else "sha256"
     return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
@@ -114,7 +112,7 @@ def _in_lfs(path: Path, committed: bytes | None) -> bool:
 
 
 def _texts(project: Path, blobs: Collection[str]) -> Mapping[str, bytes]:
-    """Return the contents of these blobs by their ids."""
+    """Return the contents of the blobs by their ids."""
     wanted = sorted(blobs)
     told = git_output(project, ("cat-file", "--batch"), told="".join(f"{blob}\n" for blob in wanted).encode()) or b""
     return dict(_answers(wanted, told))

@@ -22,15 +22,15 @@ def frozen_names(run: RunDir, plan: Plan) -> set[str]:
 
 
 def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """Return the files below the run's copy that are not part of its code; with patterns, only those that match one."""
+    """Return the files below the run's copy that are not part of its code; with patterns, only files that match one."""
     globs = [Glob(pattern) for pattern in patterns]
     names = walk(code, "", lambda name: name in frozen) if code.is_dir() else set()
     return sorted(name for name in names if not globs or any(glob.matches(name) for glob in globs))
 
 
 def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
-    """Link these files into another folder, replacing what is there, except symbolic links; return the names
-    that are there now.
+    """Link the named files into another folder, replacing files there but skipping symbolic links; return the new
+    paths.
     """
     taken = []
     for name in names:
@@ -40,7 +40,7 @@ def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
         make_dir(place.parent)
         draft = new_draft(place.parent)
         try:
-            _same(code / name, draft)
+            _link_or_copy(code / name, draft)
             os.replace(draft, place)
         finally:
             remove(draft)
@@ -48,7 +48,7 @@ def take(code: Path, names: Sequence[str], folder: Path) -> list[Path]:
     return taken
 
 
-def _same(file: Path, draft: Path) -> None:
+def _link_or_copy(file: Path, draft: Path) -> None:
     """Make `draft` a hard link to the file, or a copy if links are impossible."""
     with contextlib.suppress(OSError):
         os.link(file, draft, follow_symlinks=False)

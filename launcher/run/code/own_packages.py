@@ -26,7 +26,7 @@ _HIDES_NOTHING = frozenset(("test", "this", "antigravity"))  # modules of the st
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A package, or a folder of packages, that an interpreter imports from where it is edited."""
+    """A package, or a folder of packages, that an interpreter imports from the folder in which it is edited."""
 
     path: Path  # the folder on sys.path; of a package by itself, the package
     name: str | None = None  # that package
@@ -43,21 +43,21 @@ class Installed:
         return self.path.parents[len(parts) - 1]
 
     def has(self, module: str) -> Path | None:
-        """Return where this module would be imported from, or None."""
+        """Return the path from which the module would be imported, or None if this installation does not provide it."""
         if self.name is not None:
             return self.path if self.name.partition(".")[0] == module else None
         file = self.path / f"{module}.py"
         return file if file.is_file() else dict(self.packages()).get(module)
 
     def packages(self) -> list[tuple[str, Path]]:
-        """Return the packages that this installation surely provides, by name."""
+        """Return (name, path) of the packages that this installation certainly provides."""
         if self.name is not None:
             return [(self.name, self.path)]
         return [(init.parent.name, init.parent) for init in self.path.glob("*/__init__.py")]
 
 
 def installed_live(sites: Collection[Path]) -> list[Installed]:
-    """Return all packages installed as editable there, except the launcher."""
+    """Return all packages except the launcher that are installed as editable in these site-packages folders."""
     found = [one for site in sites for one in _of_site(site)]
     return [one for one in found if _real(one.path) != _real(_OURS)]
 
@@ -77,7 +77,7 @@ def _of_site(site: Path) -> Iterator[Installed]:
 
 
 def own_folders(project: Path, installed: Sequence[Installed], sites: Collection[Path]) -> tuple[str, ...]:
-    """Return the project's folders, relative to it, from which its packages are imported, as far as paths can tell."""
+    """Return the project's folders, relative to it, from which its packages are imported, as far as the paths show."""
     home = _real(project)
     paths = (one.folder for one in installed if one.folder is not None)
     live = [folder for path in paths for folder in sorted(_behind_links(path))]
@@ -87,7 +87,7 @@ def own_folders(project: Path, installed: Sequence[Installed], sites: Collection
 
 
 def _behind_links(folder: Path) -> set[Path]:
-    """Return the folders to which links in a folder lead that has only links to packages, else the folder itself."""
+    """Return the targets of the links in a folder that holds only links to packages, else the folder itself."""
     linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
     return linked or {folder}
 
@@ -105,18 +105,20 @@ def _declared(home: Path) -> Iterator[Path]:
 
 
 def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
-    """Return whether a package in it is installed with compiled modules, which the project's files do not have."""
+    """Return whether a package in the folder is installed with compiled modules, which the project's files do
+    not have.
+    """
     names = {init.parent.name for init in folder.glob("*/__init__.py")}
     return any(any((site / name).rglob("*.so")) for site in sites for name in names)
 
 
 def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
-    """Return the folders that have frozen files and hide no module of the standard library."""
+    """Return the folders that contain frozen files and hide no module of the standard library."""
     return tuple(folder for folder in folders if (names := _modules_in(folder, files)) and not _hidden(names))
 
 
 def _hidden(names: set[str]) -> set[str]:
-    """Return the modules of the standard library that these names would hide."""
+    """Return the modules of the standard library that modules of these names would hide."""
     return names & sys.stdlib_module_names - _HIDES_NOTHING
 
 
@@ -130,8 +132,8 @@ def _modules_in(folder: str, files: Collection[str]) -> set[str]:
 def stays_live(
     modules: Collection[str], installed: Sequence[Installed], folders: Sequence[str], project: Path
 ) -> list[str]:
-    """Return a line for each package that ranks would import from where it is edited: the project's own, and others
-    among the `modules` that its code imports.
+    """Return a line for each package that ranks would import from the folder in which it is edited: the project's own,
+    and others among the `modules` that its code imports.
     """
     home = _real(project)
     frozen = {_real(home / folder) for folder in folders}
@@ -144,7 +146,7 @@ def stays_live(
 
 
 def _word(name: str, path: Path, home: Path) -> str:
-    """Return the line about a package that is not frozen, and a hint."""
+    """Return the line that a package is not frozen, with a hint."""
     way_out = "install it without -e (editable) into the environment of the ranks"
     if path.is_relative_to(home):
         way_out += f", or have its files frozen: code.include: [{os.path.relpath(path, home)}]"
@@ -152,13 +154,13 @@ def _word(name: str, path: Path, home: Path) -> str:
 
 
 def packages_in(project: Path, folders: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the packages that are frozen, as folders of the project."""
+    """Return the packages that are frozen, as folders relative to the project."""
     found = (os.path.normpath(f"{folder}/{name}") for folder in folders for name in sorted(_modules_in(folder, names)))
     return [folder for folder in found if (project / folder).is_dir()]
 
 
 def _real(path: Path) -> Path:
-    """Return the path without links."""
+    """Return the path with all links resolved."""
     return Path(os.path.realpath(path))
 
 

@@ -20,17 +20,17 @@ from launcher.run.layout import STORE, AttemptDir, RunDir
 
 
 def frozen_digest(code: CodeList) -> str:
-    """Return the digest of this code."""
+    """Return the digest of the listed code."""
     return tree_digest(code.files, content_hashes(code, "frozen"))
 
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
-    """Return a run's code as it was frozen, or if the store has lost it, as the run's ranks have left it."""
+    """Return a run's code as it was frozen or, if the store has lost it, as the ranks have left their copy of it."""
     return list_frozen(folder_as_frozen(run, digest))
 
 
 def folder_as_frozen(run: RunDir, digest: str) -> Path:
-    """Return the folder of a run's frozen code, or if the store has lost it, the run's own copy."""
+    """Return the folder of a run's frozen code or, if the store has lost it, the run's own copy."""
     pristine = stored(run, digest)
     return pristine if digest and pristine.is_dir() else run.code
 
@@ -42,8 +42,11 @@ def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter)
 
 
 def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
-    """Make the staged code the run's; `frozen` are the files of the old code, as others are the ranks' outputs."""
-    _bring_along(run.code, attempt.code, frozen)
+    """Make the staged code the run's code.
+
+    `frozen` are the files of the old code; all others are the ranks' outputs.
+    """
+    _link_outputs(run.code, attempt.code, frozen)
     finish_swap(run, attempt)
 
 
@@ -59,8 +62,8 @@ def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
         sync_dir(folder)
 
 
-def _bring_along(old: Path, new: Path, frozen: Collection[str]) -> None:
-    """Link what ranks wrote beside the old code into the new."""
+def _link_outputs(old: Path, new: Path, frozen: Collection[str]) -> None:
+    """Link the files that ranks wrote beside the old code into the new code."""
     for name in sorted(walk(old, "", lambda name: name in frozen)):
         place = new / name
         if not os.path.lexists(place) and not any(os.path.lexists(up) and not up.is_dir() for up in place.parents):

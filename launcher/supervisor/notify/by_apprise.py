@@ -12,14 +12,14 @@ _ONE_AT_A_TIME = threading.Lock()  # it logs from threads of its own: messages c
 
 
 def opened(url: str) -> apprise.Apprise | None:
-    """Return the service of this URL, or None if apprise does not know the URL."""
+    """Return apprise's service for the URL, or None if apprise does not know the URL."""
     service = apprise.Apprise()
     with _said():
         return service if service.add(url) else None
 
 
 def send(url: str, title: str, text: str) -> str:
-    """Send a message; return "" once the service took it, or else apprise's error, which may contain secrets."""
+    """Send a message; return "" once the service took it, else apprise's error, which may contain secrets."""
     service = opened(url)
     if service is None:
         return "apprise knows no service of such a URL"
@@ -30,7 +30,7 @@ def send(url: str, title: str, text: str) -> str:
 
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
-    """Collect what apprise logs meanwhile, which goes nowhere else because it may contain secrets."""
+    """Collect what apprise logs while the context is open, and show it nowhere, because it may contain secrets."""
     words = list[str]()
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign] # one use of it

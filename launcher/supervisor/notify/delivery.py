@@ -35,7 +35,7 @@ _FENCE = "```"
 
 
 def body(kind: str, message: Message) -> bytes:
-    """Return the body to post to a webhook of this kind."""
+    """Return the body to post to a webhook of kind `kind`."""
     match kind:
         case "slack":
             said: dict[str, Any] = {"text": _marked(message, _SLACK, "*", _slack)}
@@ -100,7 +100,7 @@ def _block(text: str, **more: str) -> dict[str, Any]:
 
 
 class NotDelivered(Exception):
-    """A message was not delivered; if `again` is set, it may be tried again after `after_s` seconds."""
+    """Raised when a message was not delivered; if `again` is set, it may be tried again after `after_s` seconds."""
 
     def __init__(self, text: str, *, again: bool, after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -136,14 +136,16 @@ def deliver(
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, which would turn a post into a get: the error then names the new address."""
+    """An HTTP handler that refuses redirects, which would turn a post into a get: the error then names the new
+    address.
+    """
 
     def redirect_request(self, *_: object) -> None:
-        """Refuse the redirect, by returning None."""
+        """Refuse the redirect by returning None."""
 
 
 def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
-    """Post the message to the recipient's web address; raise NotDelivered."""
+    """Post the message to the recipient's web address; raise NotDelivered if that fails."""
     headers = {"Content-Type": "application/json", "User-Agent": "launch"}
     headers["Idempotency-Key"] = f"{message.run}/{message.key}/{recipient.id}"
     data = body(recipient.kind, message)
@@ -163,7 +165,7 @@ def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
 
 
 def _without_login(address: str) -> tuple[str, dict[str, str]]:
-    """Return the address without `user:password@`, and the header that carries the login instead."""
+    """Return (the address without `user:password@`, the headers that carry the login instead)."""
     parts = urlsplit(address)
     if parts.username is None:
         return address, {}
@@ -173,7 +175,7 @@ def _without_login(address: str) -> tuple[str, dict[str, str]]:
 
 
 def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
-    """Return the error for a server's refusal, and whether to try again."""
+    """Return the error for a server's refusal, which also says whether to try again."""
     later = error.headers.get("Retry-After", "") if error.headers is not None else ""
     again = error.code >= 500 or error.code in _LATER
     said = f"it answers {error.code} {error.reason}"
@@ -193,7 +195,7 @@ def _said(error: Exception, limit_s: float) -> str:
 
 
 def _by_apprise(url: str, message: Message) -> None:
-    """Send the message with apprise; raise NotDelivered."""
+    """Send the message with apprise; raise NotDelivered if that fails."""
     try:
         from launcher.supervisor.notify.by_apprise import send  # late: its library takes half a second to import
     except ImportError:
@@ -206,7 +208,7 @@ def _by_apprise(url: str, message: Message) -> None:
 def _by_mail(
     recipient: Recipient, message: Message, server: MailServer | None, answer_s: float, command_s: float
 ) -> None:
-    """Send the message by mail, through the server or else sendmail; raise NotDelivered."""
+    """Send the message by mail, through `server` or, if it is None, sendmail; raise NotDelivered if that fails."""
     sender = server.sender if server is not None else None
     if sender is None:
         named = server.user if server is not None and server.user is not None and "@" in server.user else None
@@ -234,8 +236,9 @@ def _by_mail(
 
 @contextlib.contextmanager
 def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
-    """Yield a connection to the mail server, logged in; errors while it closes are ignored, as the mail was
-    accepted or not by then.
+    """Yield a connection to the mail server, logged in.
+
+    Errors while it closes are ignored, as the mail has been accepted or refused by then.
     """
     context = ssl.create_default_context()
     line: smtplib.SMTP
@@ -269,7 +272,7 @@ def _text(said: bytes | str) -> str:
 
 
 def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
-    """Send the mail with this machine's sendmail; raise NotDelivered."""
+    """Send the mail with this machine's sendmail; raise NotDelivered if that fails."""
     program = shutil.which("sendmail", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/lib")
     if program is None:
         text = (
@@ -280,7 +283,7 @@ def _by_sendmail(letter: EmailMessage, limit_s: float) -> None:
 
 
 def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: float) -> None:
-    """Run the recipient's command with the message as JSON on its stdin; raise NotDelivered."""
+    """Run the recipient's command with the message as JSON on its stdin; raise NotDelivered if it fails."""
     words = {"LAUNCH_RUN_ID": message.run, "LAUNCH_NOTIFY": message.kind, "LAUNCH_NOTIFY_TITLE": message.title}
     _run(argv, as_json(message), folder, words, limit_s)
 

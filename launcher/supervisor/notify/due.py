@@ -28,7 +28,7 @@ class Glance(msgspec.Struct, frozen=True):
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
-    """Return every message due at `at`, including those sent before."""
+    """Return every message that should have been sent by `at`, including those that were sent."""
     state = glance.state
     if state is None:
         return []
@@ -45,7 +45,7 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
 
 
 def note_of(at: float, attempt: int, kind: str, one: Message, to: Recipient, problem: str) -> Event:
-    """Return the event that records that a message was delivered or given up; `settled` reads it."""
+    """Return the event that records that a message was delivered or given up; `settled` reads these events."""
     text = f"{one.kind}: told {to.label}" if kind == TOLD else f"{one.kind}: {to.label}: {problem}"
     return Event(at, attempt, kind, text, brief=one.key, evidence=to.id)
 
@@ -56,19 +56,19 @@ def settled(events: Sequence[Event]) -> set[tuple[str, str]]:
 
 
 def mark(state: RunState | None) -> object:
-    """Return the part of the state that changes as long as the run makes progress."""
+    """Return the part of the state that changes whenever the run makes progress."""
     if state is None:
         return None
     return state.attempt, state.generation, state.state, state.step, state.checkpoint, state.metrics
 
 
 def _since_opened(events: Sequence[Event]) -> Sequence[Event]:
-    """Return what has happened since a user submitted or resumed the run."""
+    """Return the events since a user last submitted or resumed the run."""
     return events[max((index for index, one in enumerate(events) if one.kind in _OPENED), default=0) :]
 
 
 def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Message | None]:
-    """Yield what there is to tell of each role while the run goes on."""
+    """Yield for each role of a run that goes on the messages of restarts and failures, or None where there is none."""
     for name, of_role in glance.roles.items():
         if of_role.state is None:
             continue
@@ -93,10 +93,10 @@ def _restarted(
 
 
 def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:
-    """Return a message if the run has made no progress for too long.
+    """Return a message if the run has made no progress for `after_s` seconds, else None.
 
     A running script that never reports a step or a metric cannot be distinguished from one that makes no progress, so
-    it gets none.
+    it gets no message.
     """
     reports = state.step is not None or bool(state.metrics)
     if state.state.ended or glance.over or glance.still_s < after_s or not (state.state in _WAITS or reports):
@@ -106,7 +106,9 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
 
 
 def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
-    """Return a message if the run has ended; an end that one host wrote after it lost its leader does not count."""
+    """Return a message if the run has ended, else None; an end that a host wrote after it lost its leader does not
+    count.
+    """
     end = glance.end
     if end is not None and end.alone:
         return None

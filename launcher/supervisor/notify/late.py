@@ -26,14 +26,14 @@ LATE_S = 900.0  # a run's own process sends notifications for ten minutes after 
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """The result of sending a message to one recipient; without a problem it was delivered."""
+    """The result of sending a message to one recipient, which was delivered if `problem` is ""."""
 
     recipient: str
     problem: str = ""
 
 
 def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
-    """Send the notification of the run's end to each recipient that lacks it, and yield each result; raise if
+    """Send the notification of the run's end to each recipient that lacks it, and yield each result; raise an error if
     the records cannot be read.
     """
     what = readable(run.notify, Notifying)
@@ -53,7 +53,7 @@ def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
 def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: float) -> Message | None:
     """Return the message of the run's end, or None if no recipient lacks it.
 
-    Where only the cluster knows how the run ended, an earlier failure of its own does not explain the end.
+    Where only the cluster knows how the run ended, an earlier failure of the run does not explain the end.
     """
     shared = {name: getattr(status, name) for name in RunState.__struct_fields__ if name in RunStatus.__struct_fields__}
     failure = status.failure if status.ended_at is not None else None
@@ -78,8 +78,8 @@ def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
 def _sent(
     run: RunDir, attempt: int, what: Notifying, message: Message, known: set[tuple[str, str]]
 ) -> Iterator[Delivery]:
-    """Send the message to each recipient that lacks it, record that, and yield each result; stop if the run was
-    resumed.
+    """Send the message to each recipient that lacks it, record and yield each result; stop if the run was resumed
+    meanwhile.
     """
     for to in what.recipients:
         if (message.key, to.id) in known:

@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """Return the lines of the message beside the title and the end of the log."""
+        """Return the lines between the title and the end of the log."""
         at = f" at {self.where}" if self.where and self.where not in self.summary else ""
         words = [f"{self.summary}{at}" if self.summary else "", self._numbers(), self._restarted()]
         return [*(plain(line) for line in words if line), *([f"next: {plain(self.next)}"] if self.next else [])]
@@ -74,19 +74,19 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def cleaned(message: Message, secrets: tuple[str, ...]) -> Message:
-    """Return the message with these secrets removed from title, summary and log."""
+    """Return the message with the strings in `secrets` removed from its title, summary and log."""
     tail = tuple(without_secrets(line, secrets) for line in message.tail)
     summary = without_secrets(message.summary, secrets)
     return msgspec.structs.replace(message, title=without_secrets(message.title, secrets), tail=tail, summary=summary)
 
 
 def counted(restarts: Mapping[str, int]) -> str:
-    """Return the causes with their counts, separated by commas."""
+    """Return the restarts by cause as text, separated by commas, such as `2 hang, 1 node_lost`."""
     return ", ".join(f"{cause} {count}" for cause, count in sorted(restarts.items()))
 
 
 def started(key: str, state: RunState, opened: Event) -> Message:
-    """Return the message that the run has started, as of the time its first generation opened; `state` may be later."""
+    """Return the message that the run has started, at the time of the event `opened`; `state` may be later."""
     state = msgspec.structs.replace(
         _going_on(state), step=opened.step, checkpoint=opened.checkpoint, metrics={}, not_finite={}, restarts={}
     )
@@ -103,7 +103,9 @@ def _going_on(state: RunState) -> RunState:
 
 
 def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int], role: str = "") -> Message:
-    """Return the message that the run, or a role of it, was restarted so often."""
+    """Return the message that the run, or role `role` of it, was restarted; `restarts` has the number of restarts by
+    cause.
+    """
     state = _going_on(state) if state.state.ended else state
     title = f"{_who(state, role)} was restarted {_many(sum(restarts.values()), 'time')}: {counted(restarts)}"
     return msgspec.structs.replace(
@@ -112,15 +114,15 @@ def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int],
 
 
 def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
-    """Return the message that the run has made no progress for so long."""
+    """Return the message that the run has made no progress for `stalled_s` seconds."""
     done = f"after step {state.step}" if state.step is not None else f"while it is {state.state}"
     title = f"{state.run} stands still {done}: nothing new for {_minutes(stalled_s)}"
     return _of(key, "stalled", state, title, at)
 
 
 def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: str = "") -> Message:
-    """Return the message of the end of the run, or of a role of it; if the state does not have the end yet, the end
-    record decides.
+    """Return the message of the end of the run, or of role `role` of it; the end record decides where the state is
+    older.
     """
     if end is not None and not state.state.ended:
         state = msgspec.structs.replace(
@@ -133,7 +135,7 @@ def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: st
 
 
 def _who(state: RunState, role: str) -> str:
-    """Return the run's name, or for a role `role NAME of RUN`."""
+    """Return the run's name, or for a role the text `role NAME of RUN`."""
     return f"role {role} of {state.run}" if role else state.run
 
 
@@ -143,7 +145,7 @@ def _look_at(state: RunState, role: str) -> str:
 
 
 def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
-    """Return a message of this kind with what the run's state shows."""
+    """Return a message of kind `kind`, filled from the run's state."""
     failure = state.failure if state.state is not State.SUCCEEDED else None
     summary = failure.summary if failure is not None else state.message
     return Message(

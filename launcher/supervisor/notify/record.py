@@ -7,7 +7,7 @@ import msgspec
 
 
 class MailServer(msgspec.Struct, frozen=True):
-    """The SMTP server to send mail by; without one, sendmail is used."""
+    """The SMTP server by which mail is sent; without one, sendmail is used."""
 
     host: str
     port: int = 587
@@ -76,5 +76,5 @@ class Notifying(msgspec.Struct, frozen=True):
 
 
 def is_shell(argv: tuple[str, ...]) -> bool:
-    """Return whether the command was given as a string for the shell."""
+    """Return whether the command was given as one string, which the shell runs."""
     return argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 and bool(argv[2].strip())

@@ -40,7 +40,7 @@ Note = Callable[[str, Message, Recipient, str], None]
 
 
 def pause_after(tries: int, after_s: float = 0.0) -> float:
-    """Return the seconds to wait after this many failed tries, at least `after_s` as the recipient asked."""
+    """Return the seconds to wait after `tries` failed tries, at least `after_s` if the recipient asked for that."""
     doubled_s: float = _FIRST_PAUSE_S * 2 ** min(tries - 1, _DOUBLINGS)
     return min(max(doubled_s, after_s), LONGEST_PAUSE_S)
 
@@ -73,13 +73,13 @@ class RecipientThread:
                 self._changed.notify()
 
     def hurry(self, longest_s: float) -> None:
-        """Try now, and from now on wait at most this long between tries."""
+        """Try to send now, and from now on wait at most `longest_s` between tries."""
         with self._changed:
             self._longest_s = longest_s
             self._changed.notify()
 
     def give_up(self) -> None:
-        """Stop, and record each message that was not sent."""
+        """Stop the thread, and record each message that was not sent."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -87,19 +87,19 @@ class RecipientThread:
                 self._note(NOT_TOLD, message, self.recipient, f"not reached in time, tried {self._tries} times")
 
     def _work(self) -> None:
-        """Send messages until `give_up`."""
+        """Send queued messages until `give_up` is called."""
         with waiting_for_disks():
             while (message := self._next()) is not None:
                 self._deliver(message, self._clock())
 
     def _next(self) -> Message | None:
-        """Wait for a message and return it, or None once nothing more is to be sent."""
+        """Wait for a message and return it, or None once the thread is to stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopped)
             return None if self._stopped else self._waiting[0]
 
     def _deliver(self, message: Message, since: float) -> None:
-        """Try until the message is accepted, refused for good, or too old, and record the result."""
+        """Try until the message is accepted, is refused for good or is too old, and record the result."""
         self._tries = 0
         while (failed := self._try(message)) is not None:
             self._tries += 1
@@ -117,7 +117,7 @@ class RecipientThread:
                 self._waiting.popleft()
 
     def _try(self, message: Message) -> NotDelivered | None:
-        """Try once to send the message; return why it was not delivered, or None."""
+        """Try once to send the message; return the error if it was not delivered, else None."""
         try:
             self._send(message)
         except NotDelivered as error:
@@ -131,7 +131,7 @@ class RecipientThread:
 
 
 class Sender:
-    """Sends the notifications of one attempt of a run."""
+    """The sender of all notifications of one attempt of a run."""
 
     def __init__(self, run: RunDir, number: int, what: Notifying) -> None:
         self._run, self._attempt, self._what = run, run.attempt(number), what
@@ -142,12 +142,12 @@ class Sender:
         self._threads = [RecipientThread(one, self._send_to(one), self._note) for one in what.recipients]
 
     def _send_to(self, recipient: Recipient) -> Send:
-        """Return a function that sends a message to this recipient."""
+        """Return a function that sends a message to the recipient."""
         return lambda message: deliver(recipient, message, self._what, self._run.path)
 
     @property
     def fenced(self) -> bool:
-        """Return whether a newer attempt exists, whose process sends what is left."""
+        """Return whether a newer attempt exists, whose notifying process sends the remaining messages."""
         try:
             check_fence(self._run, self._attempt.number)
         except Fenced:
@@ -157,8 +157,8 @@ class Sender:
         return False
 
     def queue_due(self, *, over: bool = False) -> bool:
-        """Queue what is due, and return whether the run has ended; `over` means that no more records will be
-        written.
+        """Queue the messages that are due, and return whether the run has ended; `over` says that no more records will
+        be written.
         """
         state, end = readable(self._run.state, RunState), readable(self._attempt.end, AttemptEnd)
         events, now = _events(self._run), boottime()
@@ -176,7 +176,7 @@ class Sender:
         return (end is not None and end.state.ended) or (state is not None and state.state.ended)
 
     def finish(self, linger_s: float) -> None:
-        """Send what is left after the supervisor has exited, for at most `linger_s` seconds."""
+        """Send the remaining messages after the supervisor has exited, for at most `linger_s` seconds."""
         ended = self.queue_due(over=True)
         limit_s = linger_s if ended else min(linger_s, _FOLLOWED_S)
         for thread in self._threads:
@@ -200,8 +200,9 @@ class Sender:
 
 
 def _first_role(run: RunDir, number: int) -> str:
-    """Return the role whose records are the run's own, if the run ends only once all roles have; else, or if its plan
-    cannot be read, "".
+    """Return the role whose records are the run's own, if the run ends only once all roles have ended.
+
+    Return "" otherwise, and if the plan cannot be read.
     """
     try:
         plan = read_plan(run, number)
@@ -211,14 +212,14 @@ def _first_role(run: RunDir, number: int) -> str:
 
 
 def _glance_of(role: RunDir) -> Glance:
-    """Return the records of a role beside the run's own."""
+    """Return the records of a role, which are kept apart from the run's own."""
     last = newest(role)
     end = readable(last.end, AttemptEnd) if last is not None else None
     return Glance(_events(role), readable(role.state, RunState), end)
 
 
 def _events(run: RunDir) -> list[Event]:
-    """Return the run's events, or none if they cannot be read."""
+    """Return the run's events, or an empty list if they cannot be read."""
     with contextlib.suppress(Damaged, OSError):
         return read_lines(run.events, Event)
     return []
@@ -242,8 +243,8 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
 
 
 def _has_turn(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
-    """Wait for the lock of the attempt before, whose process stops once it sees a newer attempt; return whether
-    it was acquired.
+    """Wait for the lock of the previous attempt's sender, which stops once it sees a newer attempt; return whether the
+    lock was acquired.
     """
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:

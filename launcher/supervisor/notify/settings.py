@@ -32,7 +32,7 @@ _RESTARTS, _STALLED_AFTER_S = 3, 600.0
 
 
 class SmtpOptions(Struct, frozen=True):
-    """The option `smtp:` in the settings."""
+    """The option `smtp:` in the user's settings file."""
 
     host: str
     port: int = 587
@@ -75,7 +75,7 @@ def settings_file() -> Path:
 
 
 def read_settings(path: Path) -> NotifySettings:
-    """Return the settings in this file, or empty ones if it does not exist; raise BadInput with every problem."""
+    """Return the settings in the file, or empty settings if it does not exist; raise BadInput with every problem."""
     shown = printable(str(path))
     if not path.exists():
         return NotifySettings()
@@ -120,7 +120,7 @@ def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mappin
 
 
 def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str], file: Path) -> None:
-    """Raise BadInput if a secret that an address is read from is not set."""
+    """Raise BadInput if the secret from which an address is read has no value."""
     lines = []
     for one in targets:
         if one.secret is not None and not is_set(one.secret, base, environ):
@@ -142,7 +142,7 @@ def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[st
 
 
 def _address(target: NotifyTarget, base: Path, environ: Mapping[str, str]) -> str:
-    """Return the address of a recipient, read from its secret if it is one; raise BadInput if it is malformed."""
+    """Return the address of a recipient, read from its secret if it has one; raise BadInput if it is malformed."""
     if target.kind not in SECRET_ADDRESSES:
         return target.address
     about = f"notify: {target.kind}"
@@ -177,7 +177,7 @@ def _is_web_address(text: str) -> bool:
 
 
 def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str]) -> MailServer | None:
-    """Return the mail server of the settings with its password, or None."""
+    """Return the mail server of the settings with its password, or None if they name no server."""
     if smtp is None:
         return None
     password = read_secret(smtp.password, base, environ, "notify: smtp") if smtp.password is not None else None

@@ -30,7 +30,7 @@ _WAITS = re.compile(rf"launch/waits/{_SINCE}/{_KIND}/(?P<number>\d{{1,6}})/{_WHO
 
 @dataclass(frozen=True)
 class Demand:
-    """The slots that a run needs on each host; CPU slots count only if it needs no GPU."""
+    """The slots that a run needs on each host; CPU slots are needed only by a run without GPUs."""
 
     gpus: int
     cpus: int
@@ -38,7 +38,10 @@ class Demand:
 
 @dataclass(frozen=True)
 class SlotHolder:
-    """A holder of slots: `number` is the number of a GPU, or how many CPU slots; a bare lock has no user and no run."""
+    """A holder of slots; `number` is the number of a GPU, or a count of CPU slots.
+
+    A lock without further names has no user and no run.
+    """
 
     kind: str
     number: str
@@ -58,12 +61,12 @@ class SlotWaiter:
 
     @property
     def kind(self) -> str:
-        """Return the kind of slot that it waits for."""
+        """Return the kind of slot for which the run waits."""
         return GPU if self.demand.gpus else CPU
 
     @property
     def turn(self) -> tuple[int, str]:
-        """Return the sort key of its place in the queue: first come, first served."""
+        """Return the sort key of the run's place in the queue, by time of arrival and then by name."""
         return self.stamp, self.run
 
 
@@ -76,11 +79,11 @@ class Occupancy:
     alone: frozenset[str] = frozenset()  # runs whose other hosts are all silent
 
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
-        """Return the holders of slots of this kind."""
+        """Return the holders of slots of `kind`."""
         return tuple(holder for holder in self.held if holder.kind == kind)
 
     def before(self, one: SlotWaiter) -> frozenset[SlotWaiter]:
-        """Return the waiters for the same kind of slot that are served before this one.
+        """Return the waiters for the same kind of slot that are served before `one`.
 
         These are other users' runs that came earlier, and the same user's runs of higher priority. A user's runs share
         the places that they came for, so that other users wait no longer.
@@ -93,7 +96,9 @@ class Occupancy:
 
 
 def occupancy(table: str | None = None) -> Occupancy:
-    """Return who holds and who waits for slots, read from the kernel's table, or from rows of it given as `table`."""
+    """Return which runs hold slots and wait for them, read from the kernel's table, or from rows of it given as
+    `table`.
+    """
     if table is None:
         # A row can be missed where another goes while the table is read, and hardly twice.
         table = _read() + _read()
@@ -130,7 +135,7 @@ def held_name(kind: str, number: str, user: str, run: str) -> str:
 
 
 def alone_name(user: str, run: str) -> str:
-    """Return the socket name that marks a run without its leader."""
+    """Return the socket name that marks a run that has lost its leader."""
     return _signed("launch/alone", user, run)
 
 
@@ -142,14 +147,14 @@ def waits_name(waiter: SlotWaiter) -> str:
 
 
 def _signed(head: str, user: str, run: str) -> str:
-    """Return the name with user and run appended; if it is too long, the user's name is cut first."""
+    """Return the socket name with user and run appended; if it is too long, cut the user's name first."""
     room = _LONGEST - len(head) - 2
     run = _cut(run, room - 1)
     return f"{head}/{_cut(user, room - len(run))}/{run}"
 
 
 def _cut(text: str, room: int) -> str:
-    """Return the text quoted for a name, cut to this many characters."""
+    """Return the text quoted for a socket name, cut to `room` characters."""
     while len(quoted := quote(text, safe="")) > room:
         text = text[:-1]
     return quoted
@@ -162,6 +167,6 @@ def _read() -> str:
 
 
 def _names(table: str) -> list[str]:
-    """Return the names of our abstract sockets in the table, without the leading @."""
+    """Return the names of the launcher's abstract sockets in the table, without the leading @."""
     rows = (row.split(" ") for row in table.splitlines() if "@launch/" in row)
     return [row[-1][1:] for row in rows if len(row[-1]) > 1 and row[-1][0] == "@" and _STREAM in row[:-1]]

@@ -38,7 +38,7 @@ _KEEPS_S = 20.0, 40.0  # how long slots are held for a run that cannot begin, ag
 
 
 class Slots:
-    """The slots of one run on one host: all that it needs, or none."""
+    """The slots of one run on one host, which are all taken or none."""
 
     def __init__(
         self,
@@ -82,7 +82,9 @@ class Slots:
             self._before(occupancy())
 
     def try_take(self) -> tuple[str, ...] | None:
-        """Return the GPUs taken, or () for CPU slots; None if it is not this run's turn or too little is free."""
+        """Take the slots and return the GPUs taken, or () for CPU slots; return None if it is not this run's turn or
+        too little is free.
+        """
         if self._held:
             return self._taken
         if self._before(occupancy()):
@@ -101,10 +103,10 @@ class Slots:
         self._held, self._queued, self._taken = (), None, ()
 
     def contested(self) -> bool:
-        """Return whether another run that came before waits here, so that this one should release its slots.
+        """Return whether a run that came earlier waits here, so that this run should release its slots.
 
-        After a time, a run that only claims to have come before counts too: hosts learn of runs at different times, and
-        two runs that distrust each other must not wait for each other for ever.
+        After a time, a run that only claims to have come earlier counts too: hosts learn of runs at different times,
+        and two runs that distrust each other must not wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
@@ -112,13 +114,13 @@ class Slots:
         return time.monotonic() > self._lets_go_at and bool(seen.before(self._waiter))
 
     def ahead(self) -> str:
-        """Return a text that shows what this run waits for."""
+        """Return a text that names what this run waits for."""
         seen = occupancy()
         noun, there = ("GPUs", len(self._gpus)) if self._waiter.kind == GPU else ("CPU slots", self._cpus)
         counts: Counter[tuple[str, str]] = Counter()
         for holder in self._in_the_way(seen):
             counts[holder.run, holder.user] += int(holder.number) if holder.kind == CPU else 1
-        parts = [_has(run, user, count, alone=run in seen.alone) for (run, user), count in counts.items()]
+        parts = [_holding_text(run, user, count, alone=run in seen.alone) for (run, user), count in counts.items()]
         if len(parts) > _MOST_NAMED:
             parts[_MOST_NAMED:] = [f"{len(parts) - _MOST_NAMED} more runs have some"]
         if before := self._before(seen):
@@ -128,8 +130,8 @@ class Slots:
     def _before(self, seen: Occupancy) -> int:
         """Return how many waiters are served before this run.
 
-        Each waiter states by itself since when it waits. One that was not here when this run came, nor soon after, is
-        not trusted to have come before.
+        Each waiter states by itself since when it waits. One that was not present when this run came, nor soon after,
+        is not trusted to have come earlier.
         """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
@@ -172,34 +174,32 @@ class Slots:
 
 
 class Alone:
-    """A mark for other runs that wait here: this run has slots but has lost its leader. The mark ends with the
-    process.
-    """
+    """A mark on this machine that this run has slots but has lost its leader; the mark ends with the process."""
 
     def __init__(self, run: str) -> None:
         self._name = alone_name(_user(), run)
         self._mark: socket.socket | None = None
 
     def set(self) -> None:
-        """Set the mark."""
+        """Show the mark to other runs that wait here."""
         self._mark = self._mark or _bind(self._name)
 
     def clear(self) -> None:
-        """Remove the mark."""
+        """Remove the mark that `set` made."""
         if self._mark is not None:
             self._mark.close()
             self._mark = None
 
 
-def _has(run: str, user: str, count: int, *, alone: bool) -> str:
-    """Return the text that the run holds this many slots."""
+def _holding_text(run: str, user: str, count: int, *, alone: bool) -> str:
+    """Return the text that the run holds `count` slots; `alone` adds that it has lost its leader."""
     if not run:
         return f"{count} taken"
     return f"{run} ({user}) has {count}" + (", which has lost its leader and asks the other hosts" if alone else "")
 
 
 def _bind(name: str) -> socket.socket | None:
-    """Return a socket bound to this name, or None if the name is taken; raise LaunchError on any other error."""
+    """Return a socket bound to `name`, or None if the name is taken; raise LaunchError on any other error."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(f"\0{name}")
@@ -212,7 +212,7 @@ def _bind(name: str) -> socket.socket | None:
 
 
 def _user() -> str:
-    """Return the user's name, or the user id if it has none."""
+    """Return the user's name, or the numeric user id if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -18,7 +18,7 @@ _TAIL_LINES = 20
 
 
 class WriteBehind:
-    """Writes that a thread does later, in order; one that the disk refuses is dropped."""
+    """A thread that carries out writes in order; a write that the disk refuses is dropped."""
 
     def __init__(self) -> None:
         self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -32,14 +32,14 @@ class WriteBehind:
         self._writes.put(write)
 
     def close(self) -> None:
-        """Wait for the last write, but not for ever: a disk may hang."""
+        """Wait for the last write, but not for ever, as a disk may hang."""
         if self._thread is not None:
             self._writes.put(None)
             self._thread.join(_LAST_S)
             self._thread = None
 
     def _work(self) -> None:
-        """Do the queued writes."""
+        """Carry out the queued writes in order."""
         while (write := self._writes.get()) is not None:
             with contextlib.suppress(OSError):
                 write()
@@ -49,20 +49,20 @@ class LogFile:
     """One rank's log as its agent reads it; the rank itself writes it."""
 
     def __init__(self, path: Path, behind: WriteBehind | None = None) -> None:
-        """Read this log; `behind` writes the times of growth without blocking the caller of `grew`."""
+        """Read the log at `path`; `behind` writes the times of growth without blocking the caller of `grew`."""
         self.path, self._behind = path, behind or WriteBehind()
         self.size = 0
         self._times = times_of(path)
 
     def bytes_now(self) -> int:
-        """Return the current size; nothing is recorded."""
+        """Return the log's current size without recording it."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0  # the rank has not opened it yet
 
     def grew(self) -> bool:
-        """Return True if the log has grown since the last call, and record the time for the merged view."""
+        """Return True if the log has grown since the last call, and record the time for the merged view of all logs."""
         size = self.bytes_now()
         if size == self.size:
             return False
@@ -81,7 +81,7 @@ class LogFile:
             os.close(fd)
 
     def since(self, size: int) -> list[str]:
-        """Return the lines that were written after the log had this size, up to a limit."""
+        """Return the lines that were written after the log had `size` bytes, up to a limit."""
         try:
             with self.path.open("rb") as file:
                 file.seek(size)
@@ -90,7 +90,7 @@ class LogFile:
             return []
 
     def tail(self) -> tuple[str, ...]:
-        """Return the log's last lines without control characters; of a crash only the innermost frames."""
+        """Return the log's last lines without control characters; if it ends in a crash, only the innermost frames."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -37,7 +37,7 @@ class _Reported:
     values: Mapping[str, float]
 
     def line(self, left_out: int) -> bytes:
-        """Return the report as a line of JSON, with how many reports were left out before it."""
+        """Return the report as a line of JSON; `left_out` is the number of reports left out before it."""
         plain = {name: value if math.isfinite(value) else repr(value) for name, value in self.values.items()}
         line = {"step": self.step, "at": self.at, "rank": self.rank, "values": plain}
         return _encoded({**line, "left_out": left_out} if left_out else line)
@@ -45,7 +45,7 @@ class _Reported:
 
 @dataclass(slots=True)
 class _Series:
-    """The reports of the same metrics by one rank that were not written yet, and the extremes so far."""
+    """The unwritten reports of the same metrics by one rank, and the least and largest values so far."""
 
     seen: int = 0
     next_at: float = 0.0
@@ -66,7 +66,7 @@ class _Series:
                     self.extremes[name, sign] = report
 
     def take(self) -> bytes:
-        """Return the lines to write of the reports that wait: those with a new extreme, and the newest."""
+        """Return the lines to write: waiting reports with a new extreme, and the newest report."""
         if self.newest is None:
             return b""
         chosen = [*{id(one): one for one in self.extremes.values() if one is not self.newest}.values()]
@@ -79,9 +79,7 @@ class _Series:
 
 
 class MetricsFile:
-    """Writes the reports of one generation's ranks on this node to the attempt's file, which exists only once
-    there are any.
-    """
+    """The file of metrics of one generation's ranks on this node, which exists only once a rank reports any."""
 
     def __init__(
         self, path: Path, generation: int, now: Callable[[], float] = time.monotonic, kept_whole: int = KEPT_WHOLE,
@@ -112,7 +110,9 @@ class MetricsFile:
             self._lines.put(series.take())
 
     def close(self) -> None:
-        """Write the last report of each series, once no rank reports any more; a disk that hangs is not waited for."""
+        """Write the last report of each series, once no rank reports any more, and do not wait for a disk that
+        hangs.
+        """
         if self._first:
             return
         for series in self._series.values():
@@ -123,7 +123,7 @@ class MetricsFile:
         self._thread.join(_LAST_S)
 
     def _work(self) -> None:
-        """Write the queued lines, many at once."""
+        """Write the queued lines, many at a time."""
         whole = False  # an earlier writer may have been killed in the middle of a line
         while not self._over or not self._lines.empty():
             batch = [self._lines.get()]

@@ -11,7 +11,7 @@ class OomCounter:
         self._seen = self._count()
 
     def grew(self) -> bool:
-        """Return whether the number has grown since the last call."""
+        """Return whether the number of kills has grown since the last call."""
         now = self._count()
         grew = now > self._seen
         self._seen = now
@@ -23,7 +23,7 @@ class OomCounter:
 
 
 def _kills(path: Path) -> int:
-    """Return the number of kills in a counter file, 0 if it cannot be read."""
+    """Return the number of kills in a counter file, or 0 if it cannot be read."""
     try:
         text = path.read_text()
     except OSError:
