@@ -17,7 +17,7 @@ from typing import Any, assert_never
 from launcher import api
 from launcher.copies.mirror import tails
 from launcher.copies.mirror.holders import keep_file
-from launcher.copies.mirror.logs import FOLDERS
+from launcher.copies.mirror.roles import reports_of_roles
 from launcher.errors import BadInput, Exit, LaunchError, NoSuchRun, Refused
 from launcher.ids import RunId, parse_run_id
 from launcher.node.inside.visit import relay
@@ -77,7 +77,7 @@ from launcher.status.checkpoints import checkpoint_folder
 from launcher.status.derive import RunStatus
 from launcher.submission.opening import open_shipped
 from launcher.submission.reopening import reopen
-from launcher.submission.requests import Shipped, ShippedRun, prepare
+from launcher.submission.requests import Shipped, ShippedRun, prepare, roles_problems
 from launcher.supervisor.waiting import awaited_by
 from trainer.checkpoint_files.partial import inventory, open_file, read_manifest
 
@@ -94,15 +94,16 @@ def serve_requests() -> int:
     return serve(Request, lambda request, _body: answer(request), where="on the login node: ")
 
 
-def serve_inside(run: str = "", node: str = "") -> int:
-    """Serve `launch _inside RUN NODE`: relay messages between a remote visitor and the host on this node of a local
-    run.
+def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
+    """Serve `launch _inside RUN NODE [ROLE]`: relay messages between a remote visitor and the host on this node of a
+    local run, or of a role beside its main one.
     """
     source, sink = take_stdio()
     try:
         if not (node.isascii() and node.isdigit() and len(node) <= _LONGEST_NUMBER):
             raise BadInput(f"expected the number of a node, got {node[:100]!r}")
-        with _run(parse_run_id(run)).reach(int(node)) as running:
+        one = _run(parse_run_id(run))
+        with (api.parts(one, role)[0].run if role else one).reach(int(node)) as running:
             relay(running, source, sink)
     except LaunchError as error:
         write_all(sink, greeting() + encoded(VisitDeclined(error.lines, error.exit_code)))
@@ -144,6 +145,8 @@ def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> An
     match request:
         case AskMachine(on=on, spec=spec):
             place = entry(on)
+            for one in roles_problems(spec, of_kind(place.kind)):
+                raise BadInput(f"{one.key}: {one.reason}", f"hint: {one.hint}")
             return of_kind(place.kind).machine(merged(place, spec))
         case AskHosts(on=on, spec=spec):
             return hosts_of(entry(on), spec)
@@ -311,6 +314,7 @@ def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alo
         events_at=at,
         events=events,
         more=more and (bool(events) or not is_alone),
+        roles=tuple(reports_of_roles(run)),
     )
 
 
@@ -327,7 +331,7 @@ def _logs(request: AskLogs) -> LogNews:
     """Return new lines of a run's logs."""
     one = _run(request.run)
     one.renew()
-    found, more = tails.grown(one.path, FOLDERS, request.known)
+    found, more = tails.grown(one.path, request.folders, request.known)
     return LogNews(tuple(found), more)
 
 

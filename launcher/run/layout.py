@@ -188,6 +188,12 @@ class RunDir:
         """Return the run's id, the folder's name."""
         return parse_run_id(self.path.name)
 
+    @property
+    def whole(self) -> "RunDir":
+        """Return the run that this is a role of, or the run itself."""
+        whole = RunDir(self.path.parent.parent)
+        return whole if self.path.parent == whole.roles and whole.plan.exists() else self
+
     def attempt(self, number: int) -> AttemptDir:
         """Return the folder of the attempt with this number."""
         return AttemptDir(self.attempts / f"{number:04d}", number)

@@ -192,10 +192,16 @@ def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> 
 
 def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
     """Raise BadInput if the run has several roles and its cluster takes none."""
-    if spec.roles and not where.takes_roles:
-        reason = f"runs of several programs do not go to {where.kind} clusters"
-        hint = "this machine, `--on local`, takes them, and so do SSH pools, and Slurm where its commands are"
-        refuse(file, [Misfit("roles", reason, hint)])
+    refuse(file, roles_problems(spec, where))
+
+
+def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
+    """Return the problem of a run of several programs where its cluster takes none."""
+    if not spec.roles or where.takes_roles:
+        return []
+    reason = f"runs of several programs do not go to {where.kind} clusters"
+    hint = "this machine, `--on local`, takes them, and so do SSH pools and Slurm, also behind a login node"
+    return [Misfit("roles", reason, hint)]
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:

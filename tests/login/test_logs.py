@@ -21,7 +21,7 @@ def there(tmp_path, monkeypatch):
     (folder / "logs" / "a0001.g0001").mkdir(parents=True)
 
     def ask(_address, request, kind, **_):
-        found, more = tails.grown(folder, FOLDERS, request.known)
+        found, more = tails.grown(folder, request.folders, request.known)
         return decoded(encoded(LogNews(tuple(found), more)), kind)
 
     monkeypatch.setattr(files, "ask", ask)
@@ -55,3 +55,18 @@ def test_an_odd_name_keeps_no_log_from_coming(tmp_path, there, monkeypatch, odd)
         path.name: path.read_text() for path in here.path.rglob("*") if path.is_file() and path.parent != here.path
     } == {"rank-00000.log": "0\n1\n"}
     assert len(said) == (0 if "\udcff" in odd else 1)
+
+
+def test_logs_of_roles_come_into_those_that_our_plan_has(tmp_path, there):
+    here = RunFolder(tmp_path / "job-aaaa").run
+    (here.roles / "actors").mkdir(parents=True)
+    for name in ("roles/actors/logs/a0001.g0001/rank-00000.log", "roles/strangers/logs/a0001.g0001/rank-00000.log"):
+        (there / name).parent.mkdir(parents=True)
+        (there / name).write_text("hello\n")
+    (there / "roles/actors/metrics").mkdir()
+    (there / "roles/actors/metrics/reported.n000.a0001.jsonl").write_text("{}\n")
+    files._bring_from(files.RemoteRun(here, HPC, "job-bbbb", 2), {})
+    assert sorted(str(path.relative_to(here.roles)) for path in here.roles.rglob("*") if path.is_file()) == [
+        "actors/logs/a0001.g0001/rank-00000.log",
+        "actors/metrics/reported.n000.a0001.a0002.jsonl",
+    ]

@@ -36,7 +36,7 @@ from launcher.remote.rpc.client import RemoteLaunch, started
 from launcher.remote.running import Running
 from launcher.remote.shipping.tree import digest_of, refuse_links_out
 from launcher.run import registry
-from launcher.run.attempts import last_seen, newest
+from launcher.run.attempts import last_attempt, last_seen, newest
 from launcher.run.code.listing import CodeList, list_code
 from launcher.run.durable import read_record
 from launcher.run.layout import AttemptDir, RunDir
@@ -65,6 +65,7 @@ class LoginCluster(Place):
     remote = True
     checks_first = True
     supports_reach = True
+    takes_roles = True
     lists_checkpoints = True
 
     def __init__(self) -> None:
@@ -137,7 +138,8 @@ class LoginCluster(Place):
         """Ask each login node once, all at the same time; copy their records into the runs' folders."""
         asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
         words: dict[Path, ClusterAnswer] = {}
-        for run, attempt in attempts:
+        wholes = [(run.whole, attempt if run.whole == run else last_attempt(run.whole)) for run, attempt in attempts]
+        for run, attempt in wholes:
             try:
                 if (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
                     asked.setdefault(address_of(run, attempt), []).append((there, run, attempt))
@@ -151,12 +153,14 @@ class LoginCluster(Place):
         for address, runs in asked.items():
             for there, run, attempt in runs:
                 words[attempt.path] = _word(address, run, attempt, there, answers[address])
-        return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in attempts]
+        return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in wholes]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Hand over what killed submitters did not, to login nodes that answer."""
         left = {}
         for run, attempt in attempts:
+            if run.whole != run:
+                continue
             try:
                 handover = Handover.of(run, attempt)
                 if handover.is_open() and not handover.is_in_hand():
@@ -202,10 +206,13 @@ class LoginCluster(Place):
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
         """Reach a node through the login node: `launch _inside` there relays in both directions."""
+        whole, role = run.whole, ""
+        if whole != run:
+            attempt, role = last_attempt(whole), f" {run.id}"
         handle = read_record(attempt.handle, Handle)
         if handle is None or (there := handle.run_there()) is None:
-            raise Refused(f"{run.path.name} is being handed to its login node", f"hint: launch status {run.path.name}")
-        way, running = started(address_of(run, attempt), f"_inside {there} {node:d}")
+            raise Refused(f"{whole.id} is being handed to its login node", f"hint: launch status {whole.id}")
+        way, running = started(address_of(whole, attempt), f"_inside {there} {node:d}{role}")
         if way is not None:
             atexit.register(way.close)
         return running
@@ -214,7 +221,7 @@ class LoginCluster(Place):
 
     def bring_logs(self, run: RunDir) -> None:
         """Copy logs and metrics from the login node until the run has ended."""
-        files.bring_logs(run)
+        files.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
         """Copy logs, metrics and a checkpoint here; return a line for each."""

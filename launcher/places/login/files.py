@@ -1,5 +1,6 @@
 """Fetch what a run on a login node has written: logs and metrics as they grow, and chosen checkpoints."""
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ _LONG_S = 86_400.0  # for every byte of all checkpoints to be read there
 _MOST_ANSWERS = 4096  # of eight mebibytes of logs each
 _MOST_FILES = 100_000
 _MOST_MANIFEST = 64 << 20
+_METRICS = re.compile(r"(roles/[^/]+/)?metrics/")
 
 T = TypeVar("T")
 
@@ -115,14 +117,15 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
     """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {
-        name.removesuffix(mark) + ".jsonl" if name.startswith("metrics/") else name: size
+        name.removesuffix(mark) + ".jsonl" if _is_of_metrics(name) else name: size
         for name, size in here.items()
-        if not name.startswith("metrics/") or name.endswith(mark)
+        if not _is_of_metrics(name) or name.endswith(mark)
     }
+    folders = logs.folders_of(remote.run)
     passed_over = _passed_over.setdefault((remote.run.path, remote.address, remote.there), {})
     known |= passed_over
     for _ in range(_MOST_ANSWERS):
-        answer = ask(remote.address, AskLogs(remote.there, known), LogNews, timeout_s=_ANSWER_S)
+        answer = ask(remote.address, AskLogs(remote.there, known, folders), LogNews, timeout_s=_ANSWER_S)
         brought = False
         for tail in answer.tails:
             if tail.at != known.get(tail.name, 0) or len(known) > _MOST_FILES:
@@ -136,17 +139,28 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
                 known[tail.name] = passed_over[tail.name] = logs.ALL
                 continue
             known[tail.name] = tail.at + len(tail.content)
-            name = tail.name.removesuffix(".jsonl") + mark if tail.name.startswith("metrics/") else tail.name
-            tails.put(remote.run.path, logs.FOLDERS, tail._replace(name=name))
+            name = tail.name.removesuffix(".jsonl") + mark if _is_of_metrics(tail.name) else tail.name
+            tails.put(remote.run.path, folders, tail._replace(name=name))
         if not answer.more or not brought:
             return
     raise Unreachable(f"{remote.address}: there is more of the run's logs than comes at once", "hint: again")
 
 
 def _is_of(remote: RemoteRun, name: str) -> bool:
-    """Return whether a log belongs to attempts that ran there; a login node may write no other."""
-    found = parse_log_folder(name.split("/")[1])
-    return name.startswith("metrics/") or (found is not None and found[0] >= remote.first)
+    """Return whether a log belongs to attempts that ran there; a login node may write no other.
+
+    Roles beside the main one count their own attempts.
+    """
+    if _is_of_metrics(name):
+        return True
+    above = name.split("/")
+    found = parse_log_folder(above[-2])
+    return found is not None and (above[0] == remote.run.roles.name or found[0] >= remote.first)
+
+
+def _is_of_metrics(name: str) -> bool:
+    """Return whether this file of the run, or of one of its roles, has metrics and not a log."""
+    return _METRICS.match(name) is not None
 
 
 # -- what ranks have written beside their code

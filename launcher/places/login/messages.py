@@ -7,6 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from launcher.copies.mirror.logs import FOLDERS
+from launcher.copies.mirror.roles import RoleReport
 from launcher.copies.mirror.tails import Tail
 from launcher.ids import RunId
 from launcher.places.place import Preview
@@ -19,6 +21,7 @@ from trainer.checkpoint_files.layout import Kind as SaveKind
 PIECE_BYTES = 8 << 20
 MOST_ATTEMPTS = 100  # of one answer: those that follow are in the next one
 EVENTS_BYTES = 4 << 20
+LOGS_OF = r"\A(roles/[a-z0-9_-]{1,60}/)?(logs|metrics)\Z"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=9999)]
@@ -169,6 +172,7 @@ class RunNews(msgspec.Struct, frozen=True):
     events_at: Count  # where the events that follow belong; 0: they are all
     events: bytes
     more: bool = False  # events than fit into this answer
+    roles: tuple[RoleReport, ...] = ()  # beside the main one
 
 
 class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
@@ -176,6 +180,7 @@ class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
 
     run: RunId
     known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that are there already, by name
+    folders: tuple[Annotated[str, msgspec.Meta(pattern=LOGS_OF)], ...] = FOLDERS  # of the run and of its roles
 
 
 class LogNews(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.copies.mirror.records import keep_end, keep_state, renew
+from launcher.copies.mirror.roles import keep_roles
 from launcher.errors import LaunchError
 from launcher.ids import RunId
 from launcher.places.login.address import KIND
@@ -77,6 +78,7 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
         here = run.attempt(one.number)
         renew(here.stop, one.stop, StopRequest)
         keep_end(here, one.end)
+    keep_roles(run, attempt, news.roles, KIND)
     if news.last is not None and not (news.more and news.last.state.ended):
         keep_state(run, attempt, news.last)
 

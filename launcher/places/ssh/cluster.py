@@ -10,7 +10,6 @@ from launcher.places.place import CancelReport, HostNow, KeptRemote, Place, Prep
 from launcher.places.ssh import pool
 from launcher.places.ssh.comeback import ask
 from launcher.places.ssh.facts import Surveyed
-from launcher.places.ssh.run_hosts import whole_of
 from launcher.places.ssh.submit import cancel, look
 from launcher.places.ssh.submit.predecessors import release, unseen
 from launcher.plan.facts import Machine, Misfit
@@ -96,7 +95,7 @@ class SshCluster(Place):
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Hand over attempts whose submitter was killed, and ask lost hosts to come back."""
-        attempts = [(run, attempt) for run, attempt in attempts if whole_of(run) == run]
+        attempts = [(run, attempt) for run, attempt in attempts if run.whole == run]
         left = [(run, attempt) for run, attempt in attempts if is_open(run, attempt)]
         if left:
             from launcher.places.ssh.submit.handover import mend  # late: a killed submitter is rare
@@ -108,11 +107,7 @@ class SshCluster(Place):
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
         """Return the state of each run by its hosts, copying their records here."""
-        wholes = [
-            (whole, attempt if whole == run else last_attempt(whole))
-            for run, attempt in attempts
-            for whole in [whole_of(run)]
-        ]
+        wholes = [(run.whole, attempt if run.whole == run else last_attempt(run.whole)) for run, attempt in attempts]
         return look.look(wholes, self._not_mended)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, _plan: Plan | None) -> CancelReport:
@@ -143,7 +138,7 @@ class SshCluster(Place):
         """Copy logs and metrics from the hosts until the run has ended."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
-        fetch.bring_logs(whole_of(run))
+        fetch.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
         """Copy logs, metrics and a checkpoint here; return a line for each."""

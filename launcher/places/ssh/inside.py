@@ -5,7 +5,7 @@ from launcher.node.inside.visit import host_command, machine_of
 from launcher.places.ssh.facts import survey
 from launcher.places.ssh.host_client import Place, settled_in
 from launcher.places.ssh.host_clients import lines_to
-from launcher.places.ssh.run_hosts import places_ever, whole_of
+from launcher.places.ssh.run_hosts import places_ever
 from launcher.remote.connect import Line
 from launcher.remote.running import Running
 from launcher.run.layout import AttemptDir, RunDir
@@ -17,7 +17,7 @@ def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
     The name of the machine only chooses among the hosts that the run was handed to.
     """
     name = machine_of(run, node)
-    place = places_ever(whole_of(run)).get(name)
+    place = places_ever(run.whole).get(name)
     if place is None:
         raise Refused(f"node {node} of {run.id} is {name[:100]}, to which it was not handed over from here")
     line = lines_to([place], anew=True)[name]
@@ -31,6 +31,5 @@ def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
     place, line = line_to(run, node)
     found = survey(line, place.host)
     python = settled_in(line, found)
-    whole = whole_of(run)
-    below = run.path.relative_to(whole.path.parent)
+    below = run.path.relative_to(run.whole.path.parent)
     return line.start(host_command(python, f"{found.facts.workdir}/runs/{below}", attempt, node))

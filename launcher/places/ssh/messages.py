@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from launcher.copies.mirror.roles import RoleReport
 from launcher.copies.mirror.tails import Part
 from launcher.ids import RunId
 from launcher.remote.rpc.wire import Size, bytes_of
@@ -114,15 +115,6 @@ class OpenedByHosts(msgspec.Struct, frozen=True):
     created_at: float
 
 
-class RoleReport(msgspec.Struct, frozen=True):
-    """The state of a role beside the main one, or of one of its ranks that restart alone."""
-
-    name: RunId
-    attempt: Attempt  # of the role, the newest
-    last: RunState | None
-    end: AttemptEnd | None
-
-
 class RunReport(msgspec.Struct, frozen=True):
     """The state of a run, followed by files: the new part of events.jsonl, and logs of the attempt."""
 
@@ -136,7 +128,7 @@ class RunReport(msgspec.Struct, frozen=True):
     avoided: tuple[Exclusion, ...] | None = None
     stop: StopRequest | None = None
     end: AttemptEnd | None = None
-    roles: tuple[RoleReport, ...] = ()
+    roles: tuple[RoleReport, ...] = ()  # beside the main one
     files: tuple[Part, ...] = ()
     more: bool = False  # events than fit into this answer
     stale: bool = False  # its coordinator has been silent for a while: the message has the time

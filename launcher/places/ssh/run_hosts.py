@@ -9,12 +9,6 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import Gone, Intent
 
 
-def whole_of(run: RunDir) -> RunDir:
-    """Return the run that this is a role of, or the run itself."""
-    whole = RunDir(run.path.parent.parent)
-    return whole if run.path.parent == whole.roles and whole.plan.exists() else run
-
-
 def places_of(run: RunDir) -> list[Place]:
     """Return the hosts of the newest attempt that was handed over from here."""
     handed_over = [attempt for attempt in attempts(run) if attempt.hosts.exists()]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from launcher.copies.mirror import tails
+from launcher.copies.mirror.roles import reports_of_roles
 from launcher.errors import LaunchError
-from launcher.ids import is_run_id, parse_run_id
+from launcher.ids import is_run_id
 from launcher.places.place import CancelReport
 from launcher.places.ssh.host import presence
 from launcher.places.ssh.messages import (
@@ -38,7 +39,6 @@ from launcher.places.ssh.messages import (
     PassOnCancel,
     Release,
     Request,
-    RoleReport,
     RunReport,
     SendFile,
     Submitted,
@@ -48,7 +48,7 @@ from launcher.places.ssh.messages import (
     Tidy,
 )
 from launcher.remote.rpc.server import Body, WithBytes, serve
-from launcher.run.attempts import attempts, newest, plan_as, read_intent, remains
+from launcher.run.attempts import newest, plan_as, read_intent, remains
 from launcher.run.avoided import include
 from launcher.run.durable import create_record, readable
 from launcher.run.identity import alive, this_process
@@ -56,7 +56,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Exclusion, Handle, RunState, StopRequest
 from launcher.states import State
 from launcher.status.derive import derive
-from launcher.status.facts import RunFacts, read_facts, role_dirs
+from launcher.status.facts import RunFacts, read_facts
 
 if TYPE_CHECKING:
     from launcher.places.ssh.host.receive import AttemptReceiver
@@ -186,7 +186,7 @@ def _report(run: RunDir, events_from: int) -> object:
         avoided=readable(run.avoided, tuple[Exclusion, ...]),
         stop=readable(attempt.stop, StopRequest),
         end=end,
-        roles=tuple(_reports_of_roles(run)),
+        roles=tuple(reports_of_roles(run)),
         files=tails.parts_of(files),
         more=any(len(one.content) == MOST_OF_EVENTS for one in events),
         stale=status.state is State.RUNNING and status.as_of is not None,
@@ -204,15 +204,6 @@ def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
         agents=facts.living.agents or False,
     )
     return replace(facts, living=living, submitter=facts.submitter or False)
-
-
-def _reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
-    """Yield the state of each role's newest attempt, as this host knows it."""
-    for role in map(RunDir, role_dirs(run)):
-        if there := attempts(role):
-            last = there[-1]
-            state, end = readable(role.state, RunState), readable(last.end, AttemptEnd)
-            yield RoleReport(parse_run_id(role.path.name), last.number, state, end)
 
 
 def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:

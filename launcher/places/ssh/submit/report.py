@@ -5,24 +5,22 @@ themselves, their report says which of its hosts run it, and in which order.
 """
 
 import re
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from launcher.copies.mirror import tails
 from launcher.copies.mirror.records import keep_end, keep_state, renew
+from launcher.copies.mirror.roles import keep_roles
 from launcher.errors import LaunchError
 from launcher.places.ssh.host_client import HostClient, Place
 from launcher.places.ssh.host_clients import ask_all
-from launcher.places.ssh.messages import MOST_OF_A_REPORT, AskReport, OpenedByHosts, RoleReport, RunReport
+from launcher.places.ssh.messages import MOST_OF_A_REPORT, AskReport, OpenedByHosts, RunReport
 from launcher.places.ssh.run_hosts import places_of
-from launcher.plan.model import Plan
 from launcher.plan.on_hosts import with_hosts
-from launcher.run.attempts import attempts, newest, read_plan
+from launcher.run.attempts import newest, read_plan
 from launcher.run.durable import make_dir, write_bytes, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
@@ -166,34 +164,11 @@ def keep(run: RunDir, told: HostReport) -> None:
     if head.last is not None and not (head.more and head.last.state.ended):
         last = msgspec.structs.replace(head.last, attempt=min(head.last.attempt, head.attempt))
         keep_state(run, attempt, last)
-    if head.roles:
-        _keep_roles(run, attempt, head.roles)
+    keep_roles(run, attempt, head.roles, "ssh")
     if told.lives:
         attempt.end.unlink(missing_ok=True)  # an end by a host that did not know better
     elif not head.more:
         keep_end(attempt, head.end)
-
-
-def _keep_roles(run: RunDir, attempt: AttemptDir, told: Sequence[RoleReport]) -> None:
-    """Keep the records of the roles that our own plan has beside the main one."""
-    plans = {Path(plan.run_dir).name: plan for plan in read_plan(run, attempt.number).roles}
-    for one in told:
-        if (plan := plans.get(one.name)) is None:
-            continue
-        role = RunDir(run.roles / one.name)
-        there = role.attempt(one.attempt)
-        for later in attempts(role):
-            if later.number > one.attempt:  # a leader without the records of those before has counted anew
-                shutil.rmtree(later.path)
-        make_dir(there.path)
-        renew(role.plan, plan, Plan)
-        renew(there.handle, Handle("ssh"), Handle)
-        if not there.intent.exists():
-            me, reason = this_process(), "submit" if one.attempt == 1 else "requeue"
-            write_record(there.intent, Intent(one.attempt, "", plan.cluster, reason, None, time.time(), me, "ssh"))
-        if one.last is not None:
-            keep_state(role, there, one.last)
-        keep_end(there, one.end)
 
 
 def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:

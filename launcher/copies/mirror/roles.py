@@ -1,0 +1,59 @@
+"""Report the roles of a run beside its main one, and keep such reports in the run's folder here."""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from launcher.copies.mirror.records import keep_end, keep_state, renew
+from launcher.ids import RunId, parse_run_id
+from launcher.plan.model import Plan
+from launcher.run.attempts import attempts, read_plan
+from launcher.run.durable import make_dir, readable, write_record
+from launcher.run.identity import this_process
+from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.records import AttemptEnd, Handle, Intent, RunState
+from launcher.status.facts import role_dirs
+
+
+class RoleReport(msgspec.Struct, frozen=True):
+    """The state of a role beside the main one, or of one of its ranks that restart alone."""
+
+    name: RunId
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]  # of the role, the newest
+    last: RunState | None
+    end: AttemptEnd | None
+
+
+def reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
+    """Yield the state of each role's newest attempt, as this machine knows it."""
+    for role in map(RunDir, role_dirs(run)):
+        if there := attempts(role):
+            last = there[-1]
+            state, end = readable(role.state, RunState), readable(last.end, AttemptEnd)
+            yield RoleReport(parse_run_id(role.path.name), last.number, state, end)
+
+
+def keep_roles(run: RunDir, attempt: AttemptDir, reports: Sequence[RoleReport], kind: str) -> None:
+    """Keep the records of the roles that our own plan has beside the main one; `kind` is that of their place."""
+    plans = {Path(plan.run_dir).name: plan for plan in read_plan(run, attempt.number).roles} if reports else {}
+    for one in reports:
+        if (plan := plans.get(one.name)) is None:
+            continue
+        role = RunDir(run.roles / one.name)
+        there = role.attempt(one.attempt)
+        for later in attempts(role):
+            if later.number > one.attempt:  # a leader without the records of those before has counted anew
+                shutil.rmtree(later.path)
+        make_dir(there.path)
+        renew(role.plan, plan, Plan)
+        renew(there.handle, Handle(kind), Handle)
+        if not there.intent.exists():
+            me, reason = this_process(), "submit" if one.attempt == 1 else "requeue"
+            write_record(there.intent, Intent(one.attempt, "", plan.cluster, reason, None, time.time(), me, kind))
+        if one.last is not None:
+            keep_state(role, there, one.last)
+        keep_end(there, one.end)
