@@ -4,17 +4,14 @@ from math import inf
 
 
 class HistoryCopies:
-    """Two numbers in memory that the coordinator and its supervisor share: how many bytes of the history are copied,
-    and whether a restart waits for more.
+    """A number in memory that the coordinator and its supervisor share: how many bytes of the history are copied.
 
-    The supervisor, which copies the history to other hosts, sets `copied`; the coordinator sets `awaited`.
+    The supervisor, which copies the history to other hosts, sets `copied`.
     """
 
     def __init__(self, shared: "memoryview[float] | None" = None) -> None:
-        """Use the two shared doubles in `shared`, or without them private memory in which the whole history counts as
-        copied.
-        """
-        self._shared = memoryview(bytearray(16)).cast("d") if shared is None else shared
+        """Use this shared double, or without it private memory in which the whole history counts as copied."""
+        self._shared = memoryview(bytearray(8)).cast("d") if shared is None else shared
         if shared is None:
             self.copied = inf
 
@@ -26,12 +23,3 @@ class HistoryCopies:
     @copied.setter
     def copied(self, size: float) -> None:
         self._shared[0] = size
-
-    @property
-    def awaited(self) -> bool:
-        """Return whether a restart is held back until more of the history is copied."""
-        return self._shared[1] != 0.0
-
-    @awaited.setter
-    def awaited(self, awaited: bool) -> None:
-        self._shared[1] = awaited

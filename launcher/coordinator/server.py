@@ -84,7 +84,7 @@ class RestartHold:
             match effect:
                 case Record(event=event) if event.kind == "failure":
                     self._failures += 1
-                    self._is_new = self._copies.awaited = self._copies.copied < inf
+                    self._is_new = self._copies.copied < inf
                 case Send(message=messages.Start() | messages.ContinueInPlace()) if self._is_new and not self.holds:
                     self._held = []
                 case Finish():
@@ -104,7 +104,6 @@ class RestartHold:
     def release(self) -> list[Out]:
         """Stop holding messages back, and return those that were held."""
         held, self._held, self._is_new = self._held or [], None, False
-        self._copies.awaited = False
         return held
 
 
@@ -122,9 +121,10 @@ class CoordinatorServer:
         token: str,
         clock: Callable[[], float] = boottime,
         copies: HistoryCopies | None = None,
+        ring: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the run, its plan and its token; with `copies`, a restart waits a moment until half of the voters have
-        the record of its failure.
+        the record of its failure. `ring` is called when other hosts need what was written.
         """
         self._loop = asyncio.get_running_loop()
         self._attempt = attempt
@@ -137,7 +137,8 @@ class CoordinatorServer:
         used_s = time_used(run, attempt)
         self._clock, self._told_of_s = WakingClock(clock), 0.0
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
-        self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s)
+        self._ring = ring
+        self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s, ring)
         self._hold = RestartHold(copies if copies is not None and voters_of(plan) else HistoryCopies())
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,6 +153,7 @@ class CoordinatorServer:
         here = Endpoint(self._address, port, this_process())
         with waiting_for_disks():  # no agent can have found us yet
             write_record(self._attempt.endpoint, here)
+        self._ring()
         self._write_state()
         self._set_timer()
         self._keep_until_done(self._keep_address_written(here))

@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from launcher.node.standing_by import COORDINATOR, agent_arguments, gate_from
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import own_gpus
 from launcher.run.attempts import read_intent, read_plan
+from launcher.run.bell import ringer_from
 from launcher.run.durable import make_dir, readable, write_record
 from launcher.run.fence import check_fence
 from launcher.run.identity import alive, this_process
@@ -46,6 +48,7 @@ def main() -> int:
     if words is None:
         return Exit.OK
     lease, gate = Lease.taken_from(os.environ), gate_from(os.environ)
+    lease.ring = ringer_from(os.environ)
     run, number = RunDir(Path(words[0])), int(words[1])
     os.umask(0o077)
     forbid_core_dumps()
@@ -57,7 +60,7 @@ def main() -> int:
         if plan.role:  # nothing else would end it: with several roles no program continues without the supervisor
             die_with(os.getppid())
         if words[2] == COORDINATOR:
-            return asyncio.run(coordinate(run, plan, number))
+            return asyncio.run(coordinate(run, plan, number, lease.ring))
         if (mine := own_gpus(plan, os.environ.get("CUDA_VISIBLE_DEVICES"))) is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
         index = int(words[2])
@@ -68,10 +71,10 @@ def main() -> int:
         return Exit.FENCED
 
 
-async def coordinate(run: RunDir, plan: Plan, number: int) -> Exit:
+async def coordinate(run: RunDir, plan: Plan, number: int, ring: Callable[[], None]) -> Exit:
     """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code."""
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
-    server = CoordinatorServer(run, attempt, plan, plan.coordinator, read_intent(attempt).token)
+    server = CoordinatorServer(run, attempt, plan, plan.coordinator, read_intent(attempt).token, ring=ring)
 
     def stop() -> None:
         """Stop the coordinator, for the reason in the run's stop request."""
@@ -123,7 +126,8 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0 or home.plan.coordinator:
         return await agent.run(), agent.goes_on
-    host = CoordinatorServer(home.run, home.attempt, home.plan, home.node.address, token, copies=watchdog.lease.copies)
+    lease, address = watchdog.lease, home.node.address
+    host = CoordinatorServer(home.run, home.attempt, home.plan, address, token, copies=lease.copies, ring=lease.ring)
     await host.start()
     working = asyncio.create_task(agent.run())
     await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)

@@ -147,6 +147,11 @@ class Lifeline:
         while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 
+    async def wait_until_leased(self) -> None:
+        """Return once ranks may start: what came before a suspend and is read after it is no message to start them."""
+        while self._lease.until <= boottime():  # noqa: ASYNC110 - the watchdog's clock decides
+            await asyncio.sleep(_RETRY_S)
+
     def close(self) -> None:
         """Close the connection to the coordinator."""
         if self._wire is not None:

@@ -335,6 +335,7 @@ class NodeAgent:
             await self._buddies.follow(start)
         if start.group_rank and not start.joins:  # ranks that meet in place look for rank 0 again at once
             await self._wait_for_rank_zero(start.generation)
+        await self._line.wait_until_leased()
         group = RankGroup(self._home, start, self._preparation.starter, self)
         self._group, self._opens = group, 0
         await self._begin(start, group.begin())

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from launcher.node.ranks.lease import LEASE
+from launcher.run.bell import BELL
 
 GATE = "LAUNCH_NEXT_AGENT"  # the descriptor at which the next agent receives its arguments from the supervisor
 COORDINATOR = "coordinator"  # in place of NODE: no agent, but the coordinator of a plan that names its machine
@@ -56,7 +57,7 @@ def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
     os.environ.clear()
     os.environ.update(heard["env"])
     numbers = dict(zip(heard["fds"], fds, strict=True))
-    for name in (LEASE, GATE):
+    for name in (LEASE, GATE, BELL):
         if name in os.environ:
             os.environ[name] = str(numbers.get(int(os.environ[name]), -1))
     argv: Sequence[str] = heard["argv"]

@@ -42,10 +42,18 @@ class RecordWriter:
     attempt, nothing more is written and `failed` is called, once, from the writer's thread.
     """
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, failed: Callable[[Exception], None], lease_s: float) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: AttemptDir,
+        failed: Callable[[Exception], None],
+        lease_s: float,
+        ring: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the thread that writes records; the first record that takes longer than `lease_s` to reach the disk is
-        reported.
+        reported. `ring` is called when a failure or an end is on disk.
         """
+        self._ring = ring
         self._lease_s, self._told, self._waited = lease_s, False, False
         self._run = run
         self._attempt = attempt
@@ -99,6 +107,7 @@ class RecordWriter:
                 append_line(self._run.events, entry)
                 if entry.kind == "failure":
                     self.failures_on_disk = (self.failures_on_disk[0] + 1, self._run.events.stat().st_size)
+                    self._ring()
             case RankExit():
                 append_line(self._attempt.exits, entry)
             case RunState():
@@ -112,3 +121,4 @@ class RecordWriter:
                 write_record(self._attempt.role_end, end)
             case AttemptEnd():
                 write_record(self._attempt.end, entry)
+                self._ring()

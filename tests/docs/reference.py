@@ -81,7 +81,14 @@ OF_A_LISTENER = {
 }
 _NO_VARIABLES = {"LAUNCH_FAILED"}  # a state of Slurm's
 # Between two processes of ours, one of which takes it out of the environment: no user and no rank ever sees it.
-_OF_OURS_ALONE = {"LAUNCH_AGENT_PLACE", "LAUNCH_LEASE", "LAUNCH_NEXT_AGENT", "LAUNCH_TAG_ROOM", "LAUNCH_ZYGOTE"}
+_OF_OURS_ALONE = {
+    "LAUNCH_AGENT_PLACE",
+    "LAUNCH_BELL",
+    "LAUNCH_LEASE",
+    "LAUNCH_NEXT_AGENT",
+    "LAUNCH_TAG_ROOM",
+    "LAUNCH_ZYGOTE",
+}
 
 
 def pages() -> dict[str, str]:

@@ -162,6 +162,22 @@ def test_a_welcome_renews_no_lease_that_has_run_out():
     assert lease.until == ran_out
 
 
+def test_ranks_start_under_a_lease_alone():
+    """A machine that woke from a suspend obeyed a start of before, beside the ranks that had replaced its own."""
+    lease = Lease()
+    line = Lifeline(SimpleNamespace(plan=plan_of(2), attempt=SimpleNamespace(number=1)), TOKEN, lease)
+
+    async def scene():
+        lease.until = boottime() - 1
+        waiting = asyncio.create_task(line.wait_until_leased())
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        lease.until = boottime() + 60
+        await asyncio.wait_for(waiting, BOUND_S)
+
+    asyncio.run(scene())
+
+
 def test_what_was_sent_into_a_cut_is_sent_again_once_the_agent_has_joined_again(tmp_path):
     """A rank that had ended, and a node that had stopped, were waited for."""
     plan, attempt = plan_of(2), RunDir(tmp_path / "run").attempt(1)

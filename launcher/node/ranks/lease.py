@@ -52,7 +52,8 @@ class Lease:
         process see.
         """
         self._shared = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("d")
-        self.copies = HistoryCopies(self._shared[2:4])
+        self.copies = HistoryCopies(self._shared[2:3])
+        self.ring: Callable[[], None] = lambda: None  # rings the bell of the supervisor that shares it
         if fd == -1:
             self.until = float("inf")
 
@@ -79,11 +80,11 @@ class Lease:
     @property
     def standby(self) -> int:
         """Return the pid of the process that waits to be the next agent and outlives the lease, or 0."""
-        return int(self._shared[4])
+        return int(self._shared[3])
 
     @standby.setter
     def standby(self, pid: int) -> None:
-        self._shared[4] = pid
+        self._shared[3] = pid
 
     @property
     def until(self) -> float:

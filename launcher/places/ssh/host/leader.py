@@ -27,6 +27,7 @@ from launcher.places.ssh.quorum.core import may_start_from
 from launcher.plan.on_hosts import least_hosts
 from launcher.run.attempts import attempts, new_attempt
 from launcher.run.avoided import avoid, avoided
+from launcher.run.bell import Bell
 from launcher.run.durable import append_line, make_dir, read_lines, readable
 from launcher.run.layout import AttemptDir
 from launcher.run.patience import waiting_for_disks
@@ -137,12 +138,13 @@ class Leader:
     def carry_out(self) -> int | None:
         """Run the attempt until it has ended; return the number of the next one, or None if there is none."""
         supervisor = self._supervisor
-        agent, replicator = supervisor.agent(), None
+        bell = Bell() if supervisor.plan.disks_apart else None
+        agent, replicator = supervisor.agent(bell), None
         if supervisor.plan.disks_apart:
             voters = supervisor.ballot.voter.newest.voters - {supervisor.node}
             replicator = RecordReplicator(
                 supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
-                voters=voters, copies=agent.copies,
+                voters=voters, copies=agent.copies, bell=bell,
             )  # fmt: skip
         hearing = HostWatch(supervisor, self._wakeup)
         over = False
@@ -154,7 +156,7 @@ class Leader:
             ready = supervisor.ready
             end = Allocation(
                 supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent],
-                agents_of=partial(supervisor.here.role_agents, ready.gpus, ready.fds),
+                agents_of=partial(supervisor.here.role_agents, ready.gpus, ready.fds, bell),
             ).carry_out()  # fmt: skip
             supervisor.place = agent.place
             exclude_lost_hosts(supervisor)

@@ -1,8 +1,9 @@
 """Keep the leader's records on every host, so that any of them can report on the run and take it over.
 
-The leader reads them often and sends what is new; hosts that share its disk have them anyway. A record that is damaged
-on its disk is not sent, so the others keep the one before; of the history each intact line is. The coordinator's
-address is sent again and again, so that a damaged copy does not hide it.
+The leader sends what is new twice a second, and at once what its coordinator rings a bell for; hosts that share its
+disk have them anyway. A record that is damaged on its disk is not sent, so the others keep the one before; of the
+history each intact line is. The coordinator's address is sent again and again, so that a damaged copy does not hide
+it.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from launcher.places.ssh.host.supervisor_messages import Replica, granted
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
 from launcher.plan.on_hosts import quorum
 from launcher.run.attempts import attempts
+from launcher.run.bell import Bell
 from launcher.run.durable import NOT_JSON, make_dir, readable, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Endpoint, Event, Exclusion, Intent, RunState, StopRequest
@@ -34,7 +36,7 @@ from launcher.run.records import AttemptEnd, Endpoint, Event, Exclusion, Intent,
 _WHOLE = -1
 _PIECE = 256 << 10
 _ASK_S, QUIET_S = 1.0, 5.0
-_QUICK_S, _SLOW_S, _QUICK_FOR_S = 0.02, 0.5, 20.0
+_EVERY_S = 0.5
 
 EVENTS, ENDPOINT = "events", "endpoint"
 _OF_ROLE = re.compile(r"(?P<role>[a-z0-9_-]{1,60}) (?P<attempt>[0-9]{1,9}) (?P<record>[a-z]{1,20})", re.ASCII)
@@ -206,25 +208,29 @@ class RecordReplicator:
         cuts: bool = False,
         voters: Collection[int] = (),
         copies: Callable[[], HistoryCopies | None] = lambda: None,
+        bell: Bell | None = None,
     ) -> None:
         """Start sending; a host that did not answer is skipped for `quiet_s`, so that the others need not wait.
 
         How much of the history half of the attempt's voters have (this host and `voters`) is passed to the coordinator
-        by `copies`.
+        by `copies`. The coordinator rings the `bell` once it has written what is to be sent at once;
+        it is closed with this.
         """
         self._run, self._attempt, self._rpc, self._roles = run, attempt, rpc, roles
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
         self._voters, self._copies = tuple(voters), copies
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
         self._quiet_until: dict[int, float] = {}
-        self._over = threading.Event()
+        self._over, self._bell = False, bell or Bell()
         self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
         self._thread.start()
 
     def close(self) -> list[int]:
         """Send what is left, stop, and return the hosts that lack the record of the end."""
-        self._over.set()
+        self._over = True
+        self._bell.ring()
         self._thread.join()
+        self._bell.close()
         self._quiet_until.clear()
         self.send()
         return self.lacking_end()
@@ -234,13 +240,11 @@ class RecordReplicator:
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
-        """Send at intervals until closed."""
-        quick_until, due = time.monotonic() + _QUICK_FOR_S, 0.0
-        while not self._over.wait(_QUICK_S):
-            now, copies = time.monotonic(), self._copies()
-            if now < quick_until or now >= due or (copies is not None and copies.awaited):
-                self.send()
-                due = time.monotonic() + _SLOW_S
+        """Send when the bell rings and at intervals until closed."""
+        self._bell.wait(_EVERY_S)
+        while not self._over:
+            self.send()
+            self._bell.wait(_EVERY_S)
 
     def send(self) -> None:
         """Send whatever is new since the last call."""

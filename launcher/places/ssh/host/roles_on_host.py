@@ -64,7 +64,7 @@ class RolesOnHost:
     def _start(self, name: str, plan: Plan, attempt: AttemptDir) -> None:
         """Start this host's agents of a role's attempt."""
         ready = self._supervisor.ready
-        agents = self._supervisor.here.role_agents(ready.gpus, ready.fds, plan, attempt)
+        agents = self._supervisor.here.role_agents(ready.gpus, ready.fds, None, plan, attempt)
         self._here[name] = _Here(plan, attempt, agents)
         self._agents.add(agents)
         for agent in agents:

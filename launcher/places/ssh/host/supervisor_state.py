@@ -33,6 +33,7 @@ from launcher.places.ssh.host.supervisor_messages import (
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc, addresses_of
 from launcher.plan.model import Plan
 from launcher.run.attempts import read_intent
+from launcher.run.bell import Bell
 from launcher.run.durable import make_dir, readable
 from launcher.run.fence import check_fence, raise_fence
 from launcher.run.identity import boot_id
@@ -184,9 +185,9 @@ class SupervisorState:
         """Return the names of the roles beside the main one, or of their ranks that restart alone."""
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 
-    def agent(self) -> AgentProcess:
-        """Return this host's agent, with the GPUs and slots that it holds."""
-        agent = self.here.agent(self.ready.gpus, self.ready.fds)
+    def agent(self, bell: Bell | None = None) -> AgentProcess:
+        """Return this host's agent, with the GPUs and slots that it holds; its coordinator rings `bell`."""
+        agent = self.here.agent(self.ready.gpus, self.ready.fds, bell)
         agent.place, self.place = self.place, None
         return agent
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -34,6 +35,7 @@ from launcher.places.ssh.messages import Peer
 from launcher.plan.model import NodePlan
 from launcher.run import identity, record_writer
 from launcher.run.attempts import new_attempt, read_intent
+from launcher.run.bell import BELL
 from launcher.run.durable import readable, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
@@ -70,6 +72,7 @@ class Host:
         self.supervisor = self.process = self.agent = None
         self.fuse = 0  # the fsync at which its power is cut; 0: none
         self.image, self.gone, self.started_at = None, False, 0.0
+        self.asleep, self.postponed = False, []  # suspended, and what was due meanwhile
         self.dead: list[tuple[int, int]] = []
         self.living = {os.getpid()}
         self._lay(starts_at)
@@ -83,10 +86,6 @@ class Host:
 
     def wall(self):
         return WALL + self.world.now + self.offsets[2] % 20.0
-
-    @property
-    def asleep(self):
-        return self.world.now < self.wakes_at
 
     @property
     def takes_part(self):
@@ -180,7 +179,7 @@ class Host:
 
     def _boot(self):
         self.disk.restore(self.image)
-        self.up, self.boots, self.suspended_s, self.wakes_at = True, self.boots + 1, 0.0, 0.0
+        self.up, self.boots, self.suspended_s, self.asleep = True, self.boots + 1, 0.0, False
         self.offsets[:2] = [self.pool.chance.uniform(0.0, 1e5) for _ in range(2)]
         self._come_back()
 
@@ -198,12 +197,16 @@ class Host:
 
     def suspend(self, seconds):
         if self.up and not self.asleep:
-            self.wakes_at = self.world.now + seconds
+            self.asleep, self.wakes_at = True, self.world.now + seconds
             self.suspended_s += seconds
-            self.world.at(self.wakes_at, None, self.wake)
+            self.world.at(self.wakes_at, None, partial(self.wake, self.wakes_at))
 
-    def wake(self):
-        self.wakes_at = self.world.now
+    def wake(self, due):
+        if not self.asleep or due != self.wakes_at:
+            return
+        self.asleep, postponed, self.postponed = False, self.postponed, []
+        for process, act in postponed:
+            self.world.at(self.world.now, process, act)
         if self.agent is not None and self.agent.alive:
             self.agent.watchdog()
             self.pool.check_ranks()
@@ -270,6 +273,8 @@ class SupervisedAgent(AgentProcess):
     def start(self):
         host = machine.World.current.process.host
         lease = Lease()
+        if self.environment[BELL] is not None:
+            lease.ring = self.environment[BELL].ring
         self.lease = SupervisedLease(lease, self.slept)
         self.agent = Agent(host, int(self.argv[-2]), int(self.argv[-1]), lease, self.slept)
         self.pid, self.started_at, self.returns_at = self.agent.pid, host.monotonic(), None
@@ -415,10 +420,10 @@ class Agent(Process):
                 self.opens = self.start = message
                 if message.group_rank == 0:
                     self.line.send_reliably(messages.Leads(self.home.node.index, message.generation))
-                    self._begin()
+                    self.loop.create_task(self._begin())
             case messages.Follow(generation=generation):
                 if self.opens is not None and self.opens.generation == generation:
-                    self._begin()
+                    self.loop.create_task(self._begin())
             case messages.Stop(generation=generation):
                 if self.ranks and self.ranks[1] <= generation:
                     self.end_ranks()
@@ -430,8 +435,12 @@ class Agent(Process):
                 self.goes_on = goes_on
                 self.leave(Exit.OK)
 
-    def _begin(self):
-        start, self.opens = self.opens, None
+    async def _begin(self):
+        start = self.opens
+        await self.line.wait_until_leased()
+        if self.opens is not start:
+            return  # it was stopped meanwhile
+        self.opens = None
         self.ranks, self.step = (self.attempt, start.generation), self.host.pool.saved
         self.line.send_reliably(messages.Started(self.home.node.index, start.generation, (self.pid,), 20_001))
         self.host.pool.check_ranks()
@@ -517,6 +526,8 @@ def machines(pool):
             (supervisor_state, "boot_id", lambda: f"boot-{here().boots}"),
             (leader, "threading", threads),
             (record_copies, "threading", threads),
+            (record_copies, "Bell", machine.Bell),
+            (leader, "Bell", machine.Bell),
             (record_writer, "threading", no_threads),
             (attempt_on_host, "log_to", lambda path: None),
             (host_supervisor, "close_tier", lambda *_: None),
@@ -539,6 +550,6 @@ def machines(pool):
         yield
 
 
-def _agent_process(plan, attempt, node, *, keep=(), gpus=None):
+def _agent_process(plan, attempt, node, *, keep=(), gpus=None, bell=None):
     words = ("agent", str(attempt.number), str(node))
-    return SupervisedAgent(words, {}, attempt.agent_log(node), keep, slept=after_suspend(plan, node))
+    return SupervisedAgent(words, {BELL: bell}, attempt.agent_log(node), keep, slept=after_suspend(plan, node))

@@ -101,6 +101,29 @@ class Thread:
             raise Killed
 
 
+class Bell:
+    """A bell of threads and processes, which pass it on without a descriptor."""
+
+    fd = -1
+
+    def __init__(self):
+        self._rung, self._wake = False, lambda: None
+
+    def close(self):
+        pass
+
+    def ring(self):
+        self._rung = True
+        self._wake()
+
+    def wait(self, timeout_s):
+        thread = World.current.thread_here()
+        if not self._rung:
+            self._wake = thread.waker()
+            thread.wait(timeout_s)
+        self._rung = False
+
+
 class Event:
     """As much of `threading.Event` as supervisors use."""
 
@@ -243,8 +266,8 @@ class World:
             when, _, process, act = heapq.heappop(self._heap)
             if process is not None and not process.alive:
                 continue
-            if process is not None and process.host.wakes_at > when:
-                self.at(process.host.wakes_at, process, act)
+            if process is not None and process.host.asleep:
+                process.host.postponed.append((process, act))
                 continue
             self.now, self.process = max(self.now + TAKES_S, when), process
             act()

@@ -126,7 +126,7 @@ class Pool:
             host.fuse = 0
             if host.asleep:
                 host.suspended_s -= host.wakes_at - self.world.now
-                host.wake()
+                host.wake(host.wakes_at)
         self.note("calm")
         self.world.run_until(self.world.now + RETURNED_S)
 

@@ -46,9 +46,15 @@ def test_a_pool_is_safe_in_any_storm_and_alive_after_it():
     assert not play_all(range(MOST_DAILY), LEAST), "too weak: none of these runs has come to that"
 
 
-@pytest.mark.parametrize("seed", [314363339])
-def test_a_leader_that_is_back_after_others_have_voted_goes_on_within_leases(seed):
-    play(seed)
+FOUND = {
+    "a leader that is back waits for hosts that have voted for another": 314363339,
+    "a machine wakes from a suspend with a message to start ranks that were replaced": 1065,
+}
+
+
+@pytest.mark.parametrize("fault", FOUND)
+def test_what_a_seed_has_found_is_not_found_again(fault):
+    play(FOUND[fault])
 
 
 def test_a_seed_plays_the_same_run_again():
