@@ -4,7 +4,6 @@ the start of the program to the first curve on the page.
 uv run python tests/benchmarks/board.py [--write]
 """
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -23,7 +22,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from browser import browsing
 from cli import LAUNCH, finished_runs
 from race import free_port
-from results import publish
+from results import benchmark_parser, publish
 from run_folder import RunFolder
 
 from launcher.run import registry
@@ -315,14 +314,12 @@ ASKED = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, pairs=5)
     parser.add_argument("--runs", type=int, nargs="+", default=[1000, 5000])
     parser.add_argument("--points", type=int, default=1_000_000, help="of the longest run")
     parser.add_argument("--curves", type=int, default=20)
     parser.add_argument("--curve-points", type=int, default=100_000, help="of each of the curves, and of TensorBoard's")
     parser.add_argument("--seconds", type=int, default=20, help="in which the server's load is taken")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     table = ["| of what | | median | range | asked |", "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as scratch, browsing() as window:

@@ -9,14 +9,13 @@ there already, as a model's parameters are; and into new memory, as an optimizer
 into tensors that are there already, and compares nothing.
 """
 
-import argparse
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
 from replica import Clock, Replica, folder_for_all, on_ranks, ratio, spread
-from results import publish
+from results import benchmark_parser, publish
 
 from trainer import Checkpointer
 from trainer.checkpoint_files.layout import folder_name
@@ -105,12 +104,11 @@ def rows(megabytes, ranks, found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where checkpoints are written; left out: the temporary folder")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     table = ["| state | | s | range | ours / this |", "|---|---|---|---|---|"]
     for ranks in args.ranks:

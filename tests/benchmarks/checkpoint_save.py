@@ -12,7 +12,6 @@ Nobody deletes old checkpoints meanwhile. Then, without a training: until the ch
 write and fsync of as many bytes, by as many ranks at the same time, from memory that is there already.
 """
 
-import argparse
 import logging
 import math
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from replica import Clock, Replica, folder_for_all, on_ranks, ratio, spread
-from results import publish
+from results import benchmark_parser, publish
 from torch import nn
 from torch.distributed.checkpoint import _async_process_executor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -293,7 +292,7 @@ def cost_rows(megabytes, ranks, found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[150, 1000])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -306,7 +305,6 @@ def main():
     parser.add_argument(
         "--folder", type=Path, help="where checkpoints are written; left out: the system's temporary folder"
     )
-    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     args = parser.parse_args()
     publish("checkpoint_save", "\n".join(tables(args)), write=args.write)
 

@@ -3,7 +3,6 @@
 uv run python tests/benchmarks/cli.py [--write]
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
-from results import publish
+from results import benchmark_parser, publish
 from run_folder import RunFolder
 
 from launcher.run import registry
@@ -40,10 +39,9 @@ def seconds(command, env):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--runs", type=int, nargs="+", default=[20, 1000])
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         env = finished_runs(Path(folder) / "none", 0)

@@ -7,13 +7,12 @@ its result checked after each, the slowest rank counts), and in a loop that only
 The bus bandwidth of the first stands beside a copy in memory, which no message between processes exceeds.
 """
 
-import argparse
 import statistics
 import time
 
 import torch.distributed as dist
 from replica import on_ranks, ratio
-from results import publish
+from results import benchmark_parser, publish
 
 from launcher.apps.collectives.reading import algorithm_bandwidth, bus_factor
 from launcher.apps.collectives.tables import size
@@ -67,15 +66,13 @@ def table(pairs, counts, names, sizes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=11)
+    parser = benchmark_parser(__doc__.partition("\n")[0], pairs=11)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=[2**12, 2**20, 2**24], help="bytes")
     kinds = ["broadcast", "all-gather", "reduce-scatter", "all-reduce", "send/recv", "all-to-all"]
     parser.add_argument(
         "--operations", nargs="+", default=kinds, choices=[name for name in OPERATIONS if name != "barrier"]
     )
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     lines = table(options.pairs, options.ranks, options.operations, options.sizes)
     publish("collectives", lines, write=options.write)

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from results import publish
+from results import benchmark_parser, publish
 
 from launcher.coordinator.server import CoordinatorServer
 from launcher.plan.model import FrozenCode, NodePlan, Plan, RankCommand
@@ -188,12 +188,11 @@ def measure(nodes):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--host", help=argparse.SUPPRESS)
     parser.add_argument("--agents", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))

@@ -9,7 +9,6 @@ receiving, hashing and fsync. Each rank computes with one thread; DDP over gloo;
 of which each writes a half. The agents' CPU time is theirs alone.
 """
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -22,7 +21,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "node"), str(HERE.parent / "
 
 import idle
 from replica import folder_for_all, spread
-from results import publish
+from results import benchmark_parser, publish
 from separate_hosts import Hosts
 
 from launcher.run.layout import RunDir
@@ -78,13 +77,12 @@ def watch(lab, bound_s):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=150)
     parser.add_argument("--every-s", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--where", type=Path, default=None, help="folder on the disk to be used")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     with folder_for_all(args.where) as root:
         periods, cpu_s = measure(root, args)

@@ -13,7 +13,6 @@ is the first step that all three make and that the killed one cannot have had pa
 gloo's time-out, and has two rows: with the 10 s of its examples and its defaults, and with as little as may be.
 """
 
-import argparse
 import dataclasses
 import itertools
 import os
@@ -28,7 +27,7 @@ import time
 from pathlib import Path
 
 from race import HOT, WITH_VARIABLE, Race, free_port
-from results import installed, publish
+from results import benchmark_parser, installed, publish
 from resume_step import PRELOAD
 from sides import take_turns
 
@@ -183,7 +182,7 @@ def starter(peer, args, folder):
 
 def main():
     peers = [HOT, TORCHFT, NVRX, NVRX_SHORT, RAY, WITH_VARIABLE]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, seed=True)
     parser.add_argument("--peers", nargs="+", choices=peers, default=peers, help="that race launch, hot")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--starts", type=int, default=5, help="of each")
@@ -191,8 +190,6 @@ def main():
     parser.add_argument("--step-s", type=float, default=0.02, help="time that a step takes beside its work")
     parser.add_argument("--every", type=int, default=50, help="steps to a checkpoint")
     parser.add_argument("--patience-s", type=float, default=90)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     args.peers = [HOT, *(peer for peer in args.peers if peer != HOT)]
     chance = random.Random(args.seed)

@@ -7,7 +7,6 @@ Beside `cp -r` of the same files, and `git status`, which looks at each. What th
 end: ext4 is slow to make files for minutes after many were removed.
 """
 
-import argparse
 import resource
 import statistics
 import subprocess
@@ -15,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from results import publish
+from results import benchmark_parser, publish
 
 from launcher.run.code.freezing import bring_code, freeze
 from launcher.run.code.listing import list_code
@@ -81,11 +80,10 @@ def turn(project, scratch):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--files", type=int, default=50_000)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="on the disk to measure")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         project = Path(folder) / "project"

@@ -14,7 +14,6 @@ ranks stay when one is killed. `--sides launch --faults mixed --only stop-rank k
 on hosts also kill-supervisor, power, cuts and full-disk, each as far as a place has it.
 """
 
-import argparse
 import contextlib
 import random
 import signal
@@ -29,7 +28,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
 from goodput_account import PHASES, Blow, at_gap, costs, first_of_all, middle_costs, pace, useful_steps
 from goodput_worlds import HOT, KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, ZYGOTE, side_of
-from results import publish
+from results import benchmark_parser, publish
 
 from tests.chaos.schedule import Kind, drawn
 from tests.chaos.worlds import Local, SmallPool
@@ -156,7 +155,7 @@ def cost_rows(place, taken):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, seed=True)
     parser.add_argument("--minutes", type=float, default=2.0, help="of each run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=1, help="in each of which all sides take their turn")
     parser.add_argument("--calm-s", type=float, default=10.0, help="before the first fault, for the undisturbed pace")
@@ -170,8 +169,6 @@ def main():
     parser.add_argument("--places", nargs="+", choices=[HERE, HOSTS], default=[HERE, HOSTS])
     peers = [LAUNCH, HOT, TORCHRUN, TORCHFT]
     parser.add_argument("--sides", nargs="+", choices=peers, help=f"default: all that are installed, but {HOT}")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
-    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     args = parser.parse_args()
     missing = find_spec("torchft") is None
     if missing and TORCHFT in (args.sides or ()):

@@ -42,7 +42,7 @@ from checkpoint_load import memory, read
 from hang import INAPPLICABLE, KINDS, Case, counted, judged
 from hang import spread as spread_of_hangs
 from replica import Replica, folder_for_all, ratio, spread
-from results import publish
+from results import benchmark_parser, publish
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.apps.collectives.tables import size
@@ -434,7 +434,7 @@ def hang_rows(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script itself")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
@@ -457,7 +457,6 @@ def main():
     parser.add_argument("--hangs", nargs="*", choices=KINDS, default=[*KINDS], metavar="KIND", help="of hang.py")
     parser.add_argument("--folder", type=Path, help="where checkpoints are written; left out: the temporary folder")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
     args = parser.parse_args()
     if args.child:
         what, *words = args.child

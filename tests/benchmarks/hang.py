@@ -9,7 +9,6 @@ The clock starts at the moment of the hang and stops when the verdict is in the 
 with and without torch's Flight Recorder gives the cost of a step. `--write` keeps each of the three tables.
 """
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -27,7 +26,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from results import publish
+from results import benchmark_parser, publish
 
 SCRIPT = Path(__file__).parents[1] / "node/scripts/hangs.py"
 KINDS = {
@@ -293,7 +292,7 @@ def by_others(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--styles", default="hand,ddp,fsdp,accelerate,lightning,trainer")
     parser.add_argument("--shapes", default="2x1,1x2,1x4", help="nodes x ranks on each")
@@ -301,7 +300,6 @@ def main():
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further hang after so many")
     parser.add_argument("--calm", type=float, metavar="MINUTES", help="of trainings that do not hang, instead")
     parser.add_argument("--others", action="store_true", help="what torch itself and NVRx tell, instead")
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if options.calm is not None:
         publish("hang-calm", "\n".join(healthy(options)), write=options.write, title="hang.py, false alarms")

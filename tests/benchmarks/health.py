@@ -6,7 +6,6 @@ The same script and kills as recover.py; the two take turns, a kill each in a ru
 themselves is told by the run's events.
 """
 
-import argparse
 import json
 import random
 import re
@@ -14,7 +13,7 @@ import statistics
 
 from race import LAUNCH, Race
 from recover import kills
-from results import publish
+from results import benchmark_parser, publish
 
 WITHOUT, WITH = "false", "true"
 
@@ -27,11 +26,8 @@ def checks_s(race):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=10)
+    parser = benchmark_parser(__doc__, pairs=10, seed=True)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance, taken, checks = random.Random(args.seed), {WITHOUT: [], WITH: []}, []
     for _ in range(args.pairs):

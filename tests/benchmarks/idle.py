@@ -3,13 +3,12 @@
 uv run python tests/benchmarks/idle.py [--write]
 """
 
-import argparse
 import os
 import time
 from pathlib import Path
 
 from race import LAUNCH, Race
-from results import publish
+from results import benchmark_parser, publish
 
 BOUND_S = 180
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -32,10 +31,9 @@ def memory_mb(pid):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     with Race(LAUNCH, args.ranks, "--hold") as race:
         if not race.wait(race.firsts, BOUND_S):

@@ -5,7 +5,6 @@ other work on the machine matters little. A step is the median of one training's
 pairs.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import torch
 from replica import Ranks, spread
-from results import publish
+from results import benchmark_parser, publish
 from torch import nn
 from torch.utils.data import Dataset
 from torchvision.models import resnet18
@@ -108,12 +107,10 @@ def rows(job, strategy, steps, pairs):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, pairs=5)
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=JOBS)
     parser.add_argument("--strategies", nargs="+", default=["ddp"])
-    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     lines = [
         "| job | strategy | a step, ms of a processor | hot, ms | more, % | range |",

@@ -10,7 +10,6 @@ the longest time between two new ones from when that rank is started until it ha
 step takes that nothing disturbs. Every loss has a run of its own, and the modes take turns.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -25,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "local")]
 from lab import whole_lines
 from race import HOT, LAUNCH, Race
 from recover import START_S
-from results import publish
+from results import benchmark_parser, publish
 from resume_step import JOBS, PRELOAD
 from spare import HIT, PAUSE_S, POWER_CUT, lose, processes_of, run_dir, steps_lost, tell
 
@@ -122,14 +121,11 @@ def joined(found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, pairs=5, seed=True)
     parser.add_argument("--job", choices=JOBS, default="image")
-    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--lease-s", type=float, default=5.0)
     parser.add_argument("--patience-s", type=float, default=90.0)
     parser.add_argument("--events", action="store_true", help="tell what the run noted")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(args.seed)
     taken = {LAUNCH: [], HOT: []}

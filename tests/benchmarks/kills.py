@@ -11,7 +11,6 @@ file outside of the run: lost are the steps that all ranks had made and that are
 counted.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "local")]
 from lab import Lab, kill, whole_lines
-from results import publish
+from results import benchmark_parser, publish
 
 from tests.chaos.audit import Deed
 
@@ -143,12 +142,10 @@ def row(training, mode, kills, seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, seed=True)
     parser.add_argument("--trainings", nargs="+", default=["ddp", "hsdp"], choices=TRAININGS)
     parser.add_argument("--mode", choices=["hot", "warm", "auto"], default="hot")
     parser.add_argument("--kills", type=int, default=70)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     print("seed", args.seed, file=sys.stderr)
     lines = [

@@ -8,7 +8,6 @@ forgets a message whose sending fails, as its connection breaks, and never wakes
 a rank after two seconds. The two ways take turns.
 """
 
-import argparse
 import datetime as dt
 import os
 import random
@@ -22,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import torch.distributed as dist
-from results import publish
+from results import benchmark_parser, publish
 
 from trainer.connections import Connections
 
@@ -80,9 +79,8 @@ def ranks_late(rounds, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="leaving-") as place:
         late = ranks_late(args.rounds, Path(place))

@@ -3,14 +3,13 @@
 uv run python tests/benchmarks/load.py [--write]
 """
 
-import argparse
 import contextlib
 import os
 import statistics
 import subprocess
 import time
 
-from results import publish
+from results import benchmark_parser, publish
 
 from launcher.node.load.gpus import Gpus
 from launcher.node.load.sampler import EVERY_S, Sampler
@@ -47,12 +46,11 @@ def cost_s(pids, samples):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--children", type=int, default=8, help="data workers of each rank")
     parser.add_argument("--others", type=int, default=2000, help="processes of the machine that are none of ours")
     parser.add_argument("--samples", type=int, default=60)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     head = (
         "ranks, each with its workers",

@@ -9,14 +9,13 @@ they would read. What a rank brings is reckoned, and for one rank compared with 
 are those of the processor, of the rank that has most to do.
 """
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
 import msgspec
 import torch
-from results import publish
+from results import benchmark_parser, publish
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -182,10 +181,9 @@ def committed(folder, ranks, entries, clock):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 128, 1024])
     parser.add_argument("--layers", type=int, default=80)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     rows = [
         "| ranks | received, MB | first plan, s | later, s | manifest, MB | commit, s | load plan, s | of half, s |",

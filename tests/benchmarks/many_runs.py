@@ -3,7 +3,6 @@
 uv run python tests/benchmarks/many_runs.py [--write]
 """
 
-import argparse
 import resource
 import statistics
 import subprocess
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 from cli import LAUNCH, finished_runs
-from results import publish
+from results import benchmark_parser, publish
 
 COMMANDS = (
     ("ls", "--all"),
@@ -35,10 +34,9 @@ def costs(command, env):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     table = [f"| whole process, {args.runs} runs | ms | range | ms of CPU |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder:

@@ -6,14 +6,13 @@ PSS: a page that n processes share counts 1/n for each, so sums are honest. Show
 supervises them: launch's supervisor, agent and zygote; torchrun's agent.
 """
 
-import argparse
 import re
 import statistics
 import time
 from pathlib import Path
 
 from race import LAUNCH, LEGEND, PEERS, TORCHRUN, Race
-from results import publish
+from results import benchmark_parser, publish
 
 BOUND_S = 180
 
@@ -35,11 +34,9 @@ def measure(peer, ranks):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, pairs=5)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=[LAUNCH, TORCHRUN])
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     found = {peer: [] for peer in args.peers}
     for _ in range(args.pairs):

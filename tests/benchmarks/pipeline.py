@@ -11,7 +11,6 @@ pipeline's step is longer than half of one process's it is bubble, messages and 
 as each of seven more. These wait, as for an accelerator that calculates, so that a busy machine counts for little.
 """
 
-import argparse
 import contextlib
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ import time
 
 import torch
 from replica import on_ranks
-from results import publish
+from results import benchmark_parser, publish
 from torch import nn
 
 from trainer.loop import Settings, Trainer
@@ -185,15 +184,13 @@ def table(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = benchmark_parser(__doc__.partition("\n")[0], pairs=5)
     parser.add_argument("--parts", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--warm", type=int, default=4, help="steps that are not measured")
     parser.add_argument("--steps", type=int, default=12, help="that are")
     parser.add_argument("--fsdp", action="store_true", help="beside fsdp, in a table of its own")
     parser.add_argument("--cut", action="store_true", help="stages cut by time beside by layers, in a table of its own")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
     if options.cut:
         publish("pipeline-cut", table_of_cut(options), write=options.write, title="pipeline.py --cut")

@@ -7,7 +7,6 @@ was not there at the kill; where that takes longer than the patience, the job is
 failed. The sides take turns, a fifth of their kills at a time.
 """
 
-import argparse
 import os
 import random
 import signal
@@ -15,7 +14,7 @@ import statistics
 import time
 
 from race import LAUNCH, LEGEND, PEERS, TORCHRUN, WITH_VARIABLE, Race
-from results import publish
+from results import benchmark_parser, publish
 
 START_S = 180
 TURNS = 5
@@ -76,14 +75,12 @@ def row(peer, taken, ours):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, seed=True)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kills", type=int, default=50, help="of launch")
     parser.add_argument("--peer-kills", type=int, default=20, help="of each torchrun")
     parser.add_argument("--patience-s", type=float, default=45)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(args.seed)
     counts = {LAUNCH: args.kills, TORCHRUN: args.peer_kills, WITH_VARIABLE: args.peer_kills}

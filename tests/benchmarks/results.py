@@ -1,8 +1,10 @@
-"""Where the figures of the benchmarks go: to the terminal and, on request, into their section of RESULTS.md."""
+"""The options that benchmarks share, and where their figures go: to the terminal, and on request into RESULTS.md."""
 
+import argparse
 import datetime as dt
 import os
 import platform
+import random
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +17,17 @@ _HEAD = """# Figures
 Each section is written by the script of its name: `uv run python tests/benchmarks/NAME.py --write`. The two sides of a
 comparison take turns in one run on one machine; what is shown is the median. No test passes or fails by these figures.
 """
+
+
+def benchmark_parser(text, *, pairs=None, seed=False):
+    """Return a parser of options: `--write`, `--pairs` where a number of them is given, and `--seed` if wanted."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if pairs is not None:
+        parser.add_argument("--pairs", type=int, default=pairs, help="how often the sides take turns")
+    if seed:
+        parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
+    return parser
 
 
 def publish(name: str, table: str, *, write: bool, title: str = "") -> None:

@@ -13,13 +13,12 @@ itself: the median of those that nothing disturbed. torchrun has its own store f
 enough apart for the next one to be ready: --pause-s 6 9.
 """
 
-import argparse
 import random
 import statistics
 
 from race import HOT, HOT_RESERVE, LAUNCH, RESERVE, TORCHRUN, WITH_VARIABLE, Race
 from recover import in_turns, kills
-from results import publish
+from results import benchmark_parser, publish
 
 from launcher.plan.preload import TASKS, TORCH, TRAINER
 
@@ -55,7 +54,7 @@ def rows(job, ranks, taken, steps):
 
 def main():
     peers = [LAUNCH, RESERVE, HOT, HOT_RESERVE, TORCHRUN, WITH_VARIABLE]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, seed=True)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--kills", type=int, default=20, help="of launch")
@@ -63,8 +62,6 @@ def main():
     parser.add_argument("--pause-s", type=float, nargs=2, default=PAUSE_S, help="between a recovery and the next kill")
     parser.add_argument("--patience-s", type=float, default=90)
     parser.add_argument("--peers", nargs="+", choices=peers, default=[LAUNCH, HOT, WITH_VARIABLE])
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(args.seed)
     counts = {peer: args.kills if peer.startswith(LAUNCH) else args.peer_kills for peer in args.peers}

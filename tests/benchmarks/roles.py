@@ -13,7 +13,6 @@ and both ranks.
 While one of four actors is away, a learner that waits for episodes makes no more than three quarters of its steps.
 """
 
-import argparse
 import os
 import random
 import shutil
@@ -27,7 +26,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1] / "local")]
 from lab import Lab
 from race import LAUNCH, Race
-from results import publish
+from results import benchmark_parser, publish
 from sides import START_S, take_turns
 
 ROOT = Path(__file__).parents[2]
@@ -136,11 +135,8 @@ def compared(steps, times):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=7)
+    parser = benchmark_parser(__doc__, pairs=7, seed=True)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     table = [
         "| | start to first step, s | range | of the program alone |",

@@ -7,13 +7,12 @@ batch 64), less the farther a point is from it: 0.08 times the decades of lr squ
 and 0.02 for another batch. Trials are asked for, reported and ended by what a conductor uses, without runs.
 """
 
-import argparse
 import math
 import statistics
 import tempfile
 from pathlib import Path
 
-from results import publish
+from results import benchmark_parser, publish
 
 from launcher.apps.sweeps.folder import SweepDir, SweepRecord
 from launcher.apps.sweeps.trial_book import TrialBook
@@ -103,11 +102,10 @@ def beside_no_stop(folder, seeds, trials, parallel):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--parallel", type=int, default=4)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pairs = beside_random(Path(folder), range(args.seeds), args.trials)

@@ -9,7 +9,6 @@ Torch has one thread for it, or as many as there are cores: the better one count
 batch. Both are installed into folders of their own.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
-from results import publish
+from results import benchmark_parser, publish
 
 WAIT_S = 0.005
 PEERS = {
@@ -289,14 +288,12 @@ def clients_of(port, asked, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = benchmark_parser(__doc__, pairs=5)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--pixels", type=int, default=32)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(1)
     shown = images(args.clients * BODIES_EACH, args.pixels, chance)

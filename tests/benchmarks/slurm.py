@@ -8,7 +8,6 @@ moment at which squeue shows the job as running. Where a rank of the second node
 every rank has made one in a process that was not there before.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "local")]
 from lab import Lab
 from noted_steps import Steps, network_card
-from results import publish
+from results import benchmark_parser, publish
 from sides import LAUNCH, START_S, first_step_row, middle, recovery_rows, take_turns, to_recover
 
 from tests.lab.slurm import SlurmLab
@@ -174,13 +173,11 @@ def arrays_and_status(bench, pairs, many, live):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = benchmark_parser(__doc__, pairs=5)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--live", type=int, default=50)
     parser.add_argument("--patience-s", type=float, default=60)
     parser.add_argument("--only", nargs="+", choices=["submit", "status", "start", "kill", "node"])
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chosen = args.only or ["submit", "status", "start", "kill", "node"]
     rows = ["| what | launch | beside it | |", "|---|---|---|---|"]

@@ -12,7 +12,6 @@ twice. When the loss was known, and when the next generation was decided, is tol
 whose snapshots of that node are lost, and with `checkpoint.buddy`, which has a copy of them on the other node.
 """
 
-import argparse
 import itertools
 import json
 import random
@@ -27,7 +26,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "local")]
 from lab import all_pids, kill, parent, whole_lines
 from race import HOT, LAUNCH, Race
 from recover import START_S
-from results import publish
+from results import benchmark_parser, publish
 from resume_step import JOBS, PRELOAD
 
 POWER_CUT, FROZEN = "power cut", "frozen"
@@ -179,16 +178,13 @@ def row_of_way(strategy, way, losses, beside):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, pairs=5, seed=True)
     parser.add_argument("--faults", nargs="+", choices=[POWER_CUT, FROZEN], default=[POWER_CUT, FROZEN])
     parser.add_argument("--shards", nargs="+", choices=["zero1", "zero2", "fsdp"], help="the other table")
     parser.add_argument("--memory-every", type=int, default=5)
-    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--lease-s", type=float, default=5.0)
     parser.add_argument("--patience-s", type=float, default=60.0)
     parser.add_argument("--events", action="store_true", help="tell what the run noted after each loss")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     chance = random.Random(args.seed)
     if args.shards:

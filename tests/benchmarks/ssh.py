@@ -8,7 +8,6 @@ script, same hosts, the sides take turns. Code is there already. Where a rank of
 counts once every rank has made one in a process that was not there before.
 """
 
-import argparse
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
 from noted_steps import Steps, network_card
-from results import publish
+from results import benchmark_parser, publish
 from sides import LAUNCH, START_S, first_step_row, middle, recovery_rows, take_turns, to_recover
 from ssh_desk import Desk
 
@@ -162,12 +161,10 @@ def together(folder, submits, hosts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser = benchmark_parser(__doc__, pairs=5)
     parser.add_argument("--many", type=int, default=32)
     parser.add_argument("--patience-s", type=float, default=60)
     parser.add_argument("--only", nargs="+", choices=_ALL)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the lab comes down
     chosen = args.only or _ALL

@@ -6,11 +6,10 @@
 not count. What launch is timed for begins with `launch submit` being executed.
 """
 
-import argparse
 import statistics
 
 from race import LAUNCH, LEGEND, PEERS, Race
-from results import publish
+from results import benchmark_parser, publish
 
 BOUND_S = 180
 
@@ -37,11 +36,9 @@ def rows(ranks, peers, pairs):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, pairs=5)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     table = ["| ranks | | start to first step, s | range | launch / this |", "|---|---|---|---|---|"]
     for ranks in args.ranks:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from replica import Clock, Replica, ratio, spread
-from results import publish
+from results import benchmark_parser, publish
 
 from launcher.node.ranks.ports import HeldPort
 from trainer import world as worlds
@@ -136,12 +136,10 @@ def rows(where, said):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, pairs=7)
     parser.add_argument("--megabytes", type=float, default=300)
     parser.add_argument("--mbit", type=int, nargs="*", default=[], help="what each rank may send, in namespaces")
-    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--rank", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     if args.rank:
         sys.stdin.readline()  # the network is there

@@ -5,7 +5,6 @@ uv run python tests/benchmarks/sweeps.py [--peers launch Optuna "Ray Tune"] [--w
 Seconds from the start of the command to its end. Ray Tune is run by `uv run --with ray[tune]`, with a torch of its own.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 
 from cli import LAUNCH
-from results import publish
+from results import benchmark_parser, publish
 from sides import take_turns
 
 TRAINING = """
@@ -133,12 +132,10 @@ def check(folder, trials, env):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__.partition("\n")[0], pairs=5)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one training")
-    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
 
     def measure(peer, _):

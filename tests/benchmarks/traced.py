@@ -9,7 +9,6 @@ beside it stands what the third's traces say of both, as a share of a traced ste
 alone, cost a step.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from replica import on_ranks
-from results import publish
+from results import benchmark_parser, publish
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -124,10 +123,8 @@ def quarters(values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pairs", type=int, default=11)
+    parser = benchmark_parser(__doc__.partition("\n")[0], pairs=11)
     parser.add_argument("--kinds", nargs="*", default=[*WIDTHS])
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     publish("traced", table(options.pairs, options.kinds), write=options.write)
 

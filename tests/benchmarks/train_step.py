@@ -9,7 +9,6 @@ steps are so short that what the loop itself costs is seen. The sides take turns
 is that of all steps after the first ones, divided by their number.
 """
 
-import argparse
 import importlib.util
 import itertools
 import logging
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import torch
 from replica import folder_for_all, on_ranks, ratio
-from results import installed, publish
+from results import benchmark_parser, installed, publish
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -243,14 +242,12 @@ def kinds(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, pairs=7)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--resnet-steps", type=int, default=60)
     parser.add_argument("--mlp-steps", type=int, default=5000)
     parser.add_argument("--kinds", nargs="+", choices=["resnet18", "mlp"], default=["resnet18", "mlp"])
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     missing = [
         _BROUGHT[peer] for peer in args.peers if peer in _BROUGHT and not importlib.util.find_spec(_BROUGHT[peer])

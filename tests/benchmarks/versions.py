@@ -7,7 +7,6 @@ turns, and each goes first in half of the pairs; what counts is the median of th
 load at another moment is no difference between versions.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from race import LAUNCH, Race
 from recover import kills
-from results import publish
+from results import benchmark_parser, publish
 from start import first_step_s
 
 KILLS = 3  # in each race: their median counts
@@ -52,13 +51,11 @@ def row(what, ranks, pairs, sides):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, pairs=7)
     parser.add_argument("--other", type=Path)
-    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--only", nargs="+", choices=["start", "regroup"], default=["start", "regroup"])
     parser.add_argument("--one", choices=["start", "regroup"], help="measure this here, and print it")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measured(args.one, args.ranks)))
