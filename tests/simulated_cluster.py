@@ -191,6 +191,12 @@ class Cluster:
     def now(self) -> Now:
         return Now(self.mono, WALL + self.mono + self.wall_jump)
 
+    @property
+    def over(self) -> AttemptEnd:
+        """Return how the attempt has ended; fail where it has not."""
+        assert self.end is not None
+        return self.end
+
     # -- the coordinator
 
     def feed(self, event: In) -> list[Out]:

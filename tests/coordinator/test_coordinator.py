@@ -60,8 +60,7 @@ def test_a_run_from_start_to_success() -> None:
     assert [node.ranks for node in state.nodes] == [(0, 1), (2, 3), (4, 5)]
     cluster.finish_all()
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.exit_code, cluster.end.cause) == (State.SUCCEEDED, 0, None)
+    assert (cluster.over.state, cluster.over.exit_code, cluster.over.cause) == (State.SUCCEEDED, 0, None)
     assert [node for _, node, message in cluster.sent if isinstance(message, End)] == [0, 1, 2]
     assert len(cluster.exits) == 6
     assert cluster.state().state is State.SUCCEEDED
@@ -119,8 +118,7 @@ def test_nodes_that_never_come_are_given_up_for_a_new_attempt() -> None:
     cluster = Cluster(plan_of(2))
     cluster.boot(0)
     cluster.advance(1000)
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.NODE_LOST)
     assert "1 of at least 2 nodes" in cluster.recorded("failure")[0].text
     assert 299 <= cluster.mono - 100 <= 301
 
@@ -163,8 +161,7 @@ def test_ranks_may_end_before_their_node_could_say_that_they_started() -> None:
     cluster.boot()
     cluster.deliver(0, up=True)
     cluster.feed(Exited(0, RankExit(1, 0, 0, 0, 7, code=0)))
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert cluster.over.state is State.SUCCEEDED
     assert cluster.recorded("generation_opened")[0].text == "generation 1: 1 rank on node 0"
 
 
@@ -362,8 +359,7 @@ def test_a_rank_that_said_done_may_fall_at_its_end() -> None:
     cluster.end_rank(0, signal=6, done=True)
     cluster.end_rank(1, code=0)
     cluster.settle()
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert cluster.over.state is State.SUCCEEDED
 
 
 def test_failures_while_closing_change_nothing() -> None:
@@ -385,8 +381,7 @@ def test_the_same_error_at_the_same_place_ends_the_run_with_its_text() -> None:
         assert cluster.state().generation == generation
         cluster.end_rank(0, code=1, error="ValueError: bad shape", where="bad.py:2 in train")
         cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.USER_ERROR, 10)
+    assert (cluster.over.state, cluster.over.cause, cluster.over.exit_code) == (State.FAILED, Cause.USER_ERROR, 10)
     assert cluster.recorded("failure")[-1].text.startswith(
         "rank 0 on node 0: ValueError: bad shape (bad.py:2 in train)"
     )
@@ -492,8 +487,7 @@ def test_too_few_nodes_are_left_so_a_new_attempt_is_asked_for() -> None:
     cluster.advance(RETURN_S - 1)
     assert cluster.state().state is not State.QUEUED
     cluster.advance(2)
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.NODE_LOST)
     assert cluster.state().state is State.QUEUED
     assert cluster.state().exit_code is None
     assert cluster.state().restarts == {"node_lost": 2}  # one to wait for the node, one without it
@@ -535,8 +529,7 @@ def test_a_node_that_is_back_within_its_lease_goes_on() -> None:
     assert [node.state for node in cluster.state().nodes] == ["up", "up"]
     cluster.finish_all()
     cluster.settle()
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert cluster.over.state is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("tells_again", [True, False])
@@ -900,9 +893,8 @@ def test_out_of_step_again_at_the_same_step_ends_the_run_as_an_error_of_the_prog
     cluster.advance(120, until=lambda: bool(cluster.recorded("failure")))
     again = hanging(Recovery(), *OUT_OF_STEP, history=cluster.events)
     again.advance(120, until=lambda: again.end is not None)
-    assert again.end is not None
-    assert (again.end.state, again.end.cause) == (State.FAILED, Cause.USER_ERROR)
-    assert "train.py:88" in again.end.message
+    assert (again.over.state, again.over.cause) == (State.FAILED, Cause.USER_ERROR)
+    assert "train.py:88" in again.over.message
 
 
 def test_a_rank_that_only_computes_for_long_is_named_and_left_alone() -> None:
@@ -1017,8 +1009,7 @@ def test_cancel_asks_first_and_ends_cancelled() -> None:
     cluster.settle()
     assert {stop.grace_s for _, stop in cluster.stops(1)} == {30.0}
     assert len(cluster.stops(1)) == 2
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.CANCELLED, Cause.CANCELLED, 20)
+    assert (cluster.over.state, cluster.over.cause, cluster.over.exit_code) == (State.CANCELLED, Cause.CANCELLED, 20)
     assert not cluster.recorded("failure")
 
 
@@ -1037,8 +1028,7 @@ def test_cancel_while_the_nodes_are_still_coming() -> None:
     cluster.boot(0)
     cluster.ask_stop("cancel")
     cluster.settle()
-    assert cluster.end is not None
-    assert cluster.end.state is State.CANCELLED
+    assert cluster.over.state is State.CANCELLED
 
 
 def test_cancel_beats_preempt_and_a_failure_that_is_being_dealt_with() -> None:
@@ -1049,8 +1039,7 @@ def test_cancel_beats_preempt_and_a_failure_that_is_being_dealt_with() -> None:
     cluster.ask_stop("cancel", 1)
     cluster.ask_stop("preempt", 1)
     cluster.settle()
-    assert cluster.end is not None
-    assert cluster.end.state is State.CANCELLED
+    assert cluster.over.state is State.CANCELLED
     assert not cluster.starts(2)
 
 
@@ -1058,8 +1047,7 @@ def test_preempt_asks_for_a_new_attempt_and_costs_no_budget() -> None:
     cluster = running(2, rules=Recovery(killed=Budget(0), node_lost=Budget(0)))
     cluster.ask_stop("preempt", 1)
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.PREEMPTED)
     assert cluster.state().restarts == {"preempted": 1}
 
 
@@ -1069,8 +1057,7 @@ def test_an_attempt_that_is_to_start_again_does_so_without_counting_as_a_restart
     for cluster in (running(2), waiting):
         cluster.ask_stop("restart")
         cluster.settle()
-        assert cluster.end is not None
-        assert (cluster.end.state, cluster.end.cause, cluster.end.delay_s) == (State.QUEUED, None, 0.0)
+        assert (cluster.over.state, cluster.over.cause, cluster.over.delay_s) == (State.QUEUED, None, 0.0)
         assert cluster.state().restarts == {}
         assert not cluster.recorded("failure")
 
@@ -1084,8 +1071,7 @@ def test_a_failure_of_a_role_that_restarts_all_ends_the_attempt_as_its_budget_sa
         cluster.end_rank(1, signal=9)
         cluster.deliver(0, up=True)
         cluster.settle()
-        assert cluster.end is not None
-        assert (cluster.end.state, cluster.end.cause) == (state, Cause.KILLED)
+        assert (cluster.over.state, cluster.over.cause) == (state, Cause.KILLED)
         assert not cluster.starts(2)
 
 
@@ -1095,8 +1081,7 @@ def test_near_the_limit_of_the_clusters_job_a_new_attempt_follows_as_the_budget_
         cluster.ask_stop("limit", 1)
         cluster.ask_stop("preempt", 1)  # the cluster's own hand follows; the reason stays the first one
         cluster.settle()
-        assert cluster.end is not None
-        assert (cluster.end.state, cluster.end.cause) == (state, Cause.TIME_LIMIT)
+        assert (cluster.over.state, cluster.over.cause) == (state, Cause.TIME_LIMIT)
 
 
 def test_on_slurm_the_limit_is_slurms_to_watch() -> None:
@@ -1113,8 +1098,7 @@ def test_a_run_that_had_finished_when_it_was_preempted_has_succeeded() -> None:
     cluster.deliver(0, up=True)
     cluster.finish_all()
     cluster.settle()
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert cluster.over.state is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("number", [10, 12, 15])
@@ -1124,8 +1108,7 @@ def test_the_clusters_signal_that_reaches_a_rank_first_is_a_preemption_all_the_s
     cluster.deliver(0, up=True)
     cluster.ask_stop("preempt")
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.PREEMPTED)
 
 
 @pytest.mark.parametrize("number", [10, 12, 15])
@@ -1143,8 +1126,7 @@ def test_ranks_that_a_signal_to_the_whole_job_ends_before_their_agent_counts_for
     cluster.advance(0.5)
     cluster.ask_stop(kind)
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.state().restarts) == (state, restarts)
+    assert (cluster.over.state, cluster.state().restarts) == (state, restarts)
     assert not cluster.starts(2)
 
 
@@ -1171,8 +1153,7 @@ def test_exit_code_75_of_a_rank_that_nobody_asked_to_stop_is_a_user_error_within
     cluster = running(1, rules=Recovery(user_error=Budget(0, explicit=True)))
     cluster.end_rank(0, code=75, left=True)
     cluster.advance(1.1)
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.USER_ERROR)
+    assert (cluster.over.state, cluster.over.cause) == (State.FAILED, Cause.USER_ERROR)
 
 
 def test_exit_code_75_is_preempted_where_the_word_of_it_comes_after_the_rank_has_ended() -> None:
@@ -1181,8 +1162,7 @@ def test_exit_code_75_is_preempted_where_the_word_of_it_comes_after_the_rank_has
     cluster.deliver(0, up=True)
     cluster.ask_stop("preempt")
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.PREEMPTED)
 
 
 def test_an_exception_after_a_move_is_not_one_before_the_first_step() -> None:
@@ -1208,9 +1188,8 @@ def test_how_far_the_run_had_come_is_known_whatever_has_ended_the_attempt_before
 
 def assert_fenced(cluster: Cluster, generations: int = 1) -> None:
     """Ended as such, and nothing of it counts as a failure: no budget, no restart, no next attempt."""
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, None, 22)
-    assert "newer start" in cluster.end.message
+    assert (cluster.over.state, cluster.over.cause, cluster.over.exit_code) == (State.FAILED, None, 22)
+    assert "newer start" in cluster.over.message
     assert not cluster.recorded("failure")
     assert not cluster.starts(generations + 1)
     assert (cluster.state().restarts, cluster.state().exit_code) == ({}, 22)
@@ -1235,8 +1214,7 @@ def test_a_fenced_rank_that_did_its_work_before_is_no_news() -> None:
     cluster = running(1, ranks_each=1)
     cluster.end_rank(0, code=22, fenced=True, done=True)
     cluster.settle()
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert cluster.over.state is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("first", [{"signal": 9}, {"code": 1, "error": "RuntimeError: Connection closed by peer"}])
@@ -1267,8 +1245,7 @@ def test_a_rank_that_is_told_to_stop_and_finds_itself_fenced() -> None:
         cluster.end_rank(0, code=22, fenced=True, stopping=True)
         cluster.settle()
         cluster.advance(60)
-        assert cluster.end is not None
-        assert (cluster.end.state, cluster.end.exit_code) == (state, code)
+        assert (cluster.over.state, cluster.over.exit_code) == (state, code)
         assert not cluster.recorded("requeue")
 
 
@@ -1286,8 +1263,7 @@ def test_late_news_of_a_fenced_rank_opens_no_generation() -> None:
         coordinator._attempt.current.ranks[0].exit = None
     cluster.feed(Exited(0, late))
     cluster.advance(60)
-    assert cluster.end is not None
-    assert cluster.end.exit_code == 22
+    assert cluster.over.exit_code == 22
     assert not cluster.starts(3)
 
 
@@ -1297,16 +1273,14 @@ def test_the_time_limit_ends_the_run_with_grace() -> None:
     assert not cluster.stops(1)
     cluster.advance(0.2)
     assert dict(cluster.stops(1))[0].grace_s == 30.0
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.TIME_LIMIT, 17)
+    assert (cluster.over.state, cluster.over.cause, cluster.over.exit_code) == (State.FAILED, Cause.TIME_LIMIT, 17)
 
 
 def test_the_time_limit_holds_while_waiting_too() -> None:
     cluster = Cluster(plan_of(2, time_s=20))
     cluster.boot(0)
     cluster.advance(30)
-    assert cluster.end is not None
-    assert cluster.end.cause is Cause.TIME_LIMIT
+    assert cluster.over.cause is Cause.TIME_LIMIT
 
 
 def test_the_time_of_earlier_attempts_counts() -> None:
@@ -1317,17 +1291,15 @@ def test_the_time_of_earlier_attempts_counts() -> None:
     assert not cluster.stops(1)
     cluster.advance(10)
     assert cluster.stops(1)
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.TIME_LIMIT)  # more attempts have no time
-    assert "restart" not in cluster.end.message
+    assert (cluster.over.state, cluster.over.cause) == (State.FAILED, Cause.TIME_LIMIT)  # more attempts have no time
+    assert "restart" not in cluster.over.message
 
 
 def test_an_attempt_that_has_no_time_left_opens_nothing() -> None:
     cluster = Cluster(plan_of(1, time_s=50), attempt=2, used_s=50)
     cluster.boot()
     cluster.advance(1)
-    assert cluster.end is not None
-    assert cluster.end.cause is Cause.TIME_LIMIT
+    assert cluster.over.cause is Cause.TIME_LIMIT
     assert not cluster.starts(1)
 
 
@@ -1363,8 +1335,7 @@ def test_a_setup_that_fails_is_the_users_error() -> None:
     cluster.boot(ready=False)
     cluster.fault(1, setup=True, text="run.setup failed on node 1 with exit code 7", log="logs/setup.log")
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.exit_code) == (State.FAILED, 10)
+    assert (cluster.over.state, cluster.over.exit_code) == (State.FAILED, 10)
     failure = cluster.state().failure
     assert failure is not None
     assert (failure.summary, failure.log) == ("run.setup failed on node 1 with exit code 7", "logs/setup.log")
@@ -1375,9 +1346,8 @@ def test_a_port_of_a_rank_that_another_program_has_ends_the_attempt() -> None:
     cluster.boot(ready=False)
     cluster.say(1, Fault(1, False, "another program has 10.0.0.2:23456", port=True))
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.FAILED, Cause.LAUNCHER_FAULT)
-    assert cluster.end.message == "another program has 10.0.0.2:23456"
+    assert (cluster.over.state, cluster.over.cause) == (State.FAILED, Cause.LAUNCHER_FAULT)
+    assert cluster.over.message == "another program has 10.0.0.2:23456"
 
 
 def test_a_node_with_a_fault_of_ours_is_left_out() -> None:
@@ -1441,8 +1411,7 @@ def test_without_the_faulty_node_there_are_too_few() -> None:
     cluster.boot(1, ready=False)
     cluster.fault(1, setup=False, text="no zygote")
     cluster.settle()
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.LAUNCHER_FAULT)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.LAUNCHER_FAULT)
     assert "no zygote" in cluster.recorded("failure")[0].text
 
 
@@ -1473,7 +1442,7 @@ def test_a_spare_has_the_place_of_a_node_that_is_not_fit() -> None:
     assert [(node.state, node.why) for node in nodes] == [("up", ""), ("unfit", SICK), ("up", "")]
     cluster.finish_all()
     cluster.settle()
-    assert cluster.end is not None and cluster.end.state is State.SUCCEEDED
+    assert cluster.over.state is State.SUCCEEDED
     assert cluster.state().nodes[1].why == SICK
     assert not cluster.recorded("failure")
 
@@ -1500,8 +1469,7 @@ def test_a_range_goes_on_at_once_without_it() -> None:
 
 def test_without_it_there_are_too_few_and_that_is_what_is_said() -> None:
     cluster = sick_from_the_start(1, nodes=2)
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.NODE_LOST)
     (failure,) = cluster.recorded("failure")
     assert (failure.node, failure.evidence) == (1, SICK)
     assert failure.text == f"1 of at least 2 nodes can be used; node 1 is unfit: {SICK}"

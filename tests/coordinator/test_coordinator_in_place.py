@@ -277,8 +277,7 @@ def test_where_the_budget_is_used_up_it_ends() -> None:
     all_stay(cluster)
     cluster.end_rank(2, signal=9)
     cluster.advance(2)
-    assert cluster.end is not None
-    assert cluster.end.state is State.FAILED
+    assert cluster.over.state is State.FAILED
     assert len(words(cluster, ContinueInPlace)) == 2
 
 
@@ -747,8 +746,7 @@ def test_a_run_that_ends_takes_those_that_wait_along() -> None:
     for rank in [*cluster.agents[0].live]:
         cluster.end_rank(rank.number, code=0, done=True)
     cluster.settle()
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
+    assert cluster.over.state is State.SUCCEEDED
     assert not cluster.agents[1].live
 
 
@@ -976,8 +974,7 @@ def test_who_cancels_while_ranks_save_to_move_leaves_no_failure() -> None:
     cluster.ask_stop("cancel")
     cluster.agents[1].ignores_stop = False
     cluster.advance(60)
-    assert cluster.end is not None
-    assert cluster.end.state is State.CANCELLED
+    assert cluster.over.state is State.CANCELLED
     assert not cluster.recorded("failure")
 
 
@@ -1150,7 +1147,7 @@ def test_where_they_may_not_all_are_started_anew(rank: int, how: dict[str, int],
         assert why in cluster.recorded("regroup")[-1].text
         assert sorted(cluster.starts(3)) == [0, 2] and cluster.state().state is State.RUNNING
     else:
-        assert cluster.end is not None and cluster.end.state is State.QUEUED
+        assert cluster.over.state is State.QUEUED
 
 
 def test_the_sick_node_is_lost_while_it_ends_its_ranks() -> None:
@@ -1412,8 +1409,7 @@ def test_the_attempt_ends_with_a_save_when_the_first_host_goes() -> None:
     cluster.say(0, HostLeaves(0, GOES))
     cluster.advance(5)
     assert {(node, word.grace_s) for node, word in words(cluster, Stop)} == {(0, HOT.grace_s), (1, HOT.grace_s)}  # type: ignore[attr-defined]
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.PREEMPTED)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.PREEMPTED)
     assert "the host that coordinates the others is about to go" in cluster.recorded("stop_asked")[0].text
 
 

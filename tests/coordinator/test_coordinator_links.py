@@ -129,8 +129,7 @@ def test_a_slow_node_is_better_than_none_where_nobody_has_said_how_fast_is_fast_
 
 def test_with_a_floor_there_are_too_few_and_that_is_what_is_said() -> None:
     cluster = cluster_of(3, rules=FLOOR, slow={1: 2e6})
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.NODE_LOST)
     (failure,) = cluster.recorded("failure")
     assert failure.node == 1 and "node 1 is unfit: links: to node 0 2 MB/s" in failure.text
 
@@ -205,4 +204,4 @@ def test_who_cancels_does_not_wait_for_it() -> None:
     cluster.settle()
     cluster.ask_stop("cancel")
     cluster.settle()
-    assert cluster.end is not None and cluster.end.state is State.CANCELLED
+    assert cluster.over.state is State.CANCELLED

@@ -263,9 +263,8 @@ def test_what_has_no_copy_after_all_is_said_at_the_end() -> None:
     cluster = copying(1)
     cluster.say(1, Settled(1, 1, "step 20: the files of node 1 have no second copy on node 0: no space"))
     cluster.advance(1)
-    assert cluster.end is not None
-    assert cluster.end.state is State.SUCCEEDED
-    assert "the files of node 1 have no second copy" in cluster.end.message
+    assert cluster.over.state is State.SUCCEEDED
+    assert "the files of node 1 have no second copy" in cluster.over.message
 
 
 @pytest.mark.parametrize(("kind", "state"), [("cancel", State.CANCELLED), ("limit", State.SUCCEEDED)])
@@ -427,11 +426,10 @@ def test_one_that_comes_and_does_not_help_gives_no_more_time() -> None:
 def test_who_does_not_come_ends_the_run_which_never_begins_anew() -> None:
     cluster = without_checkpoint(1)
     cluster.advance(1000)
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause, cluster.end.exit_code) == (State.FAILED, Cause.NO_CHECKPOINT, 24)
-    assert "bring back node 1, then `launch resume job-0001`" in cluster.end.message
-    assert "--gone HOST" in cluster.end.message
-    assert "--anew" in cluster.end.message
+    assert (cluster.over.state, cluster.over.cause, cluster.over.exit_code) == (State.FAILED, Cause.NO_CHECKPOINT, 24)
+    assert "bring back node 1, then `launch resume job-0001`" in cluster.over.message
+    assert "--gone HOST" in cluster.over.message
+    assert "--anew" in cluster.over.message
     assert cluster.state().failure is not None
     assert cluster.state().failure.summary == LACKS
     assert cluster.starts(3) == {}
@@ -439,8 +437,7 @@ def test_who_does_not_come_ends_the_run_which_never_begins_anew() -> None:
 
 def test_where_nobody_is_away_it_ends_at_once() -> None:
     cluster = without_checkpoint(nodes=2, spares=0)
-    assert cluster.end is not None
-    assert cluster.end.cause is Cause.NO_CHECKPOINT
+    assert cluster.over.cause is Cause.NO_CHECKPOINT
 
 
 def test_cancelled_while_it_waits_it_is_cancelled() -> None:
@@ -471,8 +468,7 @@ def test_ranks_that_need_nobody_else_are_ended_where_the_others_are_more_than_ha
     assert cluster.state().state is State.RUNNING
     cluster.cut(2)
     cluster.advance(LEASE + 3)
-    assert cluster.end is not None
-    assert (cluster.end.state, cluster.end.cause) == (State.QUEUED, Cause.NODE_LOST)
+    assert (cluster.over.state, cluster.over.cause) == (State.QUEUED, Cause.NODE_LOST)
     assert "1 of the 3 voters are reachable" in cluster.recorded("failure")[0].text
     assert not cluster.agents[0].live
 
@@ -494,7 +490,7 @@ def test_with_guests_alone_nobody_goes_on() -> None:
         cluster.cut(number)
     opened = len(cluster.recorded("generation_opened"))
     cluster.advance(LEASE + 3)
-    assert cluster.end is not None and cluster.end.state is State.QUEUED
+    assert cluster.over.state is State.QUEUED
     assert len(cluster.recorded("generation_opened")) == opened
     assert not cluster.agents[0].live
 
