@@ -46,7 +46,11 @@ def command_for(
     python: str,
     with_pip: bool = True,
 ) -> str:
-    """Return the command for an environment at `prefix` whose copy of launch came from `source` (PEP 610)."""
+    """Return the command that adds an extra to the environment at `prefix`.
+
+    `packages` are what the extra needs, `source` is where the environment's copy of launch came from (PEP 610),
+    `python` its interpreter; without `with_pip` it has no pip.
+    """
     if (receipt := prefix / "uv-receipt.toml").is_file():
         return _of_uv_tool(extra, source, receipt)
     if (prefix / "pipx_metadata.json").is_file():

@@ -100,8 +100,9 @@ def join(
 ) -> World:
     """Meet the other ranks and return the world.
 
-    With `group` a world of one gets a process group too, as FSDP needs it. A process group that the script has made is
-    used as it is. Raises BadSettings.
+    With `group`, a world of one gets a process group too, as FSDP needs it. `timeout_s` (None: that of
+    LAUNCH_GROUP_TIMEOUT_S, or a default) limits each operation of the group. `device` None is a GPU if there is one. A
+    process group that the script has made is used as it is. Raises BadSettings.
     """
     if environ.get("LAUNCH_RESERVE"):
         raise BadSettings(
@@ -190,7 +191,7 @@ class Membership:
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
         """Return the current membership if it fits, else a new one as `join` makes it.
 
-        A group that the script has made stays the script's.
+        `timeout_s` and `device` are those of `join`. A group that the script has made stays the script's.
         """
         if cls._kept is not None and cls._kept.fits(device):
             cls._kept.taken += 1
@@ -271,7 +272,10 @@ class Membership:
 
 @contextmanager
 def membership(*, group: bool, timeout_s: float | None = None, device: str | None = None) -> Iterator[World]:
-    """Take part in the process group, and wait for all ranks at the end of the context."""
+    """Take part in the process group, and wait for all ranks at the end of the context.
+
+    `group`, `timeout_s` and `device` are those of `join`.
+    """
     taken = Membership.take(group=group, timeout_s=timeout_s, device=device)
     try:
         yield taken.world

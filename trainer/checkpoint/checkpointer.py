@@ -237,7 +237,11 @@ class Checkpointer:
     def save(
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
-        """Save now, whatever the interval; with `best`, keep this checkpoint in place of the previous best one."""
+        """Save now, whatever the interval.
+
+        With `best`, this checkpoint replaces the previous best one. With `wait`, return only once the save has ended;
+        otherwise it is written in the background.
+        """
         saver = self._open_saver()
         if step == self._saved_step:
             if best:

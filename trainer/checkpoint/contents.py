@@ -126,7 +126,10 @@ def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor
 
 
 def _add_shared(contents: Contents, value: Any, *, brings_shared: bool) -> None:
-    """Add the shared document on the rank that brings it; the others add their parts of sharded tensors in it."""
+    """Add the document that all ranks share.
+
+    The rank with `brings_shared` adds all of it; the other ranks add only their parts of the sharded tensors in it.
+    """
     if brings_shared:
         _add_document(contents, SHARED, value)
         return

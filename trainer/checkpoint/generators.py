@@ -28,7 +28,7 @@ def state_of_generators(*devices: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any], *devices: torch.device) -> None:
-    """Restore the generators; if the number of devices differs, restore as many as there are on both sides."""
+    """Restore the generators of all devices that both the saved state and this process have."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - the same
     torch.set_rng_state(state["torch"])

@@ -58,7 +58,7 @@ class Targets:
 
 
 class Reader:
-    """Reads one checkpoint for one rank; without a world, it leaves out what belongs to a single rank."""
+    """Reads one checkpoint for one rank; without a world, it leaves out state that belongs to a single rank."""
 
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
         self.path, self.manifest = path, manifest
@@ -297,7 +297,7 @@ def _target_like(entry: TensorEntry, parameter: Tensor, device: torch.device, li
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
-    """Return what two tensors have in common if one's memory can be reused for the other."""
+    """Return what must be equal in two tensors so that the memory of one can be reused for the other."""
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 

@@ -90,7 +90,7 @@ def open_memory_tier(
 ) -> MemoryTier | None:
     """Return the node's memory tier, claimed for this start, or None if it is off or some node cannot have one.
 
-    Every rank calls it. Raises Fenced.
+    With `asynchronous`, snapshots are written in the background. Every rank calls this. Raises Fenced.
     """
     every = Every.parse(launched.memory_every, "checkpoint.memory_every")
     if every == Every():

@@ -43,7 +43,10 @@ def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *
 def load_model_together(
     module: nn.Module, folder: Path, world: World, step: int | None = None, *, best: bool = False
 ) -> int:
-    """Load weights as `load_model` does, on all ranks, from the checkpoint that rank 0 finds whole; return its step."""
+    """Load weights as `load_model` does, on all ranks, and return their step.
+
+    Rank 0 chooses the checkpoint: the newest complete one, with `best` the best one, or that of `step`.
+    """
     found = call_on_first(world, lambda: load_model(module, folder, step, best=best))
     if not world.is_first:
         load_model(module, folder, found, best=best)

@@ -30,7 +30,7 @@ class NewestState:
         self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
 
     def load(self, memory: MemoryTier | None) -> Loaded | None:
-        """Load the newest of them into the objects and return it, or None if there is none."""
+        """Load the newest snapshot or checkpoint into the objects and return it, or None if there is none."""
         loaded = None if memory is None else self._load_from_memory(memory)
         return loaded or self._load_from_disk()
 
@@ -80,7 +80,10 @@ class NewestState:
         )
 
     def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
-        """Return the newest checkpoint that is whole on all disks, preferably a finite one."""
+        """Return the newest checkpoint that is complete on all disks, preferably a finite one, or None.
+
+        Checkpoints of the steps in `passed_over` do not count.
+        """
         if not self._save_group.separate_disks:
             manifest = self._save_group.broadcast(self._newest_finite(self._whole(passed_over)))
         else:

@@ -63,7 +63,7 @@ def signature(tensors: Mapping[str, Tensor]) -> int:
 
 
 def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
-    """Agree on which rank writes what; all ranks call it with what they have, and rank 0 decides."""
+    """Agree on which rank writes which parts; all ranks call it with the parts that they have, and rank 0 decides."""
     brought = save_group.reduce(shares.encode(shares.local_shares(tensors, save_group.me)), shares.merge)
     decided = (
         msgspec.msgpack.encode(decide(shares.decode(brought), len(save_group.ranks))) if brought is not None else b""

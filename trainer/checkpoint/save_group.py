@@ -58,7 +58,7 @@ class SaveGroup:
         return self.leaders is None or self.leaders[place] == self.disk_leader
 
     def broadcast(self, message: T) -> T:
-        """Return on all ranks what the first one passes."""
+        """Return on all ranks the value that rank 0 passes."""
         if self.group is None:
             return message
         data = self._receive_down() if self.me else pickle.dumps(message)
@@ -68,7 +68,7 @@ class SaveGroup:
         return received
 
     def all_gather(self, message: T) -> list[T]:
-        """Return on all ranks what each of them passes."""
+        """Return on all ranks the values that all ranks pass, in their order."""
         messages = self.reduce(pickle.dumps([message]), _concatenate)
         data: list[T] = _unpickle(self.broadcast(messages or b""))
         return data
@@ -127,7 +127,7 @@ class SaveGroup:
             raise
 
     def _send_down(self, message: bytes | None) -> RuntimeError | None:
-        """Send the message down the tree to all who answer, and return the last error."""
+        """Send the message down the tree to all ranks that answer, and return the last error, or None without one."""
         lost = None
         for place in (place for level in reversed(self.children) for place in level):
             try:

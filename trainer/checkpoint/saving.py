@@ -124,7 +124,7 @@ class Saver:
         self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
     def add_verified(self, step: int, *, finite: bool) -> None:
-        """Count a verified checkpoint among those that are kept."""
+        """Count a verified checkpoint among those that are kept; `finite` says whether its weights are finite."""
         (self._finite if finite else self._not_finite).add(step)
 
     @property
@@ -145,7 +145,11 @@ class Saver:
             self._staging.reserve(self.plan(contents).size)
 
     def save(self, step: int, contents: Contents, info: Mapping[str, Value], *, best: bool = False) -> None:
-        """Copy the state and write it in the background, after waiting for the save before it."""
+        """Copy the state and write it in the background, after waiting for the save before it.
+
+        With `best`, it replaces the previous best checkpoint. A Saver that is not asynchronous writes before it
+        returns.
+        """
         self.wait()
         self._pieces, self._best_pending = 0, best
         plan = self.plan(contents)
@@ -173,7 +177,10 @@ class Saver:
         return self._best_pending
 
     def wait(self) -> Outcome | None:
-        """Wait for the last save and return how it ended; call `while_waiting` as long as it makes progress."""
+        """Wait for the last save and return how it ended, or None if there was none.
+
+        `while_waiting` is called as long as the save makes progress.
+        """
         if self._thread is not None:
             seen = 0
             while self._thread.is_alive():
@@ -329,7 +336,7 @@ class Saver:
         return Outcome(manifest.step)
 
     def _undo(self, draft: Path, manifest: Manifest) -> None:
-        """Remove what this disk has of a save that failed on another disk; a failure is only logged."""
+        """Remove from this disk a save that failed on another disk; a failure is only logged."""
         if self._save_group.acts_for_disk:
             try:
                 commit.undo(draft, manifest, self._directory.token, self._directory.run_dir)
@@ -353,7 +360,7 @@ class Saver:
             log.warning("after the checkpoint of step %d: %s", request.step, error)
 
     def _await_copies(self, step: int) -> list[Stock]:
-        """Return what the disks have once second copies are recent enough; all ranks call it."""
+        """Return which files all disks have, once second copies are recent enough; all ranks call it."""
         lag, waits = self._copy_lag, True
         try:
             while waits:

@@ -93,7 +93,11 @@ def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> N
 
 
 def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None] = lambda: None) -> Manifest:
-    """Return the manifest as `read_manifest` does, after comparing every byte of every file."""
+    """Compare every byte of every file with the manifest, and return the manifest.
+
+    With `partial`, files that this disk lacks are left out. `after_file` is called after each file. Raises
+    CheckpointDamaged.
+    """
     manifest = read_manifest(entry, partial=partial)
     with _removal_reported(entry):
         away = missing(entry.path, manifest) if partial else []

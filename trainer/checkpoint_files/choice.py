@@ -42,7 +42,8 @@ def first_whole(
 ) -> _Found:  # fmt: skip
     """Return what `use` makes of the first candidate that it does not find damaged; pass the others to `warn`.
 
-    Raises CheckpointDamaged if the checkpoint of the given step is damaged, and TrainerError if there is none.
+    Candidates are the checkpoints from the newest on, with `best` the best one, or only that of `step`. Raises
+    CheckpointDamaged if the checkpoint of the given step is damaged, and TrainerError if there is none.
     """
     elsewhere: CheckpointPartial | None = None
     folder, best = named_best(folder, best=best)

@@ -73,10 +73,12 @@ def export(
     folder: str | Path, target: str | Path, *, step: int | None = None, best: bool = False, dtype: str | None = None,
     model: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
 ) -> Written:  # fmt: skip
-    """Write the weights of the newest whole checkpoint, of the best one, or of `step`.
+    """Write the weights of the newest complete checkpoint, with `best` of the best one, or of `step`.
 
-    The target's ending chooses the format: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder. Raises
-    TrainerError.
+    The target's ending chooses the format: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder, whose
+    files have at most `most_bytes_per_file` (None: 5 GB). An existing target is replaced only with `overwrite`. `dtype`
+    converts floating-point tensors; `model` chooses one of several models. With `averaged`, averages that were kept
+    replace the weights. Raises TrainerError.
     """
     shape, target = Shape(dtype, model, most_bytes_per_file, overwrite, averaged), Path(target)
     check(target, shape)

@@ -51,7 +51,10 @@ class Held:
         cls, manifest: Manifest, data: bytes, sizes: Mapping[str, int | None], folder: str, kind: Kind = "step", *,
         committed: bool = True,
     ) -> "Held":  # fmt: skip
-        """Return what files of these sizes are of the checkpoint with this manifest, whose encoded form is `data`."""
+        """Return which files of a checkpoint a disk has, by their sizes on it.
+
+        `data` is the encoded form of `manifest`; `committed` says whether the folder has its final name.
+        """
         present = tuple(file.name for file in manifest.files if sizes.get(file.name) == file.size)
         missing = tuple(file.name for file in manifest.files if file.name not in present)
         return cls(

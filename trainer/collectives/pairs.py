@@ -110,7 +110,7 @@ def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]
 
 
 def _echoed(line: socket.socket, *, first: bool) -> float:
-    """Return the seconds of a round trip over this socket."""
+    """Return the seconds of a round trip over this socket; `first` is the side that sends first."""
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     data, took = bytes(_SIZE), []
     for _ in range(_WARM + _TIMES):

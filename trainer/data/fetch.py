@@ -58,7 +58,7 @@ class _Rows:
 
 
 def _rows(dataset: Any) -> _Rows | None:
-    """Return a reader if the data set is plain tensors or a part of them; a subclass may do anything else."""
+    """Return a reader of rows if the data set is plain tensors or a part of them; None for any other."""
     places = []
     while type(dataset) is Subset:
         places.append(dataset.indices)

@@ -60,8 +60,8 @@ class Micro(NamedTuple):
 def epoch_order(length: int, seed: int, epoch: int, *, shuffle: bool) -> "NDArray[Any]":
     """Return the indices in the order of this epoch, the same on every rank and in every release of NumPy.
 
-    NumPy promises never to change what RandomState draws (NEP 19), unlike Generator; a run may be resumed after an
-    update.
+    Without `shuffle` they are in their own order. NumPy promises never to change what RandomState draws (NEP 19),
+    unlike Generator; a run may be resumed after an update.
     """
     if not shuffle:
         return np.arange(length)
@@ -70,12 +70,15 @@ def epoch_order(length: int, seed: int, epoch: int, *, shuffle: bool) -> "NDArra
 
 
 def steps_in(length: int, batch_size: int, *, drop_last: bool) -> int:
-    """Return how many optimizer steps an epoch has."""
+    """Return how many optimizer steps an epoch has; `drop_last` leaves out a last one with too few samples."""
     return length // batch_size if drop_last else -(-length // batch_size)
 
 
 def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) -> Iterator[Micro]:
-    """Yield the rest of an epoch after `done` samples; every position is in it once."""
+    """Yield the rest of an epoch after `done` samples; every position is in it once.
+
+    With `drop_last`, a last step with too few samples is left out.
+    """
     for start in range(done, length, sharing.batch_size):
         stop = min(start + sharing.batch_size, length)
         if drop_last and stop - start < sharing.batch_size:

@@ -107,7 +107,7 @@ class MlflowRun:
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _METRICS_AT_ONCE])
 
     def close(self, *, done: bool) -> None:
-        """Set the run's status: finished, or killed."""
+        """Set the run's status: finished if the training is `done`, else killed."""
         self._client.set_terminated(self._run_id, "FINISHED" if done else "KILLED")
 
 

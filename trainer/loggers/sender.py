@@ -66,7 +66,10 @@ class Sender:
             self._changed.notify()
 
     def end(self, patience_s: float, *, done: bool) -> None:
-        """Send the rest, and warn of what could not be sent."""
+        """Send the rest within `patience_s`, warn of what could not be sent, and close the run.
+
+        `done` says whether the training has finished.
+        """
         with self._changed:
             self._done = done
             self._ending.set()

@@ -117,7 +117,8 @@ def reasons(
 def _is_free(loop: Loop, *, loads: bool) -> bool:
     """Return whether continuing in place can lose no step and costs next to nothing.
 
-    That is so if no device has to be waited for and no callback of the user has an `on_end`.
+    That is so on a CPU, with a strategy that has replicas, small buffers, and no callback of the user with an `on_end`.
+    With `loads` all ranks go back to a saved state, which loses steps.
     """
     strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
     small = sum(one.nbytes for one in strategy.buffers) <= _BUFFERS_BYTES
@@ -125,7 +126,10 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
 
 
 def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
-    """Yield the reasons that lie in the strategy, and in the number of ranks and nodes."""
+    """Yield the reasons that lie in the strategy, and in the number of ranks and nodes.
+
+    `met_once`: the ranks have met for this training and can meet again. `made`: a function made the model.
+    """
     world, strategy = loop.training.world, loop.strategy
     if not met_once:
         yield "the ranks had met before, or by the script's own doing, or are too many"

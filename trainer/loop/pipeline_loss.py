@@ -169,11 +169,14 @@ class Piped:
             return function(_ReplayOutput(output), data)
 
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
-        """Return the tensor that the function calls the model with."""
+        """Return the tensor that the function calls the model with, in training mode with `training`."""
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
-        """Return the answers of all parts merged into one, on all ranks."""
+        """Return the answers of all parts merged into one, on all ranks.
+
+        Without `known`, only counts are needed, and nothing is sent if there are none.
+        """
         pipeline = self._pipeline
         if self._shape is None:
             self._shape = cast("_Shape", pipeline.broadcast_from_last(_shape_of(answers[0]) if answers else None))

@@ -32,7 +32,7 @@ def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: L
 
 
 def refuse_to_begin(settings: Settings, folder: Path, found: bool, launched: Launched) -> None:
-    """Raise BadSettings with `resume` must where there is no checkpoint."""
+    """Raise BadSettings with `resume` must if no checkpoint was `found`, except when launch restarts the run."""
     if settings.resume == "must" and not found and _is_first_start(launched):
         raise BadSettings(f"resume: must, but {folder} has no checkpoint\nhint: resume=auto begins where there is none")
 

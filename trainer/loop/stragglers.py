@@ -12,7 +12,10 @@ _MATTERS = 0.05  # of a step's time
 
 
 def own_seconds(seconds: Mapping[str, float], *, meets_in_forward: bool) -> float:
-    """Return the seconds of the phases in which a rank waits for no other; they show a slow rank."""
+    """Return the seconds of the phases in which a rank waits for no other rank; they show a slow rank.
+
+    With `meets_in_forward`, ranks wait for each other in the forward pass, which then does not count.
+    """
     return sum(seconds.get(phase, 0.0) for phase in (("data",) if meets_in_forward else ("data", "forward")))
 
 

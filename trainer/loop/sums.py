@@ -37,8 +37,8 @@ class Sums:
 def sum_of(value: Sum, samples: int, *, floats_are_sums: bool = False) -> tuple[Count, Count]:
     """Return the sum and the count that a value over a batch stands for.
 
-    An integer counts samples, such as correct ones. Any other number is a mean over them, or a sum in trainings begun
-    by a version that took it as one.
+    An integer counts samples, such as correct ones. Any other number is a mean over them, or with `floats_are_sums` a
+    sum, as in trainings that began with version 0.1.
     """
     if isinstance(value, tuple):
         return value

@@ -37,7 +37,7 @@ def is_several(data: object) -> bool:
 
 
 def _refuse_by_name(name: str, data: Mapping[str, Any], *, several: bool) -> None:
-    """Raise BadSettings for a dict of data sets that is empty, wrong or not allowed here."""
+    """Raise BadSettings for a dict of data sets that is empty or has wrong names, or for any dict without `several`."""
     if not several:
         raise BadSettings(
             f"{name}: expected one data set, got a dict of {', '.join(data) or 'none'}\n"

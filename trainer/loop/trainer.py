@@ -212,7 +212,11 @@ class Trainer:
         return Path(self.settings.checkpoint_dir or Launched.from_environment().checkpoint_dir or "checkpoints")
 
     def _resume(self, loop: Loop, *, again: bool) -> int | None:
-        """Load the newest checkpoint and return its step, 0 without one, or None if weights are still missing."""
+        """Load the newest checkpoint and return its step, or 0 if there is none.
+
+        None if there is none and the model was made without weights, so that it has to be made anew. With `again`, the
+        settings were checked before.
+        """
         launched, checkpointer, say = Launched.from_environment(), loop.checkpointer, loop.training.say
         if not again:
             refuse_to_resume(self.settings, checkpointer.folder, loop.training.world, launched)
@@ -270,11 +274,12 @@ class Trainer:
         best: bool = False,
         world: World | None = None,
     ) -> list[Any]:
-        """Return what `answer(model, batch)` gives for each batch of `data`, in order, on the CPU of all ranks.
+        """Return what `answer(model, batch)` returns for each batch of `data`, in order, on the CPU of all ranks.
 
-        The weights are those of the newest whole checkpoint, of the best one, or of that of a step; without a
-        checkpoint the model as it is. Left out, `answer` calls the model with a batch that is a tensor, with the first
-        part of one that is a tuple or a list, and with the names of one that is a dict.
+        The weights are those of the newest complete checkpoint, with `best` of the best one, or of `step`; without a
+        checkpoint, those that the model has. By default `answer` calls the model with a batch that is a tensor, with
+        the first part of a tuple or list, and with the names of a dict. `world` is the ranks to use; None: all that
+        were started together.
         """
         refuse_no_data_set(data=data)
         with self._world(world) as here, self._loop(here) as loop:
@@ -294,10 +299,11 @@ class Trainer:
         best: bool = False,
         world: World | None = None,
     ) -> dict[str, float]:
-        """Return the values on test data of the newest whole checkpoint, the best one, or that of a step.
+        """Return the values on test data, of the newest complete checkpoint, with `best` of the best one, or of `step`.
 
-        Without a checkpoint the model as it is. Values are named `test_loss`, … and written at the checkpoint's step.
-        They are measured as a validation is, and nothing in the checkpoint folder changes.
+        Without a checkpoint the model is tested as it is. Values are named `test_loss`, … and written at the
+        checkpoint's step. They are measured as in a validation, and nothing in the checkpoint folder changes. `world`
+        is the ranks to use; None: all that were started together.
         """
         refuse_no_data_set(several=True, data=data)
         if self._validated_loss is None and self._metrics is None:
@@ -317,10 +323,11 @@ class Trainer:
         most_bytes_per_file: int | None = None, overwrite: bool = False, averaged: bool = True,
         world: World | None = None,
     ) -> Written:  # fmt: skip
-        """Write the weights of the newest whole checkpoint, the best one, or that of a step, as `trainer.export` does.
+        """Write the weights of the newest complete checkpoint, with `best` of the best one, or of `step`.
 
-        With `ema` that is their average, unless `averaged` is False. All ranks call it and the first one writes. A
-        folder gets a Hugging Face model's configuration too.
+        With `ema` these are averages, unless `averaged` is False. All ranks call it, and the first one writes. A folder
+        gets a Hugging Face model's configuration too. `dtype`, `most_bytes_per_file` and `overwrite` are those of
+        `trainer.export`; `world` is the ranks to use, None: all that were started together.
         """
         module = self._model if isinstance(self._model, nn.Module) else self._built.module if self._built else None
         # What a dev run has made takes the place of nothing.
@@ -351,7 +358,10 @@ class Trainer:
             yield on_mesh(world, settings.mesh)
 
     def _make_deferred(self) -> nn.Module | None:
-        """Make the model without weights if they will come from a checkpoint or from other ranks."""
+        """Make the model without weights, which will come from a checkpoint or from other ranks, and return it.
+
+        None if the strategy or a given model does not allow this.
+        """
         alone = self.settings.strategy in REPLICAS and self.settings.mesh is None
         if self._made is None and alone and not isinstance(self._model, nn.Module):
             seed_all(self.settings.seed)  # whatever it draws for other things than weights is as on the others
@@ -372,7 +382,10 @@ class Trainer:
 
     @contextmanager
     def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
-        """Make the Loop with all its parts, nothing loaded yet; with `restored`, something will be loaded."""
+        """Make the Loop with all its parts, and load nothing yet.
+
+        With `trains`, a pipeline may measure its cut; with `restored`, a state will be loaded into the Loop.
+        """
         settings = self.settings
         refuse_off_stages(settings, world)
         if settings.deterministic:
@@ -451,7 +464,8 @@ class Trainer:
     def _strategy(self, world: World, cuts: KeptCuts | None, *, restored: bool) -> Strategy:
         """Return the strategy; a given model is wrapped once, and one that a function makes is made each time.
 
-        When ranks meet again, the strategy is kept if it can be.
+        When ranks meet again, the strategy is kept if possible. With `restored`, the first weights will be replaced and
+        need not be drawn.
         """
         settings, built = self.settings, self._built
         goes_on = built is not None and built.world is world and world.anew

@@ -28,7 +28,7 @@ class OwnStep:
         return answer_of(self.function(model, data, self.turns))
 
     def end(self) -> Tensor | None:
-        """End the step after its last micro-batch; return the norm of the gradients if they are clipped."""
+        """End the step after its last micro-batch; return the norm of the gradients, or None if not clipped."""
         return self.turns.end()
 
 

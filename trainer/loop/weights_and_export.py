@@ -50,7 +50,10 @@ def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *
 def hand_over(
     folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
 ) -> Written:
-    """Export on rank 0, with a Hugging Face model's configuration beside the weights; all ranks call it."""
+    """Export the weights of the newest checkpoint, with `best` of the best one, or of `step`, on rank 0.
+
+    A Hugging Face model's configuration is written beside them. All ranks call it.
+    """
 
     def write() -> Written:
         """Export the checkpoint. Raises TrainerError."""

@@ -94,7 +94,8 @@ def _build(
 ) -> Strategy:
     """Build the strategy; with `deferred` the weights are not initialised.
 
-    Raises WeightsWanted on all ranks if something depends on their values.
+    With `own_step` the user's training step may call any part of the model. Raises WeightsWanted on all ranks if
+    something depends on values of the weights.
     """
     module, rows = _make_module(model, world, settings)
     if rows is None:
@@ -161,8 +162,9 @@ def build_for_evaluation(
 ) -> EvaluatedModel:
     """Return the model for evaluation: in stages, divided and sharded as the settings say, or whole.
 
-    All ranks call it. Where they share the model they must call it together and equally often. What a divided model
-    returns is whole on each rank.
+    `tp_plan` says how layers are divided, `cuts` where stages begin; None: as the model itself says. All ranks call it.
+    If they share the model, they must call the model together and equally often. What a divided model returns is whole
+    on each rank.
     """
     if settings.strategy not in SHARDS and world.together == 1:
         return EvaluatedModel((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
@@ -327,7 +329,7 @@ def _wrap(
     *,
     deferred: bool = False,
 ) -> Wrapped:
-    """Wrap the model as the strategy has it."""
+    """Wrap the model as the strategy has it; with `deferred`, ranks do not get rank 0's weights yet."""
     units = chosen(module, settings.units, "units") if settings.units else []
     parts = list(dict.fromkeys([*units, *blocks]))
     if pipeline is not None:

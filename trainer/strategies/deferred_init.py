@@ -177,7 +177,7 @@ def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
 
 
 def agreed(world: World, yes: bool) -> bool:
-    """Return whether all ranks pass True; all call it, but a rank that joins others decides alone."""
+    """Return whether `yes` is True on all ranks; all call it, but a rank that joins others decides alone."""
     if world.anew:
         return yes
     vote = torch.tensor([yes], dtype=torch.uint8)

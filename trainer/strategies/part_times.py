@@ -66,7 +66,10 @@ def _each(
 
 
 def _part_on_device(device: torch.device, part: nn.Module, *, recomputed: bool) -> Callable[[Tensor], Tensor]:
-    """Return the part with its own parameters and buffers on the device; on a CPU they share the model's memory."""
+    """Return the part with its own parameters and buffers on the device; on a CPU they share the model's memory.
+
+    With `recomputed`, its forward pass is recomputed in the backward pass.
+    """
     own: dict[str, Tensor] = {}
     for name, one in part.named_parameters():
         there = torch.empty_like(one, device=device).normal_(std=0.02) if one.is_meta else one.detach().to(device)

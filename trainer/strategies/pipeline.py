@@ -218,7 +218,10 @@ class Pipeline:
         return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
-        """Run a batch through the pipeline; return the last stage's output or losses."""
+        """Run a batch through the pipeline; return the last stage's output or losses.
+
+        If it `learns`, a backward pass follows the forward pass.
+        """
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
         most = self.world.stages if not learns else self.settings.pp_microbatches
         micros = micro_batches(len(inputs), self.world.stages, most)
@@ -235,7 +238,7 @@ class Pipeline:
                 return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
 
     def _needs_new_schedule(self, wanted: bool) -> bool:
-        """Return whether to make a schedule, which discovers shapes; with shards, all ranks make one if any does.
+        """Return whether to make a schedule, which discovers shapes: if `wanted` here, or, with shards, on any rank.
 
         Ranks meet in that discovery, and other ranks may have batches of other shapes.
         """
@@ -259,7 +262,10 @@ class Pipeline:
                     one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
     def _new_schedule(self, micros: int, *, learns: bool) -> Any:
-        """Return torch's schedule, which discovers by its first batch what stages exchange."""
+        """Return torch's schedule, which discovers by its first batch what stages exchange.
+
+        If it `learns`, the schedule has backward passes.
+        """
         from torch.distributed import pipelining  # late: half a second, and only some want it
         from torch.distributed.pipelining.schedules import ScheduleLoopedBFS  # late: with it
 

@@ -63,7 +63,10 @@ def unsaved_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def alike(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
-    """Give all ranks the same weights; gradients are reduced elsewhere, so any part may be called separately."""
+    """Give all ranks the same weights, unless they are `deferred`.
+
+    Gradients are reduced elsewhere, so any part of the model may be called separately.
+    """
     if world.size > 1 and not deferred:
         broadcast_from_first([*module.parameters(), *PersistentBuffers(module).tensors()])
     return Wrapped(module, follows_first_rank=False)

@@ -81,7 +81,11 @@ def _shard_parts(
     reshard: bool,
     gives_fp32: bool,
 ) -> tuple[FSDPModule, Sequence[nn.Module]]:
-    """Return the root, and the parts that are sharded separately."""
+    """Shard the model; return the root, and the parts that are sharded separately.
+
+    `reshard`: parameters are dropped after the forward pass and gathered again. `gives_fp32`: outputs are fp32 in low
+    precision too.
+    """
     mesh = mesh[tuple(name for name in mesh.mesh_dim_names or () if name in (COPIES, SHARDED))]
     policy = _policy(module, low_dtype(settings.precision))
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if settings.offload else OffloadPolicy()

@@ -179,7 +179,7 @@ class Strategy:
             broadcast_from_first(self._buffers.tensors())
 
     def rehearse(self, run_micro_batch: Callable[[], Tensor], *, sync: bool) -> None:
-        """Run a forward and a backward pass that change nothing."""
+        """Run a forward and a backward pass that change nothing; with `sync`, gradients are reduced over ranks."""
         with undone(self.module, self.world.device):
             with self.forward_context(sync=sync):
                 loss = run_micro_batch()
@@ -209,7 +209,10 @@ class Strategy:
             one.grad = None
 
     def clip(self, parameters: Iterable[Tensor], *, measured: bool = False) -> Tensor | None:
-        """Clip gradients by value, then by norm, and return the norm before the latter if it is computed."""
+        """Clip gradients by value, then by norm; return the norm before clipping by it.
+
+        None if the norm is neither clipped nor `measured`.
+        """
         parameters = list(parameters)
         if self.settings.clip_value is not None:
             for one in parameters:

@@ -39,11 +39,14 @@ class Turns:
         return self.strategy.optimizers
 
     def begin(self, number: int, weight: float, *, ends_step: bool) -> None:
-        """Begin a micro-batch."""
+        """Begin a micro-batch of step `number`; `ends_step` says whether it is the last one of the step."""
         self.number, self._weight, self.ends_step = number, weight, ends_step
 
     def backward(self, loss: Tensor, name: str = "", *, retain_graph: bool = False) -> None:
-        """Add gradients of `loss`, the mean over the batch, to the parameters of one optimizer and no others."""
+        """Add gradients of `loss`, the mean over the batch, to the parameters of one optimizer and no others.
+
+        `retain_graph` is that of torch.autograd.backward.
+        """
         wanted = [one for one in parameters_in(self._optimizer(name)) if one.requires_grad]
         scaler, weighted = self.strategy.scaler, loss * self._weight
         first = first_gradient(weighted)
@@ -78,7 +81,7 @@ class Turns:
         torch.clear_autocast_cache()  # it has the weights as they were
 
     def end(self) -> Tensor | None:
-        """Drop gradients that no optimizer has used, and return the norm of those that were clipped."""
+        """Drop gradients that no optimizer has used; return the norm of those that were clipped, or None."""
         strategy, norms = self.strategy, self._norms
         strategy.leave_out()
         strategy.has_stepped = True

@@ -21,7 +21,10 @@ _IDX_BYTES = 0x08  # the only type of numbers in these files: unsigned bytes
 
 
 def read_cifar10(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
-    """Return images as bytes (n, 3, 32, 32), and labels. Raises BadSettings."""
+    """Return images as bytes (n, 3, 32, 32), and labels, for training with `train`, else for validation.
+
+    Raises BadSettings.
+    """
     names = _CIFAR_TRAIN if train else ["test_batch"]
     folder = root / _CIFAR_FOLDER if (root / _CIFAR_FOLDER).is_dir() else root
     hint = f"unpack cifar-10-python.tar.gz in {root}; nothing is downloaded"
@@ -31,7 +34,10 @@ def read_cifar10(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
 
 
 def read_fashion_mnist(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
-    """Return images as bytes (n, 1, 28, 28), and labels. Raises BadSettings."""
+    """Return images as bytes (n, 1, 28, 28), and labels, for training with `train`, else for validation.
+
+    Raises BadSettings.
+    """
     kind = "train" if train else "t10k"
     names = (f"{kind}-images-idx3-ubyte", f"{kind}-labels-idx1-ubyte")
     hint = f"put the four idx files, with or without .gz, in {root}; nothing is downloaded"

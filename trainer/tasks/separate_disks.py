@@ -17,7 +17,10 @@ _PIECE = 8 << 20
 
 
 def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
-    """Return for each rank the rank that acts for its disk; all ranks call it."""
+    """Return for each rank the rank that acts for its disk; all ranks call it.
+
+    Without `apart` there is one disk, for which rank 0 acts.
+    """
     return disk_leaders(world) if apart else (0,) * world.size
 
 
@@ -58,7 +61,10 @@ def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> No
 
 
 def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
-    """Send one file from the rank `having` to the ranks that lack it. Raises TrainerError on all ranks."""
+    """Send one file from the rank `having` to the ranks with `takes`, which write it; all ranks call it.
+
+    Raises TrainerError on all ranks.
+    """
     pieces, trouble = _pieces(folder, held, name, having, world), ""
     try:
         if takes:

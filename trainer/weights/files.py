@@ -80,7 +80,7 @@ def _is_archive(path: Path) -> bool:
 def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str = _HINT) -> object:
     """Return what torch.load reads from `file`, which is `path` or a part of it.
 
-    Raises TrainerError for any bad content.
+    With `mmap`, tensors are mapped into memory, not read. Raises TrainerError, with `hint`, for any bad content.
     """
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
