@@ -44,7 +44,7 @@ class _FromHere:
 
 
 def _metadata(weights: Weights, places: dict[str, tuple[int, int]]) -> bytes:
-    """Return the pickled metadata of all tensors and where their bytes are."""
+    """Return the pickled metadata: all tensors, and the positions of their bytes."""
     named = {**{name: name for name in weights.tensors}, **weights.tied}
     tensors = ((pickled.text(alias), _described(weights.tensors[name])) for alias, name in named.items())
     paths = ((pickled.text(alias), pickled.row(pickled.text(alias))) for alias in named)

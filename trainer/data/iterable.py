@@ -114,7 +114,7 @@ class _Stream:
         return self._items is None
 
     def enter(self, epoch: int) -> None:
-        """Go to this epoch: at the saved position, at its beginning, or where reading has got to."""
+        """Go to this epoch: to the saved position in it, or to its beginning."""
         if epoch == self.epoch:
             return
         first = self.epoch is None

@@ -34,7 +34,7 @@ def seed_of(*numbers: int) -> int:
 
 
 def _digest(numbers: tuple[int, ...]) -> int:
-    """Return a 64-bit number that these numbers decide."""
+    """Return a 64-bit number computed from these numbers."""
     return xxhash.xxh3_64_intdigest(repr(numbers).encode())
 
 

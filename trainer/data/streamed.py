@@ -139,7 +139,7 @@ class Sharded:
 
 
 class Streamed:
-    """A stream as a source of batches; it goes on where it is, at a saved position, or from its beginning."""
+    """A stream as a source of batches, which continues at a saved position or begins an epoch."""
 
     def __init__(self, reading: Reading, fetching: Fetching, agreement: StepAgreement) -> None:
         self._reading, self._fetching, self._step_agreement = reading, fetching, agreement

@@ -37,7 +37,7 @@ _OF_THE_RANK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 
 
 class WorkerTraceback(Exception):
-    """The cause of an exception raised in a worker: its traceback there."""
+    """The cause of an exception raised in a worker: the traceback in the worker, as text."""
 
 
 class _Worker(NamedTuple):
@@ -144,7 +144,7 @@ def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: An
 
 
 def _end(workers: list[_Worker]) -> None:
-    """Ask the workers to leave, and kill those that are still busy after a while."""
+    """Ask the workers to exit, and kill those that are still busy after a while."""
     for worker in workers:
         try:
             worker.tasks.send(None)

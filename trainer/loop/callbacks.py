@@ -30,18 +30,18 @@ class Callback:
         """Act after each validation on the means over all samples."""
 
     def on_test(self, training: Training, values: Values) -> None:
-        """Act after Trainer.test(), which is no part of a training: `training.step` is that of the weights."""
+        """Act after Trainer.test(); `training.step` is the step of the tested weights."""
 
     def on_epoch(self, training: Training) -> None:
-        """Act after each epoch; `training.epoch` of them are done."""
+        """Act after each epoch; `training.epoch` is the number of finished epochs."""
 
     def on_done(self, training: Training) -> None:
         """Act when the training has ended and is saved, while the ranks are still together."""
 
     def on_end(self, training: Training) -> None:
-        """Act when the loop is left: done, stopped or failed.
+        """Act when the loop ends: done, stopped or failed.
 
-        Where ranks meet again and continue in place, on_start follows.
+        If ranks continue in place, on_start follows.
         """
 
     def state_dict(self) -> dict[str, Any]:

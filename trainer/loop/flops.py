@@ -78,9 +78,9 @@ def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
 def counted(
     strategy: Strategy, settings: Settings, samples: Callable[[], int], run: Callable[[], Tensor]
 ) -> tuple[Flops, str]:
-    """Return the operations over all ranks, which meet here, and the line to log.
+    """Return the operations over all ranks, which all call this, and the line to log.
 
-    `samples` gives the size of the micro-batch that was run.
+    `samples` is the size of the micro-batch that was run.
     """
     began = time.perf_counter()
     of_ranks = gathered((count(strategy, run), samples()), strategy.world)

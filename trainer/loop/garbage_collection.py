@@ -1,4 +1,4 @@
-"""Run Python's garbage collection on all ranks at the same steps."""
+"""Run Python's garbage collection on all ranks at the same steps, so that ranks do not wait for each other's."""
 
 import gc
 

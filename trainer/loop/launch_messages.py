@@ -56,8 +56,6 @@ class LaunchMessages:
 
         With `parameters`, forward and backward passes over them end with an error too, except while `unless` returns
         True.
-
-        With `parameters`, passes over them are left by an error too, except while `unless` returns True.
         """
 
         def check() -> None:
@@ -87,9 +85,10 @@ class LaunchMessages:
 
 
 class Passes:
-    """The passes of the current thread over these parameters; `check` raises to leave them.
+    """The forward and backward passes of the current thread over these parameters; `check` raises to end them.
 
-    Once another rank was lost they would fail by themselves, but only when gradients are reduced: with DDP at the end.
+    After another rank is lost, passes would fail by themselves, but only when gradients are reduced: with DDP at the
+    end.
     """
 
     def __init__(self, check: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:

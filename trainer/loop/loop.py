@@ -47,7 +47,7 @@ class StepListener(Protocol):
         """Save the shared state after the update."""
 
     def before_save(self, loop: "Loop") -> None:
-        """Act before the step is saved to which the training continued in place."""
+        """Act after the rest of a step in which ranks continued in place, before the step is saved."""
 
     def step_done(self, loop: "Loop") -> None:
         """Act when everything that follows a step is done, including logging and saving."""
@@ -141,14 +141,14 @@ class Loop:
         return False
 
     def _continue_after_step(self, survivor: StepListener) -> bool:
-        """Do the rest of a step after whose update ranks continue in place; return whether a stop was requested."""
+        """Do the rest of a step after whose update ranks continue in place; return True if a stop was requested."""
         if survivor.step_samples is None:
             survivor.before_save(self)
             return False
         return self._end_step(survivor.step_samples, before_saving=lambda: survivor.before_save(self))
 
     def _catch_up(self) -> None:
-        """Do what an earlier start had yet to do after its last step, such as a validation."""
+        """Do what an earlier start had not yet done after its last step, such as a validation."""
         limit, every = self.training.settings.max_time_s, self.training.settings.validate_every
         self.out_of_time = limit is not None and self.progress.seconds_before >= limit
         if self.data.samples_done == self.epoch_samples and self.progress.epoch == self.data.epoch:
@@ -356,7 +356,7 @@ class Loop:
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
-        """Log the step's losses, speed and times, on all ranks, which meet here."""
+        """Log the step's losses, speed and times; all ranks call it and communicate."""
         sums, passed = self.phases.take()
         seconds = {phase: spent / self.steps for phase, spent in sums.items()}
         means, of_ranks = self._losses_of_step(seconds)
@@ -383,7 +383,7 @@ class Loop:
         self._refuse_to_continue()
 
     def _losses_of_step(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
-        """Return the losses of the step, and each rank's own times and memory; ranks meet here, once."""
+        """Return the losses of the step, and each rank's own times and memory; all ranks call it and communicate."""
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
         mine = [own_seconds(seconds, meets_in_forward=meets), peak_memory_gb(world.device)]

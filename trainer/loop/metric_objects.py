@@ -77,7 +77,7 @@ def _check(name: str, metric: Any) -> None:
 
 
 def _metrics_inside(metric: Any) -> dict[str, Any]:
-    """Return the metric and those that it is composed of, such as `1 - metric`."""
+    """Return the metric and the metrics that it is composed of, as in `1 - metric`."""
     found = dict(metric.named_modules()) if isinstance(metric, nn.Module) else {}
     found = {name: part for name, part in found.items() if not isinstance(part, nn.ModuleDict)}  # no collections
     return {name: part for name, part in found.items() if hasattr(part, "metric_state")}

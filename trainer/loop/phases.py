@@ -18,9 +18,9 @@ class Phases(Protocol):
     def lap(self, phase: str) -> None: ...
 
     def take(self) -> Spent:
-        """Return the seconds per phase since the last call, and those that passed without validation.
+        """Return the seconds per phase since the last call, and the time that passed without validation.
 
-        On a GPU phases overlap (data is fetched while it works), so that their sum exceeds the time that passed.
+        On a GPU phases overlap (data is fetched while it computes), so the sum of phases is larger than that time.
         """
 
     def so_far(self) -> Spent:

@@ -76,14 +76,14 @@ class Control:
         return _newest(lines)
 
     def _ready(self, within_s: float, *fds: int) -> list[int]:
-        """Return those of the descriptors that are readable within the time."""
+        """Return the descriptors that become readable within the time."""
         waiting = select.poll()
         for fd in fds:
             waiting.register(fd, select.POLLIN)
         return [fd for fd, _ in waiting.poll(1000 * within_s)]
 
     def _read(self, fd: int) -> bool:
-        """Read what is in the pipe; return False if launch has closed its end."""
+        """Read the available bytes of the pipe; return False if launch has closed its end."""
         data = os.read(fd, _READ_BYTES)
         self._rest[fd] += data
         return data != b""

@@ -33,9 +33,9 @@ class Copies:
     _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
 
     def exchange(self, step: int, state: bytes) -> None:
-        """Start sending this rank's state and receiving the one it keeps; all ranks call it at the same step.
+        """Start to send this rank's state, and to receive the state that it keeps for another rank.
 
-        An empty `state` means there is none.
+        All ranks call it at the same step. An empty `state` means that this rank has none.
         """
         world, each = self.world, self.world.local_size
         charge = world.rank + each
@@ -65,7 +65,7 @@ class Copies:
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:
-        """Keep the state whose first part has arrived, after receiving the rest."""
+        """Keep the state whose first part was received, after receiving the rest."""
         data = frame.numpy().tobytes()
         step, length = _HEAD.unpack_from(data)
         state = data[_HEAD.size : _HEAD.size + length]

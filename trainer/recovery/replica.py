@@ -204,7 +204,7 @@ class Piece:
 
 
 def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
-    """Return the ranks that send to the receiver: those on its node that have the state, else all that have it."""
+    """Return the ranks that send to the receiver: those on its node with the state, or else all with the state."""
     senders = [rank for rank in range(size) if rank not in receivers]
     near = [rank for rank in senders if rank // ranks_per_node == receiver // ranks_per_node]
     return near or senders

@@ -49,7 +49,7 @@ class ShardState:
         return self.snapshot.step
 
     def put_back(self, subjects: Subjects) -> None:
-        """Restore the state into a model and optimizers that were made anew, on a mesh of the same shape."""
+        """Restore the state into a model and optimizers that were made anew on a mesh of the same shape."""
         names = ModelNames(subjects.models)
         with torch.no_grad():
             for name, parameter in names.parameters().items():

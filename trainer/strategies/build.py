@@ -215,7 +215,7 @@ def summary(strategy: Strategy) -> str:
 def _make_module(
     model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
-    """Return the module; and this rank's rows of its parameters if it has only those, else None."""
+    """Return the module, and this rank's rows of its parameters, or None for these if the module is whole."""
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None
     if isinstance(model, nn.Module):

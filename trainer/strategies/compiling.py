@@ -11,7 +11,7 @@ _SHAPES = 64
 
 
 def compile_parts(parts: Sequence[nn.Module]) -> None:
-    """Compile each part for each shape that it meets; parts of one class share what fits them all."""
+    """Compile each part for each shape of input; parts of one class share a graph if it fits."""
     from torch._dynamo import config  # late: a second or more, and only some want it
 
     # torch counts for each class, not for each part: where parts differ by an attribute (their place in the model)

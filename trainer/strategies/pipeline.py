@@ -165,7 +165,7 @@ class Pipeline:
         return found
 
     def broadcast_from_last(self, value: Any) -> Any:
-        """Return on all ranks of this pipeline what the rank with the last stage passes."""
+        """Return, on all ranks of this pipeline, the value that the rank with the last stage passes."""
         shared = [value]
         dist.broadcast_object_list(shared, group=self._group, group_src=self.world.stages - 1)
         return shared[0]

@@ -129,9 +129,9 @@ def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
 
 
 def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequence[bool], stages: int) -> Rows:
-    """Return the stages whose slowest is fastest, and of several such cuts the most even one.
+    """Return the stages whose slowest one is as fast as possible; of several such cuts, the most even one.
 
-    A stage needs a part with something to train. Raises BadSettings if there are fewer such parts than stages.
+    Each stage needs a part with something to train. Raises BadSettings if there are fewer such parts than stages.
     """
     if sum(trained) < stages:
         raise BadSettings(
@@ -158,7 +158,7 @@ def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequenc
 def _cheapest(
     cost: Callable[[int, int], float], add: Callable[[float, float], float], many: int, stages: int
 ) -> tuple[float, list[int]]:
-    """Return the least cost of cutting a sequence into stages, and where each but the first begins."""
+    """Return the least cost of cutting a sequence into stages, and where each stage except the first begins."""
     best = [cost(0, end) if end else inf for end in range(many + 1)]  # of the first so many, in one stage
     cut_at_: list[list[int]] = []
     for stage in range(1, stages):
