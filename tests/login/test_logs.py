@@ -15,7 +15,7 @@ HPC = Address("hpc", "me@hpc", "~/launch", "~/launch", "slurm")
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch):
+def login_folder(tmp_path, monkeypatch):
     """The run's folder on the login node."""
     folder = tmp_path / "there"
     (folder / "logs" / "a0001.g0001").mkdir(parents=True)
@@ -39,14 +39,14 @@ def there(tmp_path, monkeypatch):
         "logs/\udcff",
     ],
 )
-def test_an_odd_name_keeps_no_log_from_coming(tmp_path, there, monkeypatch, odd):
+def test_an_odd_name_keeps_no_log_from_coming(tmp_path, login_folder, monkeypatch, odd):
     """All that came with it was refused, every time."""
     said = []
     monkeypatch.setattr(news, "_listeners", [said.append])
     here = RunFolder(tmp_path / "job-aaaa").run
-    (there / odd).parent.mkdir(parents=True, exist_ok=True)
-    (there / odd).write_text("odd\n")
-    log = there / "logs" / "a0001.g0001" / "rank-00000.log"
+    (login_folder / odd).parent.mkdir(parents=True, exist_ok=True)
+    (login_folder / odd).write_text("odd\n")
+    log = login_folder / "logs" / "a0001.g0001" / "rank-00000.log"
     for number in range(2):
         with log.open("a") as file:
             file.write(f"{number}\n")
@@ -57,14 +57,14 @@ def test_an_odd_name_keeps_no_log_from_coming(tmp_path, there, monkeypatch, odd)
     assert len(said) == (0 if "\udcff" in odd else 1)
 
 
-def test_logs_of_roles_come_into_those_that_our_plan_has(tmp_path, there):
+def test_logs_of_roles_come_into_those_that_our_plan_has(tmp_path, login_folder):
     here = RunFolder(tmp_path / "job-aaaa").run
     (here.roles / "actors").mkdir(parents=True)
     for name in ("roles/actors/logs/a0001.g0001/rank-00000.log", "roles/strangers/logs/a0001.g0001/rank-00000.log"):
-        (there / name).parent.mkdir(parents=True)
-        (there / name).write_text("hello\n")
-    (there / "roles/actors/metrics").mkdir()
-    (there / "roles/actors/metrics/reported.n000.a0001.jsonl").write_text("{}\n")
+        (login_folder / name).parent.mkdir(parents=True)
+        (login_folder / name).write_text("hello\n")
+    (login_folder / "roles/actors/metrics").mkdir()
+    (login_folder / "roles/actors/metrics/reported.n000.a0001.jsonl").write_text("{}\n")
     files._bring_from(files.RemoteRun(here, HPC, "job-bbbb", 2), {})
     assert sorted(str(path.relative_to(here.roles)) for path in here.roles.rglob("*") if path.is_file()) == [
         "actors/logs/a0001.g0001/rank-00000.log",

@@ -72,7 +72,7 @@ BREACHES = [  # a line at the end of a file, the contract that it breaks, and wh
 
 
 @pytest.fixture(scope="module")
-def said_of(tool, tmp_path_factory):
+def report_of(tool, tmp_path_factory):
     """Return what each contract reports for a copy that breaks all of them at once."""
     copy = tmp_path_factory.mktemp("breached")
     for package in PACKAGES:
@@ -88,8 +88,8 @@ def said_of(tool, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("module", "line", "contract", "breach"), BREACHES)
-def test_the_contracts_bite(said_of, module, line, contract, breach):
-    assert breach in said_of[contract]
+def test_the_contracts_bite(report_of, module, line, contract, breach):
+    assert breach in report_of[contract]
 
 
 def test_every_contract_bites():

@@ -28,7 +28,7 @@ scrape_configs: [{{job_name: launch, static_configs: [{{targets: ["127.0.0.1:{po
 
 
 @pytest.fixture
-def told(folder):
+def metrics_text(folder):
     """Return runs with everything that metrics can show."""
     folder.trained(for_s=3000, starting_s=1000).running(metrics={"loss": 0.25})
     load = NodeLoad(0, 1.0, 8, 1.5, 20, 40, gpus=(GpuLoad(3, memory=5, memory_total=10, busy=25),))
@@ -47,15 +47,15 @@ def queries():
     return {(title, re.sub(r"\$(run|metric)\b", ".*", question)) for title, asks in panels.items() for question in asks}
 
 
-def test_all_that_the_dashboard_asks_for_is_told(told):
+def test_all_that_the_dashboard_asks_for_is_told(metrics_text):
     named = {name for _, question in queries() for name in re.findall(r"\blaunch_[a-z_]+", question)}
-    samples = {line.partition("{")[0] for line in told.splitlines() if not line.startswith("#")}
+    samples = {line.partition("{")[0] for line in metrics_text.splitlines() if not line.startswith("#")}
     assert named and named <= samples
 
 
 @pytest.mark.needs("prometheus")
-def test_a_prometheus_that_has_read_it_answers_the_dashboard(told, tmp_path):
-    with serving(told) as port, prometheus(tmp_path, port) as ask:
+def test_a_prometheus_that_has_read_it_answers_the_dashboard(metrics_text, tmp_path):
+    with serving(metrics_text) as port, prometheus(tmp_path, port) as ask:
         until(lambda: ask("up == 1"))
         unanswered = [title for title, question in queries() if not ask(question) and "increase(" not in question]
         assert not unanswered

@@ -209,7 +209,7 @@ def blamed(run, **until):
 
 
 @pytest.fixture
-def told(clients, tmp_path):
+def scontrol_updates(clients, tmp_path):
     """Return the changes of jobs."""
     rows = "".join(FIELD.join((f"node{i}", "main*", "idle", "8", "8000", "", "none")) + ROW for i in range(4))
     clients.program("sinfo", f"printf '%s' '{rows}'")
@@ -217,20 +217,20 @@ def told(clients, tmp_path):
     return lambda: (tmp_path / "told").read_text().splitlines() if (tmp_path / "told").exists() else []
 
 
-def test_a_job_that_waits_may_have_a_node_again_when_its_hour_is_over(clients, submitted, told):
+def test_a_job_that_waits_may_have_a_node_again_when_its_hour_is_over(clients, submitted, scontrol_updates):
     one = submitted("train-aaaa", "7", "mine")
     write_record(one[1].plan, one[2])
     blamed(one[0], node1=time.time() + 60, node2=time.time() + 3600)
     clients.rows(("7", "PENDING", "launch:mine"))
-    assert phases(one) == ["queued"] and told() == []
+    assert phases(one) == ["queued"] and scontrol_updates() == []
     blamed(one[0], node1=time.time() - 1, node2=time.time() + 3600)
     for _ in range(2):
         assert phases(one) == ["queued"]
-        assert told() == ["update JobId=7 ExcNodeList=node2"]  # once
+        assert scontrol_updates() == ["update JobId=7 ExcNodeList=node2"]  # once
     assert [exclusion.host for exclusion in avoided(one[0])] == ["node2"]
 
 
-def test_where_slurm_is_silent_it_is_told_the_next_time(clients, submitted, told):
+def test_where_slurm_is_silent_it_is_told_the_next_time(clients, submitted, scontrol_updates):
     one = submitted("train-aaaa", "7", "mine")
     write_record(one[1].plan, one[2])
     blamed(one[0], node1=time.time() - 1)
@@ -241,13 +241,13 @@ def test_where_slurm_is_silent_it_is_told_the_next_time(clients, submitted, told
 
 
 @pytest.mark.parametrize(("hosts", "left"), [((), ""), (("node1",), "node2")])
-def test_a_pardon_reaches_the_job_that_waits(clients, submitted, told, hosts, left):
+def test_a_pardon_reaches_the_job_that_waits(clients, submitted, scontrol_updates, hosts, left):
     run, attempt, plan = submitted("train-aaaa", "7", "mine")
     write_record(attempt.plan, plan)
     blamed(run, node1=time.time() + 3600, node2=time.time() + 3600)
     clients.rows(("7", "PENDING", "launch:mine"))
     assert len(api.Run("train-aaaa", run.path).include_nodes(hosts)) == (len(hosts) or 2)
-    assert told() == [f"update JobId=7 ExcNodeList={left}"]
+    assert scontrol_updates() == [f"update JobId=7 ExcNodeList={left}"]
 
 
 def test_who_waits_says_whom_it_avoids_and_until_when(submitted):

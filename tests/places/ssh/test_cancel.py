@@ -34,7 +34,7 @@ from trainer.checkpoint_files import partial
 
 
 @pytest.fixture
-def said(monkeypatch):
+def messages(monkeypatch):
     lines = []
     monkeypatch.setattr(news, "_listeners", [lines.append])
     return lines
@@ -137,7 +137,7 @@ def test_hosts_of_a_found_run_that_no_pool_here_has_are_named(hosts, run):
     assert run.status().state is State.CANCELLED
 
 
-def test_one_that_lets_us_in_and_says_nothing_is_given_up_at_a_person_s_word_alone(hosts, run, said):
+def test_one_that_lets_us_in_and_says_nothing_is_given_up_at_a_person_s_word_alone(hosts, run, messages):
     """Its disk hangs, say, and with it all that starts there: the run could never be ended, nor resumed."""
     hosts.on("node1").attempt(supervisor=dead_process())
     hosts.lines["node0"].hangs = True
@@ -147,7 +147,7 @@ def test_one_that_lets_us_in_and_says_nothing_is_given_up_at_a_person_s_word_alo
     run.cancel(gone=["node0"])
     assert run_hosts.gone(hosts.run) == {"node0"}
     assert run.status().state is State.CANCELLED
-    assert said[-1].startswith("node0 accepts the login and then does not answer: it counts as gone")
+    assert messages[-1].startswith("node0 accepts the login and then does not answer: it counts as gone")
     hosts.dialled.clear()
     assert run.cancel().already
 
@@ -270,20 +270,20 @@ def test_only_a_pool_has_hosts_that_nobody_else_watches(tmp_path):
         Run(RUN, folder.run.path).cancel(gone=["node0"])
 
 
-def test_that_it_goes_on_from_less_is_said(hosts, run, said, tmp_path):
+def test_that_it_goes_on_from_less_is_said(hosts, run, messages, tmp_path):
     hosts.mirror.state(State.RUNNING, checkpoint=40)
     settle_for(hosts.run, None, holders_of(hosts.run))
-    assert said == [], "such checkpoints as only the program knows"
+    assert messages == [], "such checkpoints as only the program knows"
     hosts.cut.add("node0")
     run.cancel(gone=["node0"])
     settle_for(hosts.run, None, holders_of(hosts.run))
     (held,) = partial.inventory(save_part(tmp_path / "made", 5, range(2)).parent)
     settle_for(hosts.run, held, holders_of(hosts.run))
     before = "the checkpoint of step 40 is not whole on the hosts that answer: "
-    assert said == [f"{before}it begins anew", f"{before}it continues from step 5"]
+    assert messages == [f"{before}it begins anew", f"{before}it continues from step 5"]
 
 
-def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, run, said):
+def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, run, messages):
     hosts.on("node1")
     hosts.cut.add("node0")
     fetch.bring_newest(hosts.run)  # it never had one
@@ -300,7 +300,7 @@ def test_nothing_begins_anew_while_a_silent_host_may_have_a_checkpoint(hosts, ru
         handover._supply(plan, clients)
 
 
-def test_a_person_who_says_so_lets_it_begin_anew_without_a_silent_host(hosts, run, said):
+def test_a_person_who_says_so_lets_it_begin_anew_without_a_silent_host(hosts, run, messages):
     hosts.on("node1")
     hosts.mirror.state(State.FAILED, checkpoint=40)
     hosts.cut.add("node0")
@@ -308,4 +308,4 @@ def test_a_person_who_says_so_lets_it_begin_anew_without_a_silent_host(hosts, ru
         settle_for(hosts.run, None, holders_of(hosts.run))
     append_line(hosts.run.events, Event(1.0, attempts(hosts.run)[-1].number, ANEW, ""))
     settle_for(hosts.run, None, holders_of(hosts.run))
-    assert said[-1] == "the checkpoint of step 40 is not whole on the hosts that answer: it begins anew"
+    assert messages[-1] == "the checkpoint of step 40 is not whole on the hosts that answer: it begins anew"

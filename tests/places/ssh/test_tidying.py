@@ -68,7 +68,7 @@ def test_what_lives_stays(disk):
 
 
 @pytest.fixture
-def told(monkeypatch, disk):
+def tidy_by(monkeypatch, disk):
     """Return the summary of hosts' answers about two runs on each."""
 
     def of(answers, apart):
@@ -79,21 +79,21 @@ def told(monkeypatch, disk):
     return of
 
 
-def test_a_host_speaks_of_what_it_was_asked_about(told):
-    (one,) = told({"gpu1": Tidied({OLD: 5, "lies-9999": 7}, 3, ("lies-9999", OTHER))}, apart=True)
+def test_a_host_speaks_of_what_it_was_asked_about(tidy_by):
+    (one,) = tidy_by({"gpu1": Tidied({OLD: 5, "lies-9999": 7}, 3, ("lies-9999", OTHER))}, apart=True)
     assert (one.runs, one.code, one.live, one.silent) == ({OLD: 5}, 3, (OTHER,), "")
 
 
-def test_each_host_has_a_disk_of_its_own(told):
-    one, two = told({"gpu1": Unreachable("gpu1: no route"), "gpu2": Tidied({OLD: 5}, 3)}, apart=True)
+def test_each_host_has_a_disk_of_its_own(tidy_by):
+    one, two = tidy_by({"gpu1": Unreachable("gpu1: no route"), "gpu2": Tidied({OLD: 5}, 3)}, apart=True)
     assert (one.where, one.runs) == ("gpu2", {OLD: 5})
     assert (two.where, two.silent, {*two.runs}) == ("gpu1", "gpu1: no route", {OLD, OTHER})
 
 
-def test_on_one_disk_the_word_of_one_host_is_enough(told):
-    (one,) = told({"gpu1": Unreachable("gpu1: no route"), "gpu2": Tidied({}, 3), "gpu3": Tidied({OLD: 5}, 3)}, False)
+def test_on_one_disk_the_word_of_one_host_is_enough(tidy_by):
+    (one,) = tidy_by({"gpu1": Unreachable("gpu1: no route"), "gpu2": Tidied({}, 3), "gpu3": Tidied({OLD: 5}, 3)}, False)
     assert (one.where, one.runs) == ("gpu3", {OLD: 5})
-    (silent,) = told({"gpu1": Unreachable("gpu1: no route")}, apart=False)
+    (silent,) = tidy_by({"gpu1": Unreachable("gpu1: no route")}, apart=False)
     assert {*silent.runs} == {OLD, OTHER}
-    _, live = told({"gpu1": Tidied({OLD: 5}, 3), "gpu2": Tidied({}, 3, (OLD,))}, apart=False)
+    _, live = tidy_by({"gpu1": Tidied({OLD: 5}, 3), "gpu2": Tidied({}, 3, (OLD,))}, apart=False)
     assert live.live == (OLD,)

@@ -44,7 +44,7 @@ def hosts(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def said(monkeypatch):
+def messages(monkeypatch):
     lines = []
     monkeypatch.setattr(news, "_listeners", [lines.append])
     return lines
@@ -99,7 +99,7 @@ def test_where_one_copy_is_damaged_the_other_comes(hosts, tmp_path, damaged):
     assert at_home(hosts) == [("step", 5)]
 
 
-def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp_path):
+def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, messages, tmp_path):
     both_have(hosts, tmp_path, 5)
     for folder in both_have(hosts, tmp_path, 10):
         flip(folder / data_name(1))
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_is_damaged_everywhere_is_passed_over(hosts, said, tmp
     assert raised.value.exit_code is Exit.DAMAGED and "here now: checkpoint of step 5" in str(raised.value)
     fetch.bring_newest(hosts.run)
     assert at_home(hosts) == [("step", 5)] and not (hosts.run.path / FOLDER / "step-00000010").exists()
-    assert any("rank-00001.data" in line and line.endswith("the one before it is taken") for line in said), said
+    assert any("rank-00001.data" in line and line.endswith("the one before it is taken") for line in messages), messages
 
 
 def moves_on(hosts, tmp_path, kind, times):
@@ -215,11 +215,11 @@ def test_new_hosts_go_on_from_the_checkpoint_before_a_damaged_one(hosts, tmp_pat
     assert raised.value.exit_code is Exit.DAMAGED
 
 
-def test_who_could_not_be_asked_for_checkpoints_is_named(hosts, said, tmp_path):
+def test_who_could_not_be_asked_for_checkpoints_is_named(hosts, messages, tmp_path):
     save_part(hosts.on("node0").path / FOLDER, 5, range(2))
     hosts.cut.add("node1")
     fetch.bring_newest(hosts.run)
-    assert any(line.startswith("node1: may have a newer checkpoint") for line in said), said
+    assert any(line.startswith("node1: may have a newer checkpoint") for line in messages), messages
 
 
 def test_a_run_whose_folder_was_taken_away_is_found_again(hosts, tmp_path, monkeypatch):
@@ -267,7 +267,7 @@ def test_the_best_comes_along_and_stands_for_its_step(hosts):
     assert at_home(hosts) == [("step", 10), ("best", 5)]
 
 
-def test_the_best_moves_along_and_nobody_waits_for_it(hosts, said):
+def test_the_best_moves_along_and_nobody_waits_for_it(hosts, messages):
     hosts.hand_over(1, "node0")
     there = hosts.on("node0").path / FOLDER
     keeps_the_best_alone(there)
@@ -277,7 +277,9 @@ def test_the_best_moves_along_and_nobody_waits_for_it(hosts, said):
     flip(there / "best-00000005" / data_name(0))
     fetch.bring_newest(hosts.run)
     assert partial.inventory(hosts.run.path / FOLDER)[0].step == 10 and at_home(hosts) == [("step", 10)]
-    assert any(line.startswith("the best, step 5") and line.endswith("continues without it") for line in said), said
+    assert any(line.startswith("the best, step 5") and line.endswith("continues without it") for line in messages), (
+        messages
+    )
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def told(run):
+def sent(run):
     """Return what the third host's supervisor receives; it understands the message the second time."""
     heard = []
 
@@ -63,36 +63,36 @@ def told(run):
     supervisor.close()
 
 
-def test_it_is_said_again_until_it_has_been_understood(run, told):
+def test_it_is_said_again_until_it_has_been_understood(run, sent):
     late_messages.deliver(run, "cancel", ["host2", "host9"], PATIENT)
-    assert told == [(Cancelled(1), "127.0.0.2")] * 2
+    assert sent == [(Cancelled(1), "127.0.0.2")] * 2
 
 
-def test_a_host_that_was_cut_off_when_the_run_ended_is_given_all_records_of_that(run, told):
+def test_a_host_that_was_cut_off_when_the_run_ended_is_given_all_records_of_that(run, sent):
     end = AttemptEnd(State.SUCCEEDED, None, Exit.OK, 1.0)
     write_end(run, run.attempt(2), end, plan_of(run.path))
     late_messages.deliver(run, "end", ["host2"], PATIENT)
-    taken = [question for question, _ in told if question.name == "end"]
+    taken = [question for question, _ in sent if question.name == "end"]
     assert (taken[-1].node, taken[-1].attempt, json.loads(taken[-1].data)["state"]) == (1, 2, "succeeded")
-    assert {question.name for question, _ in told} >= {"end", "events", "state"}
+    assert {question.name for question, _ in sent} >= {"end", "events", "state"}
 
 
-def test_a_host_that_has_no_supervisor_any_more_is_told_nothing(run, told):
+def test_a_host_that_has_no_supervisor_any_more_is_told_nothing(run, sent):
     """It was started anew: it refuses every connection, and nobody waits there."""
     peers = late_messages.presence.begun(run)[1]
     with socket.create_server(("127.0.0.3", 0)) as free:
         gone = Peer("host2", "127.0.0.3", free.getsockname()[1])
     write_record(run.attempt(1).supervisors, (*peers[:2], gone))
     late_messages.deliver(run, "cancel", ["host2"], replace(PATIENT, nobody_s=-Recovery().lease_s))
-    assert told == []
+    assert sent == []
 
 
-def test_nobody_is_looked_for_longer_than_a_supervisor_waits_by_itself(run, told, monkeypatch):
+def test_nobody_is_looked_for_longer_than_a_supervisor_waits_by_itself(run, sent, monkeypatch):
     recovery = Recovery()
     assert late_messages.gives_up_s(recovery) > recovery.lease_s + late_messages.GIVE_UP_WAITS * recovery.wait_s
     monkeypatch.setattr(late_messages, "gives_up_s", lambda _: 0.0)
     late_messages.deliver(run, "cancel", ["host2"], PATIENT)
-    assert told == []
+    assert sent == []
 
 
 def test_where_no_supervisors_were_told_of_each_other_there_is_nobody_to_tell(run, monkeypatch):

@@ -84,11 +84,11 @@ def test_a_history_grows_and_a_torn_end_is_mended(run):
 
 
 @pytest.fixture
-def told(tmp_path):
-    return telling(tmp_path)
+def replicas(tmp_path):
+    return make_replicas(tmp_path)
 
 
-def telling(tmp_path, **how):
+def make_replicas(tmp_path, **how):
     """The runs of a leader and of a host that has all its records, and how the leader tells it what is new."""
     table = Table(tmp_path, size=2, nodes_min=1)
     leader, other = table.supervisors
@@ -111,9 +111,9 @@ DAMAGES = {"no text": b"\xff\xfe{}", "zeros": b"\0" * 100, "cut": b'{"run": ', "
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_record_that_is_damaged_on_the_leader_s_disk_is_not_spread_and_keeps_no_other_from_being_sent(told, damage):
+def test_a_record_that_is_damaged_on_the_leaders_disk_is_not_sent_and_holds_up_no_other(replicas, damage):
     """What is no text ended the thread that sends, and then the supervisor."""
-    ours, theirs, tell = told
+    ours, theirs, tell = replicas
     ours.state.write_bytes(damage)
     append_line(ours.events, Event(1.0, 1, "failure", "c"))
     tell()
@@ -137,8 +137,8 @@ def test_no_host_is_left_alone_for_a_record_that_is_damaged_on_the_leader_s_disk
     assert texts(other.run) == ["a"]
 
 
-def test_lines_of_a_history_that_are_damaged_before_they_are_sent_do_not_hold_up_the_next(told):
-    ours, theirs, tell = told
+def test_lines_of_a_history_that_are_damaged_before_they_are_sent_do_not_hold_up_the_next(replicas):
+    ours, theirs, tell = replicas
     with ours.events.open("ab") as file:
         file.write(b'{"at": \xff\x80\n')
     append_line(ours.events, Event(1.0, 1, "failure", "c"))
@@ -148,9 +148,9 @@ def test_lines_of_a_history_that_are_damaged_before_they_are_sent_do_not_hold_up
 
 
 @pytest.mark.parametrize("on", ["the leader's disk", "another disk"])
-def test_a_history_that_was_cut_short_is_told_again(told, on):
+def test_a_history_that_was_cut_short_is_told_again(replicas, on):
     """A host of which the end was missing refused all that came after it, and did not hear of the state any more."""
-    ours, theirs, tell = told
+    ours, theirs, tell = replicas
     cut = (ours if on == "the leader's disk" else theirs).events
     cut.write_bytes(cut.read_bytes()[:-20])
     append_line(ours.events, Event(1.0, 1, "failure", "c"))
@@ -176,7 +176,7 @@ def test_an_end_that_is_damaged_on_the_leader_s_disk_counts_as_untold(tmp_path):
 
 def test_where_the_coordinator_is_they_are_told_again_though_nothing_has_changed(tmp_path):
     """A host whose copy was damaged has an agent that may need it later."""
-    ours, theirs, tell = telling(tmp_path, renew_s=1e-9)
+    ours, theirs, tell = make_replicas(tmp_path, renew_s=1e-9)
     here = Endpoint("127.0.0.1", 1, this_process())
     write_record(ours.attempt(1).endpoint, here)
     tell()
