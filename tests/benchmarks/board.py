@@ -1,5 +1,4 @@
-"""The board as one sees it in a browser: what it takes to start, to show and to keep up; and beside TensorBoard, from
-the start of the program to the first curve on the page.
+"""Measure the time until the board starts, shows a page and shows a change, and compare it with TensorBoard.
 
 uv run python tests/benchmarks/board.py [--write]
 """

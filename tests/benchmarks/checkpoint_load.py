@@ -1,4 +1,4 @@
-"""Loading a checkpoint and comparing every byte of it, against reading its bytes and against loading without a look.
+"""Measure the time to load and verify a checkpoint, compared with reading its bytes, and with loading without verifying.
 
     uv run python tests/benchmarks/checkpoint_load.py [--write]
 

@@ -1,4 +1,4 @@
-"""How long the commands take that people type all day: whole processes, beside a bare Python.
+"""Measure how long frequent commands take as whole processes, compared with a bare Python.
 
 uv run python tests/benchmarks/cli.py [--write]
 """

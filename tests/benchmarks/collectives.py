@@ -1,4 +1,4 @@
-"""Whether what `launch doctor --collectives` tells is true: its time of an operation beside a plain loop of the same.
+"""Compare the times that `launch doctor --collectives` reports with those of a plain loop of the same operation.
 
     uv run python tests/benchmarks/collectives.py [--write]
 

@@ -1,4 +1,4 @@
-"""How the coordinator scales: 10, 100 and 1,000 simulated agents over real sockets, against the real shell.
+"""Measure how the coordinator scales: 10, 100 and 1,000 simulated agents over real sockets.
 
     uv run python tests/benchmarks/coordinator.py [--write]
 

@@ -1,4 +1,4 @@
-"""From kill -9 of a rank to the next step: launch beside torchft, NVRx's in-process restart, Ray Train and torchrun.
+"""Measure the time from kill -9 of a rank to the next step: launch, torchft, NVRx in process, Ray Train and torchrun.
 
     uv run python tests/benchmarks/field.py [--peers launch torchft NVRx …] [--starts 5] [--write]
 

@@ -1,5 +1,4 @@
-"""How long the code of a large project takes on its way into a run: found, frozen for the first time, frozen again, and
-copied for its ranks, which nobody waits for in `submit` on this machine.
+"""Measure how long it takes to copy the code of a large project into a run.
 
 uv run python tests/benchmarks/freeze.py [--files 50000] [--turns 5] [--write]
 

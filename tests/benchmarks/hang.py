@@ -1,4 +1,4 @@
-"""From a hang to the name of the rank that the others wait for: right, unknown or wrong, and how many seconds later.
+"""Measure how often and how soon the rank that others wait for is named correctly when a training hangs.
 
     uv run python tests/benchmarks/hang.py [--kinds order,data] [--styles hand,ddp] [--shapes 1x2,2x2] [--repeats 10]
     uv run python tests/benchmarks/hang.py --calm 60 [--styles ddp]    # false alarms in an hour of healthy trainings

@@ -1,4 +1,4 @@
-"""A node is lost without a spare, and comes back: how long the rank that is left stands still, `mode: hot` and warm.
+"""Measure how long the remaining rank stands still when a node is lost without a spare, and when it returns.
 
     uv run python tests/benchmarks/joins.py [--job image] [--pairs 5] [--lease-s 5] [--write]
 

@@ -1,4 +1,4 @@
-"""Ranks are killed at random moments, again and again: how many steps are lost, and are the weights those of no kill?
+"""Kill ranks at random moments, count the lost steps, and compare the weights with those of an undisturbed run.
 
     uv run python tests/benchmarks/kills.py [--trainings ddp hsdp] [--kills 70] [--seed N] [--write]
 

@@ -1,4 +1,4 @@
-"""How often a rank is not out of an operation of gloo's a second after its connections were cut, by how they were cut.
+"""Count how often a rank is still in an operation of gloo one second after its connections were cut.
 
     uv run python tests/benchmarks/leaving.py [--rounds 150] [--write]
 

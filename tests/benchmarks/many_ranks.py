@@ -1,4 +1,4 @@
-"""Measure what a checkpoint costs each of many ranks beside its bytes: planning, manifest, finding what to load.
+"""Measure what a checkpoint costs each of many ranks besides its bytes: planning, manifest, finding what to load.
 
     uv run python tests/benchmarks/many_ranks.py [--ranks 16 128 1024] [--layers 80] [--write]
 

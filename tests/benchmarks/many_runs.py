@@ -1,4 +1,4 @@
-"""Finding and tidying among many runs: whole processes, their time and their CPU, which other programs do not stretch.
+"""Measure the time and CPU of commands that find and delete runs among many.
 
 uv run python tests/benchmarks/many_runs.py [--write]
 """

@@ -1,4 +1,4 @@
-"""Memory of the ranks before there is a model, after init_process_group: launch against torchrun on the same script.
+"""Measure the memory of the ranks before there is a model, after init_process_group: launch against torchrun.
 
     uv run python tests/benchmarks/memory.py [--write]
 

@@ -1,4 +1,4 @@
-"""A pipeline of two stages beside two copies and one process: steps a second, and the bubble beside its formula.
+"""Compare a pipeline of two stages with two copies and with one process: steps a second, and the bubble.
 
     uv run python tests/benchmarks/pipeline.py [--fsdp | --cut] [--write]
 

@@ -1,4 +1,4 @@
-"""From kill -9 of a rank to the next optimizer step of all ranks: launch against torchrun on the same script.
+"""Measure the time from kill -9 of a rank to the next optimizer step of all ranks: launch against torchrun.
 
     uv run python tests/benchmarks/recover.py [--write]
 

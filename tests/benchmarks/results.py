@@ -35,7 +35,9 @@ def publish(name: str, table: str, *, write: bool, title: str = "") -> None:
 
     `title`: where it is not that of the script that has its name.
     """
-    section = f"<!-- {name} -->\n## {title or f'{name}.py'}\n\n{circumstances()}\n\n{table}\n<!-- /{name} -->\n"
+    what = (sys.modules["__main__"].__doc__ or "").partition("\n\n")[0]  # of the script: what it measures
+    parts = (f"<!-- {name} -->\n## {title or f'{name}.py'}", what, circumstances(), f"{table}\n<!-- /{name} -->\n")
+    section = "\n\n".join(part for part in parts if part)
     print(f"{circumstances()}\n\n{table}", flush=True)
     if write:
         text = RESULTS.read_text() if RESULTS.exists() else _HEAD

@@ -1,4 +1,4 @@
-"""From kill -9 of a rank to the next step of all ranks in the same trainer: launch, also hot, against torchrun.
+"""Measure the time from kill -9 of a rank to the next step of all ranks in the same trainer: launch against torchrun.
 
     uv run python tests/benchmarks/resume_step.py [--jobs image mlp] [--write]
 

@@ -1,4 +1,4 @@
-"""Several programs in one run: how soon the main one makes its first step, and what a killed actor costs the learner.
+"""Measure how soon the main program of several makes its first step, and what a killed actor costs the learner.
 
     uv run python tests/benchmarks/roles.py [--pairs 7] [--kills 30] [--write]
 

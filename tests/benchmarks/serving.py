@@ -1,4 +1,4 @@
-"""Requests a second and their time, beside a plain FastAPI handler, BentoML and LitServe; and of answers that are kept.
+"""Measure requests a second and their times: launch serve, a plain FastAPI handler, BentoML and LitServe.
 
 uv run python tests/benchmarks/serving.py [--peers plain BentoML LitServe] [--write]
 

@@ -1,4 +1,4 @@
-"""From the loss of a node to the next step of all ranks, with a spare at hand: `recovery: {mode: hot}` beside `warm`.
+"""Measure the time from the loss of a node to the next step of all ranks, with a spare: mode hot against warm.
 
     uv run python tests/benchmarks/spare.py [--pairs 5] [--lease-s 5] [--write]
 

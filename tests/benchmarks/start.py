@@ -1,4 +1,4 @@
-"""From the command to the first optimizer step of every rank: launch against torchrun on the same script.
+"""Measure the time from the command to the first optimizer step of every rank: launch against torchrun.
 
     uv run python tests/benchmarks/start.py [--write]
 

@@ -1,5 +1,4 @@
-"""A new rank takes the whole state of a training from one rank that has it, from three at once, and out of the memory
-of one on its node, by turns.
+"""Measure how fast a new rank gets the state of a training: from one rank, from three, and from memory on its node.
 
     uv run python tests/benchmarks/striping.py [--megabytes 300] [--mbit 1000] [--pairs 7] [--write]
 

@@ -1,4 +1,4 @@
-"""Twenty trials of a training of two seconds, two at a time: `launch sweep`, Optuna in one process, and Ray Tune.
+"""Measure twenty trials of two seconds, two at a time: `launch sweep`, Optuna in one process, and Ray Tune.
 
 uv run python tests/benchmarks/sweeps.py [--peers launch Optuna "Ray Tune"] [--write]
 

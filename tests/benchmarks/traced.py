@@ -1,4 +1,4 @@
-"""Whether what is read from traces is true: communication in the open, beside what a step is shorter by without it.
+"""Compare the communication that traces show with the time that a step is shorter without it.
 
     uv run python tests/benchmarks/traced.py [--write]
 

@@ -1,4 +1,4 @@
-"""The step of Trainer against the same training as a DDP loop written by hand, in Lightning, and with Accelerate.
+"""Compare the step of Trainer with the same training as a loop by hand, in Lightning, and with Accelerate.
 
     uv run --with lightning --with accelerate python tests/benchmarks/train_step.py [--write]
 
