@@ -11,7 +11,7 @@ JOB_ID = re.compile(r"[0-9]{1,10}")
 
 
 def read_submitted(text: str) -> str | None:
-    """Return the id of the submitted job, found among a site's banners, or None if there is none or more than one."""
+    """Return the id of the submitted job, found among a site's banners, or None unless the text has exactly one."""
     found = {line[1] for line in re.finditer(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", text, re.MULTILINE)}
     return found.pop() if len(found) == 1 else None
 
@@ -61,10 +61,10 @@ def child_text(node: ET.Element, name: str) -> str:
 
 
 def child_texts(node: ET.Element, name: str) -> list[str]:
-    """Return the texts of all elements below with this name, without empty ones."""
+    """Return the texts of all elements named `name` below the node, without empty ones."""
     return [one.text for one in node.iter(name) if one.text]
 
 
 def number(text: str) -> float | None:
-    """Return the number in the text, or None if it is not a plain number."""
+    """Return the number in the text, or None if the text is not a plain number."""
     return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{0,15})?", text.strip()) else None

@@ -42,8 +42,9 @@ _REACHED_S = 5.0  # before its limit a job may be ended for that
 
 
 class SubmitToken(msgspec.Struct, frozen=True):
-    """The submit token that identifies a job before it has an id; it is written on the job, where all users can
-    read it.
+    """The submit token that identifies a job before it has an id.
+
+    It is written on the job, where all users can read it.
     """
 
     text: str
@@ -56,12 +57,13 @@ class SubmitToken(msgspec.Struct, frozen=True):
 
 
 def submit_tokens_in(text: str) -> frozenset[str]:
-    """Return the submit tokens whose marks are among these words."""
+    """Return the submit tokens whose marks are among the words of the text."""
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
 
 
 def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
-    """Return the only command of a batch script: it starts the batch process, with `guarded` below a watchdog.
+    """Return the only command of a batch script: it starts the batch process, and with `guarded` a guard that restarts
+    it if it is killed.
 
     `where` is the run's folder, or the folder that lists an array's runs.
     """
@@ -73,19 +75,19 @@ def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
 
 
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
-    """Return the command to run once on every node but the first."""
+    """Return the command that a job runs once on every node but the first."""
     return [sys.executable, "-P", "-m", "launcher.places.batch.job.on_node", kind, plan.run_dir, str(attempt.number)]
 
 
 def nodes_asked(plan: "Plan", each: int = 1) -> str:
-    """Return how many nodes, or slots of `each` per node, a job requests; spares are added."""
+    """Return how many nodes, or slots of `each` per node, a job requests, its spares included."""
     fewest, most = plan.nodes_min * each, (hosts_asked(plan) + plan.spec.recovery.spares) * each
     return f"{fewest}-{most}" if plan.nodes_min < plan.nodes_max else str(most)
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
-    """Return how many seconds before its limit a run is warned: `wanted_s`, but never in the first half of a
-    short job.
+    """Return how many seconds before its limit a run is warned: `wanted_s`, but never in the first half of the
+    limit.
     """
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
@@ -119,21 +121,21 @@ class QueuedJob(msgspec.Struct, frozen=True):
     name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
 
     def may_have(self, submit_token: str) -> bool:
-        """Return whether it may be this token's job; a job without any token may, as a site's plugins can
-        rewrite that field.
+        """Return whether the job may be the one submitted with this token; a job without any token may, as a site's
+        plugins can rewrite its field.
         """
         return not submit_token or not self.submit_tokens or submit_token in self.submit_tokens
 
 
 class JobStart(msgspec.Struct, frozen=True):
-    """The job that a process belongs to, and which run of an array it is, from its environment."""
+    """The job in which a process runs, and the number of its run in an array, from the environment."""
 
     job: str
     element: int | None  # which run of an array, from 0
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """A node's state as the scheduler reports it."""
+    """The state of a node as the scheduler reports it."""
 
     down: bool  # given up; a node that merely takes no new jobs is not
     text: str  # its state and the reason, for people
@@ -142,7 +144,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 
 class ExecHost(msgspec.Struct, frozen=True):
-    """An execution host and what it has; None means that the batch system does not report it."""
+    """An execution host and its resources, where None means that the batch system does not report one."""
 
     name: str
     cpus: int
@@ -156,7 +158,7 @@ class ExecHost(msgspec.Struct, frozen=True):
 
 
 class Fate(Enum):
-    """What happens to a job whose batch process was asked to leave."""
+    """What the scheduler does with a job after it asked its batch process to exit."""
 
     QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
     PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
@@ -170,8 +172,8 @@ class BatchSystem(ABC):
     """A batch system: its command lines, how to parse their answers, its states and reasons.
 
     A subclass fills in `script`, `jobs` and a few attributes; the rest has defaults that suit systems with a command
-    like qsub, and `exec_hosts` if the batch system can list hosts. Every method that asks raises Unreachable if nothing
-    answers, which never counts as a no.
+    like qsub, and `exec_hosts` if the batch system can list hosts. Every method that asks the scheduler raises
+    Unreachable if it does not answer; silence never counts as a no.
     """
 
     kind: str  # as the registry of kinds has it
@@ -198,15 +200,15 @@ class BatchSystem(ABC):
     def script(self, plan: "Plan", submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
         """Return the whole batch script, which runs only `batch_command(kind, where)`: see `script_of`.
 
-        The spec may insist on nodes in `avoid`. `where` is the run's folder, or an array's; what the job writes before
-        it has a log goes there.
+        The spec may insist on nodes in `avoid`. `where` is the run's folder, or an array's; output that the job writes
+        before it has a log goes there.
         """
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         """Submit the script once and return the job's id; raise NotStarted if the job is refused.
 
-        The client process holds the lock (a descriptor) as long as it lives. By default the job finds the environment
-        in a file.
+        The client process holds the lock (a descriptor) as long as it lives. By default the job reads its environment
+        from a file.
         """
         given = environment.beside(script, environ)
         words, stdin = ([], script.read_text()) if self.reads_stdin else ([str(script)], None)
@@ -220,28 +222,28 @@ class BatchSystem(ABC):
         return job
 
     def submitted(self, text: str) -> str | None:
-        """Return the id of the accepted job from the submitting command's output, or None if it has none."""
+        """Return the id of the accepted job from the submitting command's output, or None if the output has none."""
         return read_submitted(text)
 
     def refusal(self, answer: Answer) -> str:
-        """Return why the job was refused."""
+        """Return the reason why the job was refused, from the client's answer."""
         return answer.refusal
 
     def may_submit(self) -> bool:
-        """Return whether this host, on which a job may run, may submit jobs; the site may still refuse one."""
+        """Return whether this host, on which a job may run, may submit jobs; the site may still refuse a job."""
         return True
 
     def try_out(self, script: str) -> str:  # noqa: ARG002 - of those that can
-        """Return the scheduler's answer about this script, for the user, without submitting it."""
+        """Return the scheduler's answer, for the user, about a script that is not submitted."""
         return f"{self.called} cannot look at a script without taking it"
 
     def name_of(self, job: str, element: int) -> str:
-        """Return the id of an array's element, counted from 0."""
+        """Return the id of the array's element number `element`, counted from 0."""
         return f"{job}[{element}]"
 
     def site(self) -> str:
-        """Return the name of the cluster that answers here, or "" if it has none; several clusters may share
-        one home directory.
+        """Return the name of the cluster whose scheduler answers here, or "" if it has no name; several clusters may
+        share one home directory.
         """
         return ""
 
@@ -249,20 +251,20 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs with these ids, or those of the run named `called`, or all of this user, with one query.
+        """Return the jobs with the ids `ids`, or those of the run named `called`, or all of this user, with one query.
 
-        Raise Unreachable rather than leave one out.
+        Raise Unreachable rather than leave a job out.
         """
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - of those that can
-        """Return what the accounting has of jobs that are no longer shown; empty if nothing is recorded.
+        """Return the accounting's records of jobs that are no longer shown, or an empty list if nothing is recorded.
 
         An id that was used before `since` (Unix time) is another job's.
         """
         return []
 
     def warn(self, job: str) -> None:  # noqa: B027 - doing nothing is the default
-        """Send SIGTERM to the batch process, if the system can send it to nothing else.
+        """Send SIGTERM to the batch process, if the system can send it to that process alone.
 
         By default nothing is sent: the batch process reads requests to stop from its folder every two seconds.
         """
@@ -272,43 +274,46 @@ class BatchSystem(ABC):
         self.ask([*self.ends.split(), job])
 
     def by_hand(self, job: str) -> tuple[str, str]:
-        """Return the commands with which a user can see the job and end it."""
+        """Return (the command with which a user can see the job, the command to end it)."""
         return f"{self.sees} {job}", f"{self.ends} {job}"
 
     def release(self, job: str) -> str:
-        """Release a job that its user holds; return why that is refused, or ""."""
+        """Release a job that its user holds; return why the scheduler refuses, or ""."""
         return self.ask([*self.releases.split(), job]).refusal if self.releases else "it holds no jobs"
 
     # -- how a job is started again: where it cannot, the run continues in a new job
 
     def fate(self, job: str) -> Fate:
-        """Return why this job's batch process was asked to leave; asked inside the job, by default from the
-        job's shown state.
+        """Return why the batch process of this job was asked to exit; called inside the job, and by default judged by
+        the job's shown state.
         """
         return fate_by(next(iter(self.jobs([job])), None), self.hosts())
 
     def requeue(self, job: str) -> str:  # noqa: ARG002 - of those that can
-        """Put this job back into the queue; return why that is refused, or ""."""
+        """Put this job back into the queue; return why the scheduler refuses, or ""."""
         return "" if self.leaves_with is not None else f"{self.called} puts no job back"
 
     def puts_back_within_s(self, plan: "Plan", job: str) -> float | None:  # noqa: ARG002 - of those that can
-        """Return within how many seconds the scheduler may requeue this job by itself after it lost a node, at
-        the head of its queue; None if it does not.
+        """Return within how many seconds the scheduler may itself requeue this job, at the head of its queue, after the
+        job lost a node.
+
+        Return None if it does not requeue jobs by itself.
         """
         return None
 
     def start_again(  # noqa: B027 - doing nothing is the default
         self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None
     ) -> None:
-        """Have a waiting job start on other nodes than `avoid`, as far as possible; by default it keeps what was
+        """Have a waiting job start on other nodes than `avoid`, as far as possible; by default the job keeps what was
         submitted.
 
         With a delay the job is just being requeued, and starts after the delay; the call returns at once.
         """
 
     def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
-        """Have this job, which is about to be requeued, wait in the queue for the ends of other jobs; return
-        False if that is impossible, so that it waits on its nodes.
+        """Have this job, which is about to be requeued, wait in the queue for the ends of other jobs.
+
+        Return False if that is impossible, so that it waits on its nodes.
         """
         return False
 
@@ -321,15 +326,15 @@ class BatchSystem(ABC):
 
     @property
     def warnings(self) -> tuple[int, ...]:
-        """Return the signals, besides SIGTERM, that warn that the nodes will be taken: from the job's own timer or the
-        scheduler.
+        """Return the signals besides SIGTERM by which the job's own timer or the scheduler warns that the nodes will be
+        taken.
 
         They may arrive on every host of the job; only the batch process acts on them.
         """
         return () if environment.HOST in os.environ else (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
     def this_start(self) -> JobStart:
-        """Return which job this process is in, and which of an array's runs."""
+        """Return the job in which this process runs, and the number of its run in an array."""
         return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:
@@ -337,9 +342,9 @@ class BatchSystem(ABC):
         return os.environ.get(environment.HOST) or os.uname().nodename
 
     def hosts(self) -> dict[str, str]:
-        """Return the address of each host of the job by name, the batch process's own host first.
+        """Return the address of each host of the job by the host's name, the batch process's own host first.
 
-        The address is the batch system's own, or what the name resolves to.
+        The address is the batch system's own, or that to which the name resolves.
         """
         file = Path(os.environ.get(self.hosts_variable) or "/nonexistent")  # or one that another job has left behind
         names = [line.split()[0] for line in file.read_text().splitlines()] if file.is_file() else [self.this_host()]
@@ -361,35 +366,37 @@ class BatchSystem(ABC):
         return [agent_process(plan, attempt, 0), *self.started]
 
     def role_processes(self, whole: "Plan", plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":  # noqa: ARG002 - of those that can
-        """Return the processes to start for a role beside the main one of the job's run: first the one that
-        ends with node 0's agent.
+        """Return the processes to start for a role beside the main one; the first is the one that ends with node 0's
+        agent.
         """
         raise LaunchError(f"{self.called} starts no agents for a program beside the main one")
 
     # -- hosts
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - of those that can
-        """Return the hosts that jobs of this queue may get, or all, with one query; `gpu` is the name of GPUs
-        on them.
+        """Return the hosts that jobs of the queue may get, or all hosts for None, with one query; `gpu` is the name of
+        the resource for GPUs.
         """
         return []
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
-        """Return what is known of these nodes by name, without those of which nothing is known."""
+        """Return what the scheduler knows about the nodes, by name, without nodes of which it knows nothing."""
         known = {one.name: one for one in self.exec_hosts(None, self.gpu_resource, limit_s=limit_s)}
         found = {host: known[host] for host in hosts if host in known}
         return {host: NodeAnswer(not one.up, one.text, drains=one.drains) for host, one in found.items()}
 
 
 def directives(sign: str, options: Mapping[str, str | None]) -> list[str]:
-    """Return the lines of a script that give its options, which are named without their dash; an option that is
-    None is left out.
+    """Return the lines of a script that give its options, named without their dash; an option with the value None is
+    left out.
     """
     return [f"{sign} -{name} {value}".rstrip() for name, value in options.items() if value is not None]
 
 
 def output_file(where: Path, name: str) -> str:
-    """Return the file for the batch process's output before it has a log; /dev/null if clients may misread the path."""
+    """Return the file for the batch process's output before it has a log, or /dev/null if clients may misread
+    the path.
+    """
     return f"{where}/{name}" if _PLAIN_PATH.fullmatch(str(where)) else os.devnull
 
 
@@ -423,7 +430,9 @@ def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float 
 
 
 def resolved(name: str, hint: str) -> str:
-    """Return the address of a host's name or address; raise LaunchError with `hint` if there is none."""
+    """Return the IP address of a host's name or address; raise LaunchError with `hint` if the name cannot be
+    resolved.
+    """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -432,9 +441,9 @@ def resolved(name: str, hint: str) -> str:
 
 
 def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
-    """Return what happens to a job, from its shown state alone.
+    """Return what the scheduler does with a job, from the job's shown state alone.
 
-    `ours` are the hosts that this start has; other answers may name them with or without their domain.
+    `ours` are the hosts of this start; the scheduler may name them with or without their domain.
     """
     if shown is None:
         return Fate.UNKNOWN

@@ -32,15 +32,16 @@ _SHOWN = 8
 
 
 class Cancelling:
-    """One cancel of one attempt."""
+    """The cancel of one attempt by its user."""
 
     def __init__(self, queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> None:
         self._queue = queue
         self._run, self._attempt, self._plan = run, attempt, plan
 
     def carry_out(self) -> CancelReport:
-        """Cancel the run and return once nothing of it is left; raise Unreachable if the scheduler does not
-        answer, in which case the request to stop stays.
+        """Cancel the run and return once all its processes and jobs are gone.
+
+        Raise Unreachable if the scheduler does not answer, in which case the request to stop stays.
         """
         if self._has_ended():
             return CancelReport((), already=True)
@@ -69,7 +70,7 @@ class Cancelling:
         return CancelReport(ended, already=report.already and not others, cut_off=report.cut_off)
 
     def _end_newest(self, job: QueuedJob | None, submit_token: str) -> CancelReport:
-        """End the job of the newest attempt, if there is one, first by asking its processes to save."""
+        """End the job of the newest attempt, if it has one, after asking its processes to save."""
         if (job is None or submit_token not in job.submit_tokens) and (
             why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)
         ):
@@ -104,14 +105,14 @@ class Cancelling:
         return tuple(f"{host} does not answer {self._queue.called}: {end}" for host, node in known.items() if node.down)
 
     def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
-        """Return the run's jobs other than that of its newest attempt."""
+        """Return the run's jobs without the job of its newest attempt."""
         found = [one for one in self._queue.jobs() if not _has_left(one) and submit_token_on(one, self._run)]
         return [one for one in found if job is None or one.id != job.id]
 
     @contextlib.contextmanager
     def _no_submit_under_way(self) -> Iterator[None]:
-        """Keep other processes from submitting the attempt meanwhile, if its job is unknown; wait for one that
-        is submitting now.
+        """Keep other processes from submitting the attempt during the body, if its job is unknown; wait for a process
+        that is submitting it now.
         """
         intent = readable(self._attempt.intent, Intent)
         lock = BatchDir(Path(intent.batch)).lock if intent is not None and intent.batch else self._attempt.job_lock
@@ -129,8 +130,9 @@ class Cancelling:
             time.sleep(_STEP_S)
 
     def _job(self) -> tuple[QueuedJob | None, str]:
-        """Return the attempt's job and its token; the token finds a job whose submitter was killed before it
-        recorded the id.
+        """Return (the attempt's job or None, its token).
+
+        The token finds a job whose submitter was killed before it recorded the id.
         """
         jobs = self._queue.jobs()
         handle = readable(self._attempt.handle, Handle)
@@ -150,9 +152,10 @@ class Cancelling:
         return job, submit_token
 
     def _job_by_name(self) -> tuple[QueuedJob | None, str]:
-        """Return the job with the run's name and its token, if no record holds a token; array elements do not count.
+        """Return (the job with the run's name or None, its token), for a run whose records hold no token; array
+        elements do not count.
 
-        Raises Unreachable if several live jobs have the name.
+        Raise Unreachable if several live jobs have the name.
         """
         jobs = self._queue.jobs(called=self._run.path.name)
         named = sorted((job for job in jobs if job.submit_tokens and job.element is None), key=_has_left)
@@ -164,7 +167,7 @@ class Cancelling:
         return next(((job, submit_token) for job in named for submit_token in job.submit_tokens), (None, ""))
 
     def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
-        """Raise Unreachable if an array's element may be the run's and no record says which run it has."""
+        """Raise Unreachable if an element of an array may be the run's and no record says which run it belongs to."""
         known = _arrays_known(self._run)
         doubtful = [
             job
@@ -181,14 +184,14 @@ class Cancelling:
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _leave_alone(self, job: QueuedJob) -> None:
-        """Raise Unreachable, as the job lacks the run's submit token, unless the run has ended meanwhile."""
+        """Raise Unreachable because the job lacks the run's submit token, unless the run has ended meanwhile."""
         if not self._has_ended():
             see, end = self._queue.by_hand(job.id)
             text = f"job {job.id} does not have this run's submit token on it: it may be another user's by now"
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:
-        """Wait at most this long until the attempt, or one that follows it, has ended."""
+        """Wait up to `timeout_s` until the attempt, or one that follows it, has ended."""
         deadline = time.monotonic() + timeout_s
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_STEP_S)
@@ -207,7 +210,7 @@ class Cancelling:
             time.sleep(_LOOK_S)
 
     def _is_gone(self, job: str) -> bool:
-        """Return whether the job has ended."""
+        """Return whether the scheduler shows the job as ended or not at all."""
         return all(one.phase is Phase.ENDED for one in self._queue.jobs([job]))
 
     def _has_ended(self) -> bool:
@@ -217,17 +220,17 @@ class Cancelling:
 
 
 def _has_left(job: QueuedJob) -> bool:
-    """Return whether the job has ended."""
+    """Return whether the job has ended, as the scheduler shows it."""
     return job.phase is Phase.ENDED
 
 
 def _arrays_known(run: RunDir) -> set[str]:
-    """Return the tokens of all arrays whose runs are on record, in any of this user's folders of runs."""
+    """Return the tokens of all arrays whose runs have records in any of this user's folders of runs."""
     roots = {run.path.parent, *(path.parent for _, path in registered())}
     folders = [folder for root in roots for folder in root.glob(f"{BATCH_PREFIX}*")]
     return {one.name.removeprefix(BATCH_PREFIX) for one in folders if readable(BatchDir(one).runs, list[str])}
 
 
 def _named(job: QueuedJob) -> str:
-    """Return a name for the job with its state and hosts."""
+    """Return the job as text, with its id, state and hosts."""
     return f"job {job.id} ({job.word.lower()}{f' on {job.hosts}' if job.hosts else ''})"

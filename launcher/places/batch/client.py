@@ -24,7 +24,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
-        """Return why the scheduler refused, or ""."""
+        """Return why the scheduler refused the request, or "" if it did not."""
         return "" if self.code == 0 else (self.err or self.out).strip()[:300] or f"exit code {self.code}"
 
 
@@ -50,8 +50,8 @@ class Programs(msgspec.Struct, frozen=True):
         """Run a program and return its answer; raise Unreachable if it is missing, too slow, killed, or got no answer
         itself.
 
-        That is no refusal: a frozen controller carries out the request once it continues. `in_job` is set if the job
-        that this process runs in may be ending at that moment.
+        Unreachable is no refusal: a frozen controller carries out the request once it continues. `in_job` says that the
+        job of this process may be ending, so that the program must ignore its SIGTERM.
         """
         given = self.environment(os.environ if environ is None else environ)
         answer = self._run(argv, given, limit_s, stdin, pass_fds, in_job=in_job)
@@ -70,7 +70,10 @@ class Programs(msgspec.Struct, frozen=True):
         *,
         in_job: bool,
     ) -> Answer:
-        """Run the program within the time limit and return its answer; raise Unreachable."""
+        """Run the program within the time limit and return its answer; raise Unreachable.
+
+        With `in_job` it ignores SIGTERM.
+        """
         with (
             _memory(b"" if stdin is None else stdin.encode(errors="surrogateescape")) as given,
             _memory() as out,
@@ -105,7 +108,7 @@ class Programs(msgspec.Struct, frozen=True):
         return answer
 
     def _is_too_much(self, *files: int) -> bool:
-        """Return whether one of these outputs is larger than allowed."""
+        """Return whether one of the outputs is larger than allowed."""
         return any(os.fstat(file).st_size > self.most_bytes for file in files)
 
     def _silent(self, program: str, said: str) -> Unreachable:
@@ -134,7 +137,7 @@ def _no_client(program: str, called: str, error: OSError) -> Unreachable:
 
 @contextlib.contextmanager
 def _memory(content: bytes = b"") -> Iterator[int]:
-    """Yield a descriptor of a file in memory with this content."""
+    """Yield a descriptor of a file in memory that holds `content`."""
     file = os.memfd_create("client")
     try:
         os.write(file, content)

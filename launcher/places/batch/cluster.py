@@ -61,7 +61,7 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
 
 @contextlib.contextmanager
 def _where_there_is_room() -> Iterator[None]:
-    """Ignore a full or failing disk within this context; a later call finishes the rest."""
+    """Ignore a full or failing disk in the body, because a later call finishes the rest."""
     try:
         yield
     except OSError as error:
@@ -85,9 +85,10 @@ def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: 
 def _end_doubles(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Cancel waiting jobs that are not the newest attempt's: with its token, or an older attempt's put back late.
+    """Cancel waiting jobs that are not the newest attempt's: a second one with its token, or an older attempt's that
+    was requeued late.
 
-    Elements of an array are left alone, as any of them may be some run's.
+    Elements of an array are left alone, as any of them may belong to another run.
     """
     wanted = {
         submit_token: handle.job_id
@@ -105,7 +106,7 @@ def _end_doubles(
 def _let_wait_for_fewer(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Let waiting jobs use nodes again whose time of exclusion has ended."""
+    """Let waiting jobs use nodes again whose exclusion has expired."""
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):
         if handle is not None and handle.job_id in waiting and is_over(run, now):
@@ -115,7 +116,7 @@ def _let_wait_for_fewer(
 
 
 def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> None:
-    """Let a waiting job of the run use these nodes again, or all."""
+    """Let a waiting job of the run use the named nodes again, or all."""
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
     if attempt is None or handle is None or handle.job_id is None:
@@ -127,14 +128,14 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
 
 
 def _remember(attempt: AttemptDir, word: ClusterAnswer) -> None:
-    """Keep the scheduler's answer for a time when it does not answer or has forgotten how the job ended."""
+    """Keep the scheduler's answer for times when it does not answer or has forgotten how the job ended."""
     before = readable(attempt.seen, ClusterAnswer)
     if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
         write_record(attempt.seen, word)
 
 
 class BatchCluster(Place):
-    """A cluster with a batch system; a subclass adds what a node has, if the system lists no hosts."""
+    """A cluster with a batch system; a subclass adds the resources of a node if the system lists no hosts."""
 
     supports_reach = True
     takes: Sequence[str] = ()  # the supported options of `queue`, such as `after` and `max_parallel`
@@ -149,7 +150,7 @@ class BatchCluster(Place):
         return self.queue.most_in_array
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return the most GPUs that any host has, and the fewest cores among those hosts.
+        """Return the most GPUs that any host has, and the fewest cores among the hosts with so many.
 
         If only the free GPUs are known, a spec may ask for more.
         """
@@ -168,23 +169,25 @@ class BatchCluster(Place):
         return Machine(min(one.cpus for one in able), devices, apart=True, limit_per_job=True, interface=interface)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the hosts of its queues, and on them the user's own jobs; other users' are not shown."""
+        """Return the hosts of the cluster's queues, with the user's own jobs on them; jobs of other users are not
+        shown.
+        """
         jobs = self.queue.jobs()
         return [_host_now(host, jobs) for host in self._hosts_for(spec)]
 
     def _hosts_for(self, spec: JobSpec) -> list[ExecHost]:
-        """Return the hosts of the queue that the spec names, or all."""
+        """Return the hosts of the queue that the spec names, or all hosts if it names none."""
         own = getattr(spec, self.kind, None)
         gpu = getattr(own, "gpu_resource", self.queue.gpu_resource)
         return self.queue.exec_hosts(getattr(own, "queue", None), gpu)
 
     def start(self, plan: Plan, attempt: int) -> None:
-        """Submit the attempt's job, unless it was submitted."""
+        """Submit the attempt's job, unless it has been submitted."""
         run = RunDir(Path(plan.run_dir))
         hand_over(self.queue, Handover.of(run, run.attempt(attempt)))
 
     def preview(self, plan: Plan) -> Preview:
-        """Return the batch script and what the scheduler answers about it without taking it."""
+        """Return the batch script, and the scheduler's answer about it without a submit."""
         script = self.queue.script(plan, SubmitToken("0" * 16), Path(plan.run_dir), [])
         try:
             return Preview(script, self.queue.try_out(script))
@@ -192,27 +195,30 @@ class BatchCluster(Place):
             return Preview(script, str(error.lines[0]))
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each wait that is not supported, and for a raised priority, which counts among
-        all users' jobs.
+        """Return a problem for each condition to wait for that is not supported, and for a raised priority, which
+        counts among all users' jobs.
         """
         taken = not_taken(spec.queue, self.takes, self.kind)
         return [*taken, *only_behind(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Submit what a killed submitter did not, and end what was submitted twice."""
+        """Submit the jobs that a killed submitter did not, and end jobs that were submitted twice."""
         self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the scheduler's answer about each attempt with one query, reusing that of a `mend` just before."""
+        """Return the scheduler's answer about each attempt, or None for one still being submitted.
+
+        One query serves all attempts, and a `mend` just before is not repeated.
+        """
         (asked, words), self._heard = self._heard, ([], [])
         return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Let a waiting job of the run use these nodes again, or all if none is named."""
+        """Let a waiting job of the run use the named nodes again, or all if none is named."""
         include_nodes(self.queue, run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Return a connection to this machine's node; raise Refused on any other machine, as a scheduler starts
+        """Return a connection to the node on this machine; raise Refused for any other, because a scheduler starts
         nothing beside a job from outside.
         """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
@@ -230,7 +236,7 @@ class BatchCluster(Place):
             raise Refused(f"{self.queue.called} does not release job {job}: {refusal}")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """Cancel the run, first by its own processes, then by ending its job, and return the report."""
+        """Cancel the run, first through its own processes, then by ending its job, and return the report."""
         return Cancelling(self.queue, run, attempt, plan).carry_out()
 
 
@@ -251,5 +257,5 @@ def job_of(run: RunDir, attempt: AttemptDir) -> str:
 
 
 def queue_of(kind: str) -> BatchSystem:
-    """Return the batch system of this kind of cluster, whose name a job's process gets as an argument."""
+    """Return the batch system of the kind `kind`, which a job's process gets as an argument."""
     return cast("BatchCluster", of_kind(kind)).queue

@@ -19,7 +19,7 @@ _KNOWN = ("succeeded", "ended")
 
 
 def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]]:
-    """Return each run still to be waited for, with its job; raise Refused if one has no job yet."""
+    """Return (run, its job) for each run that is still to be waited for; raise Refused if one has no job yet."""
     found = []
     for one in awaited:
         if not has_happened(one):
@@ -37,7 +37,7 @@ def dependency_problems(scheduler: BatchSystem, awaited: Sequence[AwaitedRun]) -
 
 
 def _problem(scheduler: BatchSystem, one: AwaitedRun) -> str:
-    """Return why the scheduler cannot wait for this run, or ""."""
+    """Return why the scheduler cannot wait for the run, or "" if it can."""
     if one.until not in _KNOWN:
         return f"{scheduler.called} knows how jobs end, and nothing of steps"
     attempt = newest(RunDir(Path(one.run_dir)))
@@ -50,6 +50,6 @@ def _problem(scheduler: BatchSystem, one: AwaitedRun) -> str:
 
 
 def _handle_of(one: AwaitedRun) -> Handle | None:
-    """Return the handle of the run's newest attempt, or None."""
+    """Return the handle of the awaited run's newest attempt, or None if it has none."""
     attempt = newest(RunDir(Path(one.run_dir)))
     return readable(attempt.handle, Handle) if attempt is not None else None

@@ -25,7 +25,7 @@ _BY_WORDS = """$start /bin/sh -c "NODE=$host; "{program}"""
 
 
 class BatchDoctor(ABC):
-    """The checks of one batch system; its module offers them as `check_up`."""
+    """The checks of one batch system; its module offers them through `check_up`."""
 
     words: QueueNames
     starting = ""  # the command that starts a program on a host of the job, which follows; by default, words.starter
@@ -33,27 +33,29 @@ class BatchDoctor(ABC):
 
     @abstractmethod
     def site(self) -> str:
-        """Return a name and version for what answers here; raise Unreachable."""
+        """Return the name and version of the scheduler that answers; raise Unreachable if none does."""
 
     @abstractmethod
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the command that reads the trial's script from its stdin, for this many nodes."""
+        """Return the command that reads the trial's script from its stdin and requests `nodes` nodes."""
 
     def findings(self) -> Iterable[Finding]:
         """Yield further findings about the site; by default none."""
         return ()
 
     def most_nodes(self, chosen: Mapping[str, str]) -> int | None:  # noqa: ARG002 - of those that know one
-        """Return how many nodes a trial with these options may have, or None if there is no limit."""
+        """Return how many nodes a trial with the chosen options may have, or None if there is no limit."""
         return None
 
     def check_up(self, request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
-        """Yield findings about the site; `tell` is called with a line about what takes long."""
+        """Yield findings about the site; call `tell` with a line of text before each check that takes long."""
         request.refuse_all_but("try", "nodes", "within")
         return all_findings(self._site(request), self.words, request, tell)
 
     def _site(self, request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
-        """Yield findings about the server and its hosts, and return the jobs for a trial, or None."""
+        """Yield findings about the server and its hosts, and return how to submit a trial, or None if none is
+        possible.
+        """
         yield ok(self.words.server, f"{self.site()} answers")
         system, chosen = self.words.queue(), request.chosen
         known = system.exec_hosts(chosen.get("queue"), chosen.get("gpu_resource", system.gpu_resource))
@@ -68,7 +70,7 @@ class BatchDoctor(ABC):
         return self.trial(chosen, min(request.nodes or 2, len(hosts))) if hosts else None
 
     def trial(self, chosen: Mapping[str, str], nodes: int) -> TrialJobs:
-        """Return what submits trial jobs for this many nodes."""
+        """Return how to submit trial jobs of `nodes` nodes."""
         system = self.words.queue()
         nodes = min(nodes, self.most_nodes(chosen) or nodes)
         program = _BY_STDIN if self.by_stdin else _BY_WORDS
@@ -79,7 +81,9 @@ class BatchDoctor(ABC):
 
 
 def named(chosen: Mapping[str, str], **options: str) -> list[str]:
-    """Return the chosen options for a submit command; `options` maps each to its name in the command."""
+    """Return the chosen options in the form of a submit command; `options` maps each option to its name in the
+    command.
+    """
     return [word for what, option in options.items() if what in chosen for word in (option, chosen[what])]
 
 

@@ -43,7 +43,7 @@ def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_prefix(warn_after_s: float | None) -> tuple[str, ...]:
-    """Return the words to put before the job's command; after `warn_after_s` a timer warns the job."""
+    """Return the words to put before the job's command. With `warn_after_s`, a timer warns the job after that time."""
     return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
 
 
@@ -61,12 +61,12 @@ def _of_another_job(name: str) -> bool:
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command packed into words that no shell splits."""
+    """Return the command packed into words that no shell would split."""
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 
 
 def main() -> None:
-    """Replace this process by the command, with the environment of the file."""
+    """Replace this process by the command, with the environment that was saved in the file."""
     command = sys.argv[1:]
     if command[0] == "--packed":
         os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))

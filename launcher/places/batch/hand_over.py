@@ -28,7 +28,9 @@ _STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be requeued, and then
 
 
 def run_of_element(where: Path, index: int | None) -> RunDir | None:
-    """Return the run of this array element, or with no index the run itself; None if it was never created."""
+    """Return the run of the array element `index`, or with None the run in the folder itself; None if that run was
+    never created.
+    """
     batch = BatchDir(where)
     if index is None or not batch.runs.exists():
         return RunDir(where)
@@ -37,9 +39,10 @@ def run_of_element(where: Path, index: int | None) -> RunDir | None:
 
 
 def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) -> None:
-    """Submit the job; with `again` the scheduler may have it already, so it is looked for first.
+    """Submit the job, unless another process is doing so.
 
-    Do nothing while another process is at it. Raise NotStarted if it is refused, Unreachable if that is unknown.
+    With `again` the scheduler may have the job already, so it is looked for first. Raise NotStarted if the job is
+    refused, Unreachable if that is unknown.
     """
     with handover.held() as lock:
         missing = [(index, one[1]) for index, one in enumerate(handover.members) if is_open(*one)]
@@ -62,7 +65,7 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A job that exists and its token; `phase` is set for an older job of the run."""
+    """A job that the scheduler has, and its token; `phase` is set for an older job of the run."""
 
     id: str
     submit_token: str
@@ -70,21 +73,20 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def _folder(handover: Handover) -> Path:
-    """Return the folder to name in the script: the run's, or the one that an array's runs share."""
+    """Return the folder to name in the script: the run's, or the folder that an array's runs share."""
     return handover.path if handover.intent.batch else handover.members[0][0].path
 
 
 def _name(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
-    """Return the id of a run's job: the submitted one, or its element if that is an array."""
+    """Return the id of a run's job: the submitted job's id, or for an array the id of the run's element."""
     return queue.name_of(made, index) if handover.intent.batch else made
 
 
 def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
-    """Return the job that has the token, or None; asked for now, as an answer from before the lock was held may be out
-    of date.
+    """Return the job that has the token, or None.
 
-    For an attempt that follows another it may be the older attempt's job, requeued by a controller that answered too
-    late.
+    The scheduler is asked anew, as an answer from before the lock was held may be out of date. For an attempt that
+    follows another the job may be the older attempt's, requeued by a controller that answered too late.
     """
     jobs, submit_token = queue.jobs(), handover.intent.submit_token
     for one in jobs:
@@ -98,7 +100,7 @@ def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
 
 
 def submit_token_on(job: QueuedJob, run: RunDir) -> str:
-    """Return the run's token on this job, or "" if the job is another run's."""
+    """Return the run's token that is on the job, or "" if the job is another run's."""
     index = job.element[1] if job.element is not None else None
     return next(
         (
@@ -111,9 +113,9 @@ def submit_token_on(job: QueuedJob, run: RunDir) -> str:
 
 
 def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
-    """Yield every token of the run, the newest first, with its element if the job is an array.
+    """Yield (token, array element or None) for every token of the run, the newest first.
 
-    An attempt after a requeue is in the job of the one before it.
+    An attempt after a requeue is in the same job as the previous attempt.
     """
     for attempt in reversed(attempts(run)):
         intent = readable(attempt.intent, Intent)
@@ -139,23 +141,23 @@ def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
 
 
 class ThisCluster:
-    """The cluster that answers here; its name is asked for at most once, when it is needed."""
+    """The cluster that answers here; its name is asked for at most once, and only when needed."""
 
     def __init__(self, queue: BatchSystem) -> None:
         self._queue = queue
 
     @cached_property
     def name(self) -> str:
-        """Return the cluster's name according to its controller, or "" if it has none; raise Unreachable."""
+        """Return the cluster's name according to its controller, or "" if it has no name; raise Unreachable."""
         return self._queue.site()
 
     def note(self, site: Path) -> None:
-        """Record to which cluster the job is submitted, before that."""
+        """Record to which cluster the job is about to be submitted."""
         if not site.exists():
             write_record(site, Site(self.name))
 
     def elsewhere(self, run: RunDir, attempt: AttemptDir) -> str:
-        """Return why this attempt's job is not visible here, because it is on another cluster, or ""."""
+        """Return the reason if the attempt's job is not visible here because it is on another cluster, else ""."""
         there = _noted(run, attempt)
         if not there or not self.name or there == self.name:
             return ""
@@ -164,8 +166,8 @@ class ThisCluster:
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:
-    """Return the cluster that the newest job was submitted to; after a requeue that is the previous attempt's
-    record.
+    """Return the cluster to which the newest job was submitted, or ""; after a requeue that is in the previous
+    attempt's record.
     """
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)

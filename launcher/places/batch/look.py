@@ -36,8 +36,8 @@ def look(queue: BatchSystem, attempts: Asked) -> Answers:
 
 
 def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
-    """Return the answer of `say` for each attempt; one with damaged records gets an answer about that, so that
-    it delays no other.
+    """Return the answer of `say` for each attempt; an attempt with damaged records gets an answer that says so, and
+    delays no other.
     """
     words: dict[AttemptDir, ClusterAnswer | None] = {}
     for run, attempt in attempts:
@@ -54,7 +54,7 @@ def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
 
 
 def silence(attempts: Asked, error: Unreachable) -> Answers:
-    """Return what was last seen of each attempt, because the scheduler does not answer."""
+    """Return the last known answer about each attempt, because the scheduler does not answer now."""
     return [last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 
 
@@ -73,7 +73,7 @@ def answers_of(
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """An attempt, and the job with its id that the scheduler shows."""
+    """An attempt that is asked about, and the job with its id that the scheduler shows."""
 
     run: RunDir
     attempt: AttemptDir
@@ -82,14 +82,14 @@ class _Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the job surely belongs to the attempt, by its token."""
+        """Return whether the job certainly belongs to the attempt, by its token."""
         submit_token = self.handle.submit_token if self.handle is not None else ""
         return self.job is not None and (not submit_token or submit_token in self.job.submit_tokens)
 
     @property
     def forgotten(self) -> str:
-        """Return the id of the attempt's job if it is not shown or belongs to another run, as ids may be
-        reused; "" if there is none.
+        """Return the id of the attempt's job if the scheduler does not show it, or shows another run's job with that
+        id, which may be reused; "" if the attempt has no job.
         """
         if self.handle is None or self.handle.job_id is None:
             return ""
@@ -97,7 +97,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
-    """Return answers about jobs that are not shown, or not as the run's: on another cluster, known to the
+    """Return answers about jobs that the scheduler does not show as the run's: they are on another cluster, in the
     accounting, or gone.
     """
     here = ThisCluster(queue)
@@ -117,7 +117,7 @@ def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: fl
 def _answers_about_forgotten(
     queue: BatchSystem, asked: Sequence[_Asked], now: float
 ) -> dict[AttemptDir, ClusterAnswer]:
-    """Return the accounting's answers about jobs that are not shown; if it does not answer, other attempts are
+    """Return the accounting's answers about jobs that are no longer shown; if it does not answer, other attempts are
     unaffected.
     """
     if not asked:
@@ -132,8 +132,10 @@ def _answers_about_forgotten(
 
 
 def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
-    """Return the answer about an attempt: the scheduler's, or an earlier one if the job is gone but its end was
+    """Return the answer about an attempt: the scheduler's, or an earlier answer if the job is gone but its end was
     seen.
+
+    Return None for an attempt still being submitted.
     """
     if word is None:
         return _being_submitted(queue, attempt, now)
@@ -142,7 +144,8 @@ def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None,
 
 
 def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterAnswer | None:
-    """Return an answer about an attempt without a job, or None if its submitter lives here and reports by itself.
+    """Return an answer about an attempt without a job, or None if its submitter lives on this machine and reports by
+    itself.
 
     The submitter may be on another machine, or be dead while its client is not, so the attempt is not lost.
     """
@@ -152,7 +155,9 @@ def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> Clu
 
 
 def _answer_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterAnswer:
-    """Return the answer about one job; a running one has no text, which would hide what the run itself reports."""
+    """Return the answer about one job; for a running job it has no text, which would hide what the run itself
+    reports.
+    """
     text = "" if job.phase is Phase.RUNNING else job.text
     if job.suspended:
         text = f"its job is suspended: all its processes are stopped until {queue.called} continues it"

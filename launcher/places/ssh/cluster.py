@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SshCluster(Place):
-    """A pool of hosts; one object serves one command and asks the hosts what they have only once."""
+    """A pool of hosts; one object serves one command and asks each host for its facts only once."""
 
     kind = "ssh"
     doctor = "launcher.places.ssh.doctor"
@@ -45,19 +45,21 @@ class SshCluster(Place):
         self._not_mended: dict[str, LaunchError] = {}
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what each host of the pool that can take part offers."""
+        """Return what every host of the pool that can take part offers at least."""
         if self._pool != spec.ssh or not self._found:
-            self._found = _looked_at(spec.ssh)
+            self._found = _survey_pool(spec.ssh)
             self._pool = spec.ssh
         gpus = most_gpus_asked(spec) if spec.roles else spec.resources.gpus_per_node
         return offered([*self._found.values()], gpus, shared=spec.ssh.shared)
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each wait that a pool does not support, or that no host of it can watch."""
+        """Return a problem for each condition of the queue that a pool does not support, or that none of its hosts can
+        watch.
+        """
         return [*not_taken(spec.queue, ("priority", "after", "hold", "at"), self.kind), *unseen(spec.ssh, awaited)]
 
     def runs_folder(self, spec: JobSpec) -> str:
-        """Return the folder of runs on all hosts of the pool. Raises BadInput if hosts have different ones."""
+        """Return the folder of runs on all hosts of the pool; raise BadInput if hosts have different ones."""
         self.machine(spec)
         folders = {one.facts.workdir for one in self._found.values()}
         if len(folders) > 1:
@@ -70,7 +72,7 @@ class SshCluster(Place):
         release(run, attempt)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the hosts of the pool, with free GPUs and the runs that hold the others."""
+        """Return the hosts of the pool, with their free GPUs and the runs that hold the other GPUs."""
         found, troubles = pool.surveyed(spec.ssh)
         return [
             _now(found[host.name])
@@ -106,7 +108,9 @@ class SshCluster(Place):
                 ask.ask_lost(run)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the state of each run by its hosts, copying their records here."""
+        """Return the state of each run as its hosts report it, or None while it is being handed over; copy the hosts'
+        records here.
+        """
         wholes = [(run.whole, attempt if run.whole == run else last_attempt(run.whole)) for run, attempt in attempts]
         return look.look(wholes, self._not_mended)
 
@@ -119,29 +123,29 @@ class SshCluster(Place):
         return cancel.cancel(run, attempt, gone=gone)
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Include these hosts again, or all."""
+        """Include the named hosts again, or without names all of them."""
         cancel.include_hosts(run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start the host that inspects ranks on this node's machine."""
+        """Start a process on the node's machine that inspects its ranks, and return the connection to it."""
         from launcher.places.ssh.inside import reach  # late: only who looks inside needs it
 
         return reach(run, attempt, node)
 
     def line_to(self, run: RunDir, node: int) -> "Line":
-        """Return a connection to this node's machine."""
+        """Return a connection to the node's machine."""
         from launcher.places.ssh.inside import line_to  # late: only a tunnel needs it
 
         return line_to(run, node)[1]
 
     def bring_logs(self, run: RunDir) -> None:
-        """Copy logs and metrics from the hosts until the run has ended."""
+        """Copy logs and metrics from the hosts until the run has ended and all are here."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         fetch.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and a checkpoint here; return a line for each."""
+        """Copy logs, metrics and a checkpoint to this machine; return a line of text for each."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         return fetch.fetch(run, checkpoint)
@@ -153,19 +157,21 @@ class SshCluster(Place):
         return fetch.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
-        """Copy the newest checkpoint and the logs here."""
+        """Copy the newest checkpoint and the logs to this machine."""
         from launcher.places.ssh.results import fetch  # late: `launch status` needs none of it
 
         fetch.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return what each host keeps of these runs; with `remove`, delete what is not live."""
+        """Return what each host keeps of the runs; with `remove`, delete it except what a live run needs."""
         from launcher.places.ssh.results import tidying  # late: `launch status` needs none of it
 
         return tidying.tidy(runs, remove=remove)
 
     def discover(self, ref: str) -> Path | None:
-        """Create a folder here for the run of this id that another machine submitted, and return it, or None."""
+        """Create a folder here for the run that another machine submitted and that `ref` names; return it, or None if
+        there is no such run.
+        """
         from launcher.places.ssh.submit import discovery  # late: it reads YAML
 
         return discovery.discover(ref)
@@ -174,8 +180,8 @@ class SshCluster(Place):
 def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False) -> Machine:
     """Return what every host that can take part has at least: the fewest GPUs and cores among them.
 
-    Those are the hosts with `gpus` GPUs; if there are none, the host with most GPUs. With None they are all hosts with
-    a GPU, or all hosts if none has one.
+    Hosts with `gpus` GPUs can take part; if none has so many, the host with most. With None all hosts with a GPU can,
+    or all hosts if none has one. `shared` says that the hosts share a disk.
     """
     able = [one for one in found if len(one.gpus) >= (1 if gpus is None else gpus)]
     if not able and gpus is not None:  # the host that comes nearest decides how many there are
@@ -186,8 +192,8 @@ def offered(found: Sequence[Surveyed], gpus: int | None, *, shared: bool = False
     return Machine(cpus, fewest.gpus, apart=True, own_python=True, disks_apart=not shared, elects=True)
 
 
-def _looked_at(ssh: Ssh) -> dict[str, Surveyed]:
-    """Return what was found on the hosts of the pool; raise an error if none can be used."""
+def _survey_pool(ssh: Ssh) -> dict[str, Surveyed]:
+    """Return what was found on each host of the pool; raise an error if no host can be used."""
     if not ssh.hosts:
         hint = "hint: `ssh: {hosts: [...]}` in the spec, or a pool in the clusters file and --on its name"
         raise BadInput("--on ssh: the spec names no hosts", hint)

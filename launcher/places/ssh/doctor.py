@@ -34,7 +34,7 @@ _LOST_HINT = "look whether it is well; the others were measured without it"
 
 @dataclass(frozen=True, slots=True)
 class TimedLogin:
-    """A connection to a host, made as a run would, and how long that took."""
+    """A connection to a host, made as a run would make it, and the time that this took."""
 
     line: Line
     key: str  # that opened
@@ -42,7 +42,7 @@ class TimedLogin:
 
 
 def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the hosts; `tell` is called with a line about what takes long."""
+    """Yield findings about the hosts; call `tell` with a line of text before each check that takes long."""
     request.refuse_all_but("try")
     pool = pool_of(ClusterEntry("ssh", request.cluster, request.defaults))
     hosts = {host.name: host for host in hosts_of(pool)}
@@ -73,7 +73,7 @@ def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Fi
 
 
 def _log_in(target: Target) -> TimedLogin:
-    """Return a timed login; several keys are tried one by one, as a connection does not say which one it used."""
+    """Return a timed login. Several keys are tried one by one, because a connection does not say which key it used."""
     if target.transport == "openssh":
         return _timed(target, "as OpenSSH finds it")
     if len(target.keys) + target.agent > 1:
@@ -86,7 +86,7 @@ def _log_in(target: Target) -> TimedLogin:
 
 
 def _timed(target: Target, key: str) -> TimedLogin:
-    """Return a timed login with this key; raise LaunchError."""
+    """Return a timed login with `key`; raise LaunchError if it fails."""
     began = time.monotonic()
     line = connect_all([target], lambda _name, _text: None)[target.name]
     if isinstance(line, LaunchError):
@@ -95,7 +95,9 @@ def _timed(target: Target, key: str) -> TimedLogin:
 
 
 def _look(host: SshHost, login: TimedLogin, helpers: dict[str, Helper]) -> SeenHost:
-    """Return what the host reports of itself and what only a trial shows; raise LaunchError."""
+    """Return what the host reports of itself and what only a trial shows; raise LaunchError if it cannot be
+    examined.
+    """
     found = survey(login.line, host)
     facts = found.facts
     helper = helpers[host.name] = Helper(host.name, login.line, facts.python, "machine")

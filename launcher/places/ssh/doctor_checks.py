@@ -19,7 +19,7 @@ _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", 
 
 @dataclass(frozen=True, slots=True)
 class SeenHost:
-    """A host that was examined, and what was found on it."""
+    """A host that was examined, with the facts found on it."""
 
     found: Surveyed
     looked: MachineFacts
@@ -28,12 +28,12 @@ class SeenHost:
 
     @property
     def name(self) -> str:
-        """Return the host's name."""
+        """Return the host's name in the pool."""
         return self.found.host.name
 
 
 def trouble_finding(name: str, error: LaunchError, *, alone: bool) -> Finding:
-    """Return the finding about a host that could not be examined; `alone` is set if none could be."""
+    """Return the finding about a host that could not be examined; `alone` says that no host could be."""
     first, *more = error.lines
     hints = [line.removeprefix("hint: ") for line in more if line.startswith("hint: ")]
     notes = [line.strip() for line in more if not line.startswith("hint: ")]
@@ -89,7 +89,7 @@ def _launcher(found: Surveyed) -> str:
 
 
 def host_findings(host: SeenHost) -> Iterable[Finding]:
-    """Yield what is wrong with the host; nothing if all is well."""
+    """Yield a finding for each problem of the host."""
     name, found, facts = host.name, host.found, host.found.facts
     if host.login_s > SLOW_LOGIN_S:
         hint = "UseDNS and GSSAPI of its sshd, or its network, are the usual reasons; a run waits as long"
@@ -121,7 +121,7 @@ def host_findings(host: SeenHost) -> Iterable[Finding]:
 
 
 def together(hosts: Sequence[SeenHost]) -> Iterable[Finding]:
-    """Yield what is wrong with the hosts; the same problem of several hosts is one finding."""
+    """Yield the findings about all hosts, one for each problem even if several hosts have it."""
     names: dict[tuple[Level, str, str], list[str]] = {}
     for one in (finding for host in hosts for finding in host_findings(host)):
         names.setdefault((one.level, one.text, one.hint), []).append(one.about)
@@ -134,7 +134,7 @@ def together(hosts: Sequence[SeenHost]) -> Iterable[Finding]:
 
 
 def _gpu_findings(host: SeenHost) -> Iterable[Finding]:
-    """Yield what is wrong with the host's GPUs or its torch."""
+    """Yield a finding for each problem with the host's GPUs or its torch."""
     name, found, facts, torch = host.name, host.found, host.found.facts, host.looked.torch or Torch()
     if (found.host.gpus or 0) > len(facts.gpus):
         has = f"there are {len(facts.gpus)}" if facts.gpus else "there is none"

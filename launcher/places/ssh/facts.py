@@ -42,7 +42,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The output of `probe_there`: what a host has."""
+    """The output of `probe_there`: the facts about one host."""
 
     python: _Absolute
     version: tuple[_Number, _Number, _Number]
@@ -77,24 +77,24 @@ class Surveyed:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Return the GPUs that may be used."""
+        """Return the host's GPUs that the pool's options allow."""
         found = tuple(str(number) for number in self.facts.gpus)
         return found if self.host.gpus is None else found[: self.host.gpus]
 
     @property
     def occupancy(self) -> Occupancy:
-        """Return who holds and who waits for slots of the host."""
+        """Return which runs hold slots of the host and which wait for them."""
         return occupancy("\n".join(self.facts.sockets))
 
     def taken(self, kind: str) -> int:
-        """Return how many of its usable GPUs, or of its CPU slots, are taken."""
+        """Return how many of the host's usable GPUs, or of its CPU slots, are taken."""
         holders = self.occupancy.taken(kind)
         if kind == CPU:
             return sum(int(holder.number) for holder in holders)
         return len({holder.number for holder in holders if holder.number in self.gpus})
 
     def has_room(self, plan: Plan) -> bool:
-        """Return whether no run waits on the host and what the plan needs is free."""
+        """Return whether no run waits on the host and enough slots for the plan are free."""
         share = most_of_a_host(plan)
         kind, there = (GPU, len(self.gpus)) if share.gpus else (CPU, self.facts.cpus)
         wanted = min(there, share.gpus or share.cpus)
@@ -102,12 +102,12 @@ class Surveyed:
 
     @property
     def address(self) -> str:
-        """Return the address by which other hosts reach it."""
+        """Return the address by which other hosts reach this host."""
         return self.host.address or self.facts.address
 
 
 def completed(host: SshHost, pool: Ssh) -> SshHost:
-    """Return the host with the pool's options for all that it has no options of its own for."""
+    """Return the host with the pool's value for each option that the host does not set itself."""
     return SshHost(
         host.name,
         host.address,
@@ -122,7 +122,7 @@ def completed(host: SshHost, pool: Ssh) -> SshHost:
 
 
 def survey(line: Line, host: SshHost) -> Surveyed:
-    """Ask one host; raise LaunchError that says what is missing there."""
+    """Return the facts about one host; raise LaunchError that says what the host lacks."""
     text = Path(probe_there.__file__).read_text(encoding="utf-8")
     asked = msgspec.json.encode({"workdir": host.workdir or WORKDIR}).decode()
     began, sent_at = time.monotonic(), time.time()
@@ -136,7 +136,7 @@ def survey(line: Line, host: SshHost) -> Surveyed:
 
 
 def facts_of(text: str, who: str) -> Facts:
-    """Return what a host reports of itself; raise LaunchError, which names the host."""
+    """Return the facts in a host's output; raise LaunchError, which names the host, if it has none."""
     try:
         return decoded(text[:_LONGEST].encode(), Facts)
     except Garbled as error:

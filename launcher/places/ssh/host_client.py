@@ -83,7 +83,10 @@ _ELSEWHERE = "hint: `launch doctor POOL` tries that folder; `workdir:` of the ho
 
 
 class HostClient:
-    """The client of one host, which sends one question after the other to a server that lives as long as it does."""
+    """The client of one host.
+
+    It sends one question after the other to a server on the host, which exits together with it.
+    """
 
     def __init__(self, line: Line, place: Place, limits: HostLimits | None = None) -> None:
         self.place, self.limits = place, limits or HostLimits()
@@ -93,24 +96,24 @@ class HostClient:
         self._lock = threading.Lock()
 
     def ask(self, request: Request, kind: type[T], contents: Iterable[bytes] = (), limit_s: float | None = None) -> T:
-        """Return the answer; raise the error that the other side reports, or Unreachable."""
+        """Return the answer; raise the error that the host reports, or Unreachable."""
         within_s = limit_s or self.limits.answer_s
         if contents:
             with self._asking() as server:
                 return server.ask(request, kind, contents=contents, timeout_s=within_s)
-        return self._understood(lambda server: server.ask(request, kind, timeout_s=within_s))
+        return self._with_right_version(lambda server: server.ask(request, kind, timeout_s=within_s))
 
     def ask_with_bytes(
         self, request: Request, kind: type[T], most: int, limit_s: float | None = None
     ) -> tuple[T, bytes]:
-        """Return the answer and at most `most` bytes that follow it."""
+        """Return (the answer, at most `most` bytes that follow it)."""
         within_s = limit_s or self.limits.answer_s
-        return self._understood(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))
+        return self._with_right_version(lambda server: server.ask_with_bytes(request, kind, most, timeout_s=within_s))
 
     def ask_with_files(
         self, request: Request, kind: type[T], parts: Callable[[T], Iterable[Part]], most: int, limit_s: float
     ) -> tuple[T, list[Tail]]:
-        """Return the answer and the ends of files that follow it, with the sizes that it states."""
+        """Return (the answer, the ends of files that follow it, of the sizes that it states)."""
         answer, content = self.ask_with_bytes(request, kind, most, limit_s)
         try:
             return answer, list(parted(parts(answer), content))
@@ -137,7 +140,7 @@ class HostClient:
         return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:
-        """Return whether the client uses this connection."""
+        """Return whether the client uses the connection `line`."""
         return self._line is line
 
     def close(self) -> None:
@@ -146,8 +149,10 @@ class HostClient:
             self._server.close()
             self._server = None
 
-    def _understood(self, question: Callable[[RpcClient], T]) -> T:
-        """Ask; if the run was handed over by another version of the launcher, install this one there and ask again."""
+    def _with_right_version(self, question: Callable[[RpcClient], T]) -> T:
+        """Ask; if the run was handed over by another version of the launcher, install this version on the host and ask
+        again.
+        """
         try:
             with self._asking() as server:
                 return question(server)
@@ -161,8 +166,8 @@ class HostClient:
 
     @contextmanager
     def _asking(self) -> Iterator[RpcClient]:
-        """Yield the server, and close it afterwards if a question was not finished, as the next bytes would be
-        no answer.
+        """Yield the connection to the server; close it afterwards if a question was not finished, as the next bytes
+        would be no answer.
         """
         with self._lock:
             if self._server is None:

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
-    """Return a client of a host, over a connection that this process may have; raise why it cannot be reached.
+    """Return a client of a host, over a connection that this process may have already; raise an error if the host
+    cannot be reached.
 
     `limits` hold for as long as the connection does.
     """
@@ -34,8 +35,9 @@ def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
 
 
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
-    """Return connections to all hosts, opened at the same time; a host that was silent a moment ago is skipped,
-    unless `anew`.
+    """Return connections to all hosts, opened at the same time, or the error for each.
+
+    A host that was silent a moment ago is skipped, unless `anew`.
     """
     lines: dict[str, Line | LaunchError] = {
         place.host.name: why for place in places if not anew and (why := _silent.why(place)) is not None
@@ -54,7 +56,10 @@ def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line |
 def ask_all(
     places: Sequence[Place], work: Callable[[HostClient], T], *, anew: bool = False
 ) -> dict[str, T | LaunchError]:
-    """Return the result of `work` for each host, all at the same time, or the error that prevented it."""
+    """Return the result of `work` for each host, all at the same time, or the error that prevented it.
+
+    A host that was silent a moment ago is skipped, unless `anew`.
+    """
     by_name = {place.host.name: place for place in places}
     lines = lines_to([*by_name.values()], anew=anew)
 

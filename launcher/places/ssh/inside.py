@@ -12,7 +12,7 @@ from launcher.run.layout import AttemptDir, RunDir
 
 
 def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
-    """Return the host of this node, and a connection to it; raise Unreachable.
+    """Return (the host of the node, a connection to it); raise Unreachable if there is none.
 
     The name of the machine only chooses among the hosts that the run was handed to.
     """
@@ -27,7 +27,7 @@ def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
 
 
 def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
-    """Start `launcher.node.inside.there` for this node on its host; raise Unreachable."""
+    """Start `launcher.node.inside.there` for the node on its host; raise Unreachable if that fails."""
     place, line = line_to(run, node)
     found = survey(line, place.host)
     python = settled_in(line, found)

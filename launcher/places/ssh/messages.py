@@ -27,7 +27,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """The address of a run's supervisor for the others."""
+    """The address at which other supervisors reach a run's supervisor."""
 
     host: str  # as the pool calls it
     address: str
@@ -64,8 +64,8 @@ class Open(OfRun, frozen=True, tag="open"):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """The port on which the attempt's supervisor listens, or None if the code is wanted first; and whether
-    hosts share a disk.
+    """The port on which the attempt's supervisor listens, or None if the code is needed first; and whether hosts share
+    a disk.
     """
 
     port: Port | None  # of the waiting supervisor; None: the code is not there
@@ -73,7 +73,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 class CodeTree(msgspec.Struct, frozen=True, tag="code"):
-    """The code that is wanted: the contents of its regular files follow, in order. → None"""
+    """Send the code that is needed: the contents of its regular files follow, in order. → None"""
 
     workdir: str
     digest: str
@@ -102,13 +102,13 @@ class ListRuns(msgspec.Struct, frozen=True, tag="runs"):
 
 
 class AskReport(OfRun, frozen=True, tag="look"):
-    """Ask for the state of a run and what is new in its records. → RunReport"""
+    """Ask for the state of a run and the new part of its records. → RunReport"""
 
     events_from: int  # bytes of events.jsonl that are known
 
 
 class OpenedByHosts(msgspec.Struct, frozen=True):
-    """An attempt that hosts opened themselves, as only they know it."""
+    """An attempt that hosts opened by themselves, so that only they know of it."""
 
     hosts: tuple[str, ...]  # of its nodes, in order
     cause: Cause | None
@@ -148,7 +148,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class AskTails(OfRun, frozen=True, tag="logs"):
-    """Ask for what is new in the files below these folders of the run. → Tails"""
+    """Ask for the new parts of the files in `folders` of the run. → Tails"""
 
     folders: tuple[str, ...]
     known: Mapping[str, int]  # bytes that are there already, by name
@@ -166,7 +166,7 @@ class ListCheckpoints(OfCheckpoints, frozen=True, tag="inventory"):
 
 
 class SendFile(OfCheckpoints, frozen=True, tag="give"):
-    """Ask for the bytes of a checkpoint's file, or of its manifest if no name is given. → None, and they follow"""
+    """Ask for the bytes of a checkpoint's file, or of its manifest if no name is given. → None, and the bytes follow"""
 
     step: int
     name: str
@@ -197,17 +197,19 @@ class Cancel(OfRun, frozen=True, tag="cancel"):
 
 
 class PassOnCancel(OfRun, frozen=True, tag="pass_on_cancel"):
-    """Have this host inform these hosts that the run was cancelled, as soon as they can be reached. → None"""
+    """Have this host inform the named hosts that the run was cancelled, as soon as it can reach them. → None"""
 
     hosts: tuple[str, ...]
 
 
 class ComeBack(OfRun, frozen=True, tag="come_back"):
-    """Start a missing supervisor again, as the run continues without this host. → why not; empty: it was started"""
+    """Start a missing supervisor again, as the run continues without this host. → why not, or "" if it was started"""
 
 
 class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
-    """Ask how much disk these runs, and code that no other run needs, take here. → Tidied"""
+    """Ask how much disk the runs, and code that no other run needs, take on the host; with `remove`, delete it. →
+    Tidied
+    """
 
     workdir: str
     runs: tuple[RunId, ...]
@@ -215,7 +217,7 @@ class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
 
 
 class Tidied(msgspec.Struct, frozen=True):
-    """The bytes of these runs, and of unneeded code, that are on the disk or were."""
+    """The bytes of the runs, and of unneeded code, that are on the host's disk or were deleted from it."""
 
     runs: Mapping[RunId, Size]  # bytes of those of which anything is
     code: Size
@@ -223,7 +225,7 @@ class Tidied(msgspec.Struct, frozen=True):
 
 
 class IncludeHosts(OfRun, frozen=True, tag="pardon"):
-    """Include these hosts again, or all if none is named. → None"""
+    """Include the named hosts again, or all if none is named. → None"""
 
     hosts: tuple[str, ...]
 

@@ -23,7 +23,10 @@ def hosts_of(pool: Ssh) -> list[SshHost]:
 
 
 def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | LaunchError]:
-    """Return a connection to each host, already open or new, or the error; they stay open until this process ends."""
+    """Return a connection to each host, already open or new, or the error; it stays open until this process ends.
+
+    With `agent`, keys of the user's ssh-agent are tried too.
+    """
     wanted = {host.name: host for host in hosts}
     targets = for_all(wanted, lambda _, host: _target(host, agent))
     found = connections.lines_to(
@@ -34,7 +37,7 @@ def lines_to(hosts: Iterable[SshHost], *, agent: bool) -> dict[str, Line | Launc
 
 @lru_cache(maxsize=4096)
 def _target(host: SshHost, agent: bool) -> Target:
-    """Return how to reach a host."""
+    """Return how to reach a host; with `agent`, keys of the user's ssh-agent are tried too."""
     return target_of(host, agent=agent)
 
 
@@ -44,7 +47,7 @@ def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
 
 
 def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Surveyed], dict[str, LaunchError]]:
-    """Return what was found on each host that could be examined, and the errors of the others, in the pool's order."""
+    """Return (the facts about each host that could be examined, the errors of the other hosts), in the pool's order."""
     hosts = {host.name: host for host in hosts_of(pool) if only is None or host.name in only}
     lines = lines_to(hosts.values(), agent=pool.agent)
     found = for_all(working(lines), lambda name, line: survey(line, hosts[name]))
@@ -61,6 +64,6 @@ def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Su
 
 
 def troubles_of(pool: Ssh) -> dict[str, LaunchError]:
-    """Return why hosts of the pool could not be examined the last time."""
+    """Return why hosts of the pool could not be examined when they last were."""
     with _lock:
         return {host.name: _troubles[host] for host in hosts_of(pool) if host in _troubles}

@@ -56,7 +56,7 @@ def main(arguments: str) -> None:
 
 
 def _first_there(path: str) -> str:
-    """Return the folder, or the first one above it that exists."""
+    """Return the folder, or if it does not exist, the first folder above it that does."""
     while not os.path.isdir(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
@@ -98,7 +98,7 @@ def _open_on_the_way(path: str) -> str:
 
 
 def _is_own_group(group: int) -> bool:
-    """Return whether this is the user's private group.
+    """Return whether the group is the user's private one.
 
     This repeats launcher.run.ownership, which is not on the host yet.
     """
@@ -148,7 +148,7 @@ def _user() -> str:
 
 
 def _names(folder: str) -> list[str]:
-    """Return the sorted names in a folder, none if it does not exist."""
+    """Return the sorted names in a folder, or an empty list if it does not exist."""
     return sorted(os.path.basename(path) for path in glob.glob(glob.escape(folder) + "/*"))
 
 

@@ -10,13 +10,13 @@ from launcher.run.records import Gone, Intent
 
 
 def places_of(run: RunDir) -> list[Place]:
-    """Return the hosts of the newest attempt that was handed over from here."""
+    """Return the hosts of the newest attempt that this machine handed over."""
     handed_over = [attempt for attempt in attempts(run) if attempt.hosts.exists()]
     return handed_to(run, handed_over[-1]) if handed_over else []
 
 
 def handed_to(run: RunDir, attempt: AttemptDir) -> list[Place]:
-    """Return the hosts that one attempt was handed to."""
+    """Return the hosts to which one attempt was handed."""
     return [*places_ever(run, [attempt]).values()]
 
 
@@ -33,18 +33,18 @@ def everywhere(run: RunDir) -> dict[str, Place]:
 
 
 def gone(run: RunDir) -> set[str]:
-    """Return the hosts that a user gave up and that no attempt was handed to since."""
+    """Return the hosts that a user gave up and to which no attempt was handed since."""
     return everywhere(run).keys() - places_ever(run).keys()
 
 
 def is_there(attempt: AttemptDir) -> bool:
-    """Return whether the attempt's ranks write on hosts of a pool, and not into the run's folder here."""
+    """Return whether the attempt's ranks write on hosts of a pool, and not into the run's folder on this machine."""
     intent = read_record(attempt.intent, Intent)
     return intent is None or intent.cluster_kind == "ssh"
 
 
 def give_up(run: RunDir, hosts: Collection[str]) -> None:
-    """Record that these hosts are gone for good, as far as the present attempts are concerned."""
+    """Record that hosts are gone for good, for the present attempt and earlier ones."""
     last = last_attempt(run).number
     kept = [one for one in _records(run) if one.host not in hosts]
     write_record(run.gone, [*kept, *(Gone(host, last) for host in hosts)])
@@ -61,7 +61,7 @@ def take_back(run: RunDir, hosts: Collection[str]) -> None:
 
 
 def _handed(of: Sequence[AttemptDir]) -> Iterator[tuple[int, Place]]:
-    """Yield each attempt's number with each of its hosts."""
+    """Yield (attempt number, host) for each host of each attempt."""
     for attempt in of:
         for place in read_record(attempt.hosts, list[Place]) or []:
             yield attempt.number, place

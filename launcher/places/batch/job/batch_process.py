@@ -79,11 +79,11 @@ class JobEndRequests:
         self._kind = "limit"
 
     def next_check(self) -> float | None:
-        """Return the moment at which to read the requests again."""
+        """Return the time at which to read the requests again, or None if the attempt is to end already."""
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:
-        """Return True once the attempt is to end, after writing the reason to its folder."""
+        """Return True once the attempt is to end, after writing the reason into the attempt's folder."""
         now = time.monotonic()
         if self._wakeup.stop_asked:
             ask_to_stop(self._attempt, "preempt")
@@ -100,7 +100,8 @@ class JobEndRequests:
         return False
 
     def _time_left_s(self) -> float:
-        """Return the seconds until ranks should save; 0 means now, also if the scheduler does not answer.
+        """Return the seconds until ranks should save, or 0 if they should save now, also if the scheduler does not
+        answer.
 
         A warning may come up to a minute early.
         """
@@ -142,10 +143,10 @@ def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, o
 
 
 def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
-    """Ask the coordinator to drain nodes that the scheduler drains, besides those in `told`; return the new ones.
+    """Ask the coordinator to drain the nodes that the scheduler drains, without those in `told`; return the new ones.
 
-    A node that is taken into use again gets no ranks until the next attempt. Nothing is new if the scheduler does not
-    answer.
+    A node that is taken into use again gets no ranks until the next attempt. If the scheduler does not answer, no node
+    is new.
     """
     hosts = {node.host: node.index for node in plan.nodes}
     try:
@@ -182,7 +183,10 @@ class BatchSupervisor(Strategy):
         return self.keep(queue, start, wakeup, int(self.words[1]) if len(self.words) > 1 else None)
 
     def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
-        """Run one attempt after the other for as long as this allocation can, and return the exit code."""
+        """Run one attempt after the other for as long as this allocation lasts, and return the exit code.
+
+        `killed_by` is the signal that killed the previous batch process of the same start, or None.
+        """
         if killed_by is not None:
             end_all(lambda: tagged_of_run(self.run.path, os.getuid()))
         if (put_back := _wait_for_others(queue, self.run, start.job, wakeup)) is not None:
@@ -208,7 +212,7 @@ class BatchSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Return the next attempt if it runs in this process; else have it run in another start or job, and
+        """Return the next attempt if it runs in this process; else have the run continue in another start or job, and
         return None.
         """
         close_tier(self.run.path, attempt.number)
@@ -218,8 +222,8 @@ class BatchSupervisor(Strategy):
 
 
 def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
-    """Return None once nothing is left to wait for, else the exit code to leave the job with, which then starts again
-    later.
+    """Return None once the run has nothing left to wait for, else the exit code with which to leave the job, which then
+    starts again later.
 
     A scheduler knows how jobs ended but not how runs did, which may have continued in other jobs than those that it
     waited for. So a start that no attempt has begun with yet checks the runs themselves.
@@ -248,7 +252,9 @@ def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) 
 
 
 def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
-    """Requeue a job that waits for others on its nodes and is losing them; return the exit code to leave with."""
+    """Requeue a job that waits for other runs on its nodes and is losing them; return the exit code with which to leave
+    it.
+    """
     if queue.fate(job) is Fate.CANCELLED:
         write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)
         return Exit.OK
@@ -257,7 +263,7 @@ def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, 
 
 
 def _jobs_of(plan: Plan) -> list[str]:
-    """Return the jobs of the runs that a plan waits for, as far as they have jobs by now."""
+    """Return the jobs of the runs for which a plan waits, as far as they have jobs by now."""
     newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
     handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
     return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]

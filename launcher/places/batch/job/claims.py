@@ -19,7 +19,7 @@ from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, wri
 
 
 def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = None) -> AttemptDir | None:
-    """Return the attempt that this start of the job runs, or None if there is nothing to do.
+    """Return the attempt that this start of the job runs, or None if it has nothing to do.
 
     `killed_by` is the signal that killed the previous batch process of the same start.
     """
@@ -63,14 +63,14 @@ def next_attempt(
 
 
 def submit_token_of(attempt: AttemptDir) -> str:
-    """Return the submit token on the attempt's job, or ""."""
+    """Return the submit token that is on the attempt's job, or "" if it is unknown."""
     handle = read_record(attempt.handle, Handle)
     return handle.submit_token if handle is not None else ""
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
-    """Return the job that the attempt belongs to: the first that claimed it, which is this one if no other has;
-    None if unknown.
+    """Return the job to which the attempt belongs: the first that claimed it, or this job if no other has; None if
+    unknown.
     """
     with contextlib.suppress(FileExistsError):
         create_record(
@@ -81,14 +81,14 @@ def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> 
 
 
 def _submit_token_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
-    """Return the token on this job: the previous attempt's, if it was in this job too, else this attempt's own."""
+    """Return the token on this job: the previous attempt's if that was in the same job, else this attempt's own."""
     earlier = (read_record(run.attempt(number).handle, Handle) for number in range(attempt.number - 1, 0, -1))
     before = next((handle for handle in earlier if handle is not None), None)
     return before.submit_token if before is not None and before.job_id == job else read_intent(attempt).submit_token
 
 
 def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) -> bool:
-    """Return True for the one process that may run this attempt."""
+    """Return True if this process may run the attempt; only the first that asks may."""
     if not claim_attempt(attempt.started):
         return False
     write_record(attempt.handle, Handle(queue.kind, supervisor=this_process(), job_id=job, submit_token=submit_token))
@@ -96,7 +96,7 @@ def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) 
 
 
 def _leave(why: str) -> AttemptDir | None:
-    """Print why there is nothing to do, and return None."""
+    """Print why this start has nothing to do, and return None."""
     print(f"nothing to do: {why}", file=sys.stderr)
     return None
 
@@ -107,7 +107,7 @@ def cancel(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None) -> AttemptEnd:
-    """Write the failure of an attempt whose job or process was killed before it could, and return its end."""
+    """Write the failure of an attempt whose job or process was killed before it could write one, and return its end."""
     if killed_by is None:
         cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
     else:
@@ -116,7 +116,8 @@ def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, 
 
 
 def _first_host(attempt: AttemptDir) -> str:
-    """Return the host of the attempt's supervisor by the scheduler's name, which may differ from the machine's own.
+    """Return the host of the attempt's supervisor by the scheduler's name for it, which may differ from the machine's
+    own.
 
     If the supervisor died before it wrote its nodes, only the machine's own name is known. A record of an older attempt
     belongs to another allocation.

@@ -17,7 +17,9 @@ _LIVES = 10  # a batch process that dies before it has an attempt has no other b
 
 
 def main() -> int:
-    """Return the batch process's exit code, 0 if `ends-with-0` is given, or 128 + the signal that killed it."""
+    """Run the batch process until it or the job ends; return its exit code, 0 if `ends-with-0` is given, or 128 + the
+    signal that killed it.
+    """
     with open("/proc/self/comm", "w") as name:  # as `launcher.run.processes.name_this`, without its imports
         name.write("launch-super")
     signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})
@@ -35,7 +37,7 @@ def main() -> int:
 
 
 def _watch(pid: int) -> tuple[int, bool]:
-    """Wait for the process and return how it ended, below 0 by a signal, and whether the job was asked to end."""
+    """Wait for the process; return (how it ended, below 0 by a signal; whether the job was asked to end)."""
     told = False
     while True:
         number = signal.sigwait({*HEARD, signal.SIGCHLD})

@@ -37,13 +37,13 @@ _LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
 
 
 class NextJob:
-    """Chooses and starts what follows an attempt in a job's batch process."""
+    """The choice of what follows an attempt in a job, made and started by the job's batch process."""
 
     def __init__(self, queue: BatchSystem, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
         self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> tuple[AttemptDir | None, int]:
-        """Return the next attempt for this process, or None and the exit code with which it leaves."""
+        """Return (the next attempt of this process or None, the exit code with which it leaves)."""
         history = read_lines(self._run.events, Event)
         lost = self._gone(attempt, lost_nodes(history, attempt.number, self._plan, time.time()))
         unfit = unfit_nodes(history, attempt.number, self._plan, time.time())
@@ -58,7 +58,7 @@ class NextJob:
         return None, self._leave() if self._move(attempt, end, lost, unfit) else Exit.OK
 
     def _leave(self) -> int:
-        """Return the exit code after a requeue; if the scheduler ends the job itself, wait for that."""
+        """Return the exit code after a requeue; if the scheduler ends the job by itself, wait for that."""
         if self._queue.leaves_with is not None:
             return self._queue.leaves_with
         self._wakeup.wait(_LAST_S)
@@ -67,12 +67,12 @@ class NextJob:
     def _move(
         self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Exclusion], unfit: Sequence[Exclusion]
     ) -> bool:
-        """Have the scheduler start the run again, elsewhere or later, unless a user ended it; return True if this job
-        starts again.
+        """Have the scheduler start the run again, elsewhere or later, unless a user ended it; return True if this same
+        job starts again.
 
-        In any other case this job's nodes are not needed any more. Nodes are blamed only for what nothing else
-        explains: not if the scheduler ended the job's tasks, nor if it does not answer either, because then this node
-        may be the one that is cut off.
+        In any other case this job's nodes are not needed any more. Nodes are excluded only for failures that nothing
+        else explains: not if the scheduler ended the job's tasks, nor if the scheduler does not answer either, because
+        then this node may be the one that is cut off.
         """
         fate = self._fate()
         if lost and fate is Fate.RUNS:
@@ -96,10 +96,10 @@ class NextJob:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
-        """Wait for a scheduler that requeues the job first in its queue by itself, as a new job would be the last, and
-        return what happens to the job.
+        """Wait for a scheduler that itself requeues the job at the head of its queue, where a new job would come last,
+        and return what happens to the job.
 
-        It is still RUNS if the scheduler does not find the node lost.
+        The result is still RUNS if the scheduler does not find the node lost.
         """
         within_s = self._queue.puts_back_within_s(self._plan, self._job)
         if within_s is None:
@@ -116,8 +116,8 @@ class NextJob:
         return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Exclusion]) -> AttemptEnd:
-        """Return the end with its true cause: nodes that fell silent because the scheduler ended their tasks
-        are not lost.
+        """Return the end with its true cause: nodes that fell silent because the scheduler ended their tasks are not
+        lost.
         """
         cause = _TAKEN_AS.get(fate)
         if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):
@@ -132,7 +132,7 @@ class NextJob:
         return told
 
     def _any_is_down(self, lost: Sequence[Exclusion]) -> bool:
-        """Return whether the scheduler reports one of the lost nodes as down; False if it does not answer."""
+        """Return whether the scheduler reports one of the lost nodes as down; return False if it does not answer."""
         hosts = [one.host for one in lost]
         with contextlib.suppress(Unreachable):
             return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=_ASK_S).values())
@@ -143,7 +143,7 @@ class NextJob:
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
     def _fate(self) -> Fate:
-        """Return what happens to the job according to the scheduler, UNKNOWN if it does not answer."""
+        """Return what the scheduler does with the job, or UNKNOWN if it does not answer."""
         try:
             return self._queue.fate(self._job)
         except Unreachable as error:
@@ -153,8 +153,8 @@ class NextJob:
     def _again_or_anew(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
         """Requeue this job, or else submit a new one, or else end the run; return True if this job starts again.
 
-        After a node is lost a new job comes first: a requeued job starts only once the scheduler has given the lost
-        node up, which may take minutes, and Slurm 22.05 then gives a job with GPUs no steps any more.
+        With `lost`, as after a node is lost, a new job comes first: a requeued job starts only once the scheduler has
+        given the lost node up, which may take minutes, and Slurm 22.05 then gives a job with GPUs no steps any more.
         """
         none_anew = self._new_job(attempt, end, "a node of the job is lost") if lost else ""
         if lost and not none_anew:
@@ -178,7 +178,7 @@ class NextJob:
         write_end(self._run, newest(self._run) or attempt, failed, self._plan)
 
     def _requeue(self) -> str:
-        """Requeue the job, and return why that failed, or "".
+        """Requeue the job; return why that failed, or "".
 
         A controller that was frozen may have done it all the same; it would refuse to do it twice.
         """
@@ -196,7 +196,7 @@ class NextJob:
                 return silence
 
     def _new_job(self, before: AttemptDir, end: AttemptEnd, why: str) -> str:
-        """Submit another job for the run, and return why there is none, or "".
+        """Submit another job for the run; return why that failed, or "".
 
         If it is refused, the attempt that was opened for it belongs to this job, which may yet be requeued: status asks
         for the job of the newest attempt.
@@ -227,7 +227,9 @@ class NextJob:
 
 
 def _may_submit(queue: BatchSystem) -> bool:
-    """Return whether jobs may be submitted from here; True if the scheduler does not answer, as it may yet take one."""
+    """Return whether jobs may be submitted from this host; return True if the scheduler does not answer, as it may yet
+    take one.
+    """
     try:
         return queue.may_submit()
     except Unreachable:
@@ -235,5 +237,5 @@ def _may_submit(queue: BatchSystem) -> bool:
 
 
 def start_again(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
-    """Have the requeued job start after this delay, and not on nodes that the run avoids."""
+    """Have the requeued job start after `delay_s`, and not on nodes that the run excludes."""
     queue.start_again(plan, job, [exclusion.host for exclusion in avoided(run)], delay_s)

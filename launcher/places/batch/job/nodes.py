@@ -21,7 +21,7 @@ _STEP_S = 0.1
 
 
 def with_allocated_hosts(plan: Plan, hosts: Mapping[str, str]) -> Plan:
-    """Return the plan with its nodes on these hosts: first those that the run needs, the rest as spares.
+    """Return the plan with its nodes on the allocated hosts: first those that the run needs, the rest as spares.
 
     If the spec names a network interface, the address is left open, as only the host knows it.
     """
@@ -30,7 +30,7 @@ def with_allocated_hosts(plan: Plan, hosts: Mapping[str, str]) -> Plan:
 
 
 def index_of(plan: Plan, host: str) -> int:
-    """Return the index of this host in the plan; raise LaunchError if it has none."""
+    """Return the index of the host in the plan; raise LaunchError if the plan lacks it."""
     for node in plan.nodes:
         if node.host == host:
             return node.index
@@ -38,7 +38,7 @@ def index_of(plan: Plan, host: str) -> int:
 
 
 def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cause, str]:
-    """Return cause and text for an attempt that left no end before its job was started again.
+    """Return (cause, text) of the failure of an attempt that left no end before its job was started again.
 
     `host` was the attempt's first node, `since` its start.
     """
@@ -57,9 +57,9 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
 
 
 def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return the hosts that were lost in this attempt and have not reported since.
+    """Return the hosts that were lost in attempt number `attempt` and have not reported since.
 
-    If this host is among them, it was cut off itself, and none is known to be lost.
+    If this host is among them, it was cut off itself, and no host is known to be lost.
     """
     last: dict[int, Event] = {}
     for event in history:
@@ -76,7 +76,9 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
 
 
 def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return the hosts on which a device was found unfit in this attempt; a new agent there does not change that."""
+    """Return the hosts on which a device was found faulty in attempt number `attempt`, even if they have a new
+    agent.
+    """
     until = now + plan.spec.recovery.avoid_s
     found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}
     return [
@@ -87,7 +89,9 @@ def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float
 
 
 def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
-    """Return whether a new agent runs on the lost host and answers, so that only the network to it was down."""
+    """Return whether a new agent runs on the lost host and its machine answers, so that only the network to it was
+    down.
+    """
     node = next((node.index for node in plan.nodes if node.host == lost.host), None)
     if node is None or not attempt.agent(node).exists():
         return False
@@ -104,7 +108,7 @@ def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
 
 
 def _answers(attempt: AttemptDir, node: int) -> bool:
-    """Return whether the agent's machine answers; a refused connection is an answer too."""
+    """Return whether the machine of the node's agent answers; a refused connection is an answer too."""
     agent, own = readable(attempt.agent(node), AgentRecord), readable(attempt.endpoint, Endpoint)
     if agent is None or own is None:
         return False

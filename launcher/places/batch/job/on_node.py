@@ -40,7 +40,7 @@ _LOOK_S = 5.0
 
 
 def main() -> int:
-    """Supervise the agent until it has left for good or this process is asked to go; return 0."""
+    """Supervise the agent until it has exited for good or this process is asked to exit; return 0."""
     name_this("launch-super")
     os.umask(0o077)
     with waiting_for_disks():
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
-    """Supervise this node's agent until the attempt has ended, on node 0 only pass on preemptions."""
+    """Supervise this node's agent until the attempt has ended; on node 0, only pass preemptions on."""
     wakeup = Wakeup(queue.warnings)
     plan, attempt = read_plan(run, number), run.attempt(number)
     index = index_of(plan, queue.this_host())
@@ -62,11 +62,11 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
 
 
 def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
-    """Keep the agent running as long as it is wanted; if it cannot reach the coordinator, look in the folder for the
+    """Keep the agent running as long as it is needed; if it cannot reach the coordinator, look in the folder for the
     attempt's end.
 
-    The first agent of a role beside the main one coordinates that role: its end is that of the role's attempt. For such
-    roles the folder is read first, because what started them may be killed alone.
+    The first agent of a role beside the main one coordinates that role, so its end is the end of the role's attempt.
+    For such roles the folder is read first, because the process that started them may be killed alone.
     """
     end_predecessor(run, attempt, index)
     agent = agent_process(plan, attempt, index)
@@ -93,7 +93,8 @@ def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index
 
 
 def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
-    """Requeue the job if the coordinator has been silent for a whole lease and its host is down; return True if it was.
+    """Requeue the job if the coordinator has been silent for a whole lease and its host is down; return whether that
+    was done.
 
     A job that the scheduler must not end for a lost node is left as it is.
     """
@@ -115,8 +116,10 @@ def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
 
 
 def end_predecessor(run: RunDir, attempt: AttemptDir, index: int) -> None:
-    """End the agent that this node had in an earlier attempt, and all below it: its step outlives the srun that the
-    batch process has ended, and its ranks would run beside the new ones until their lease is over.
+    """End the agent that this node had in an earlier attempt, and all processes below it.
+
+    Its step outlives the srun that the batch process has ended, and its ranks would run beside the new ones until their
+    lease is over.
     """
     for before in attempts(run):
         record = readable(before.agent(index), AgentRecord) if before.number < attempt.number else None
@@ -125,14 +128,15 @@ def end_predecessor(run: RunDir, attempt: AttemptDir, index: int) -> None:
 
 
 def _tree(pid: int) -> list[int]:
+    """Return the pid and those of all processes below it."""
     return [pid, *descendants(pid)]
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
-    """Pass a preemption on from the first node's task to the batch process, which has the agent there.
+    """Pass a preemption on from the first node's task to the batch process, which runs the node's agent.
 
-    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so there is one here too. Return when the
-    agent has exited.
+    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so the first node has a task too. Return
+    when the agent has exited.
     """
     while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not wakeup.stop_asked:
         wakeup.sleep(_STEP_S)

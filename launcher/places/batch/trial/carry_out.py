@@ -45,7 +45,7 @@ _ON_NODE = "launcher.places.batch.trial.on_node"
 
 
 def minutes(longest_s: float = math.inf) -> int:
-    """Return the minutes that the job asks for, limited by the longest allowed."""
+    """Return the minutes of run time that the trial's job requests, at most `longest_s`."""
     return int(max(1, min(_MINUTES, longest_s // 60)))
 
 
@@ -69,8 +69,8 @@ def all_findings(
 def tried(
     queue: TrialJobs, request: DoctorRequest, tell: Callable[[str], None]
 ) -> Generator[Finding, None, list[str] | None]:
-    """Yield what a trial found on nodes, and return the nodes where all files of the launcher were found; None
-    if there was no trial.
+    """Yield what a trial found on nodes, and return the nodes on which all files of the launcher were found; return
+    None if no trial took place.
     """
     try:
         trial = try_nodes(queue, request, queue.minutes, tell)
@@ -82,8 +82,9 @@ def tried(
 
 
 def try_nodes(queue: TrialJobs, request: DoctorRequest, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
-    """Have a job examine nodes and return the trial; `tell` is called with a line about what takes long. Raise
-    NoTrial or Unreachable.
+    """Have a job examine nodes and return the trial; call `tell` with a line of text before steps that take long.
+
+    Raise NoTrial or Unreachable.
     """
     limit_s = limit_minutes * 60.0 - _SPARE_S
     with _folder(request.runs_root) as folder:
@@ -124,7 +125,7 @@ exec > {log} 2>&1
 
 @contextlib.contextmanager
 def _folder(runs_root: Path) -> Iterator[Path]:
-    """Yield a new folder where runs will be, and remove it afterwards with any parents made for it."""
+    """Yield a new folder in the runs root, and remove it afterwards with any parents made for it."""
     made = [folder for folder in (runs_root, *runs_root.parents) if not folder.exists()]
     folder = drafts.new_draft(runs_root)
     try:
@@ -138,7 +139,9 @@ def _folder(runs_root: Path) -> Iterator[Path]:
 
 
 def _talk(trial: Trial, job: JobOnTrial, folder: Path, request: DoctorRequest, until: float) -> None:
-    """Ask every node until it has answered all questions, is known not to, or the job has ended or used up its time."""
+    """Ask every node until it has answered all questions, is known not to answer, or the job has ended or used up its
+    time.
+    """
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
     patience_s = min(_ANSWER_S, _FOR_TALKING * (until - time.monotonic()))
     boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}

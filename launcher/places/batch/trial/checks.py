@@ -63,7 +63,7 @@ class NodeClock:
 
 @dataclass(slots=True)
 class SeenNode:
-    """A node that answered, with its answers."""
+    """A node of the trial that answered, with its answers."""
 
     hello: Hello
     clock: NodeClock | None = None
@@ -72,7 +72,7 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class TrialJob:
-    """The trial job's state as the queue reports it; the defaults hold before anything is known."""
+    """The trial job's state as the queue reports it; the defaults hold before the queue has reported any."""
 
     waits: bool = True
     has_ended: bool = False
@@ -87,7 +87,7 @@ class TrialJob:
 
 @dataclass(slots=True)
 class Trial:
-    """A trial job, and what was found as far as it came."""
+    """A trial job, with everything found on its nodes so far."""
 
     job: str
     hosts: Sequence[str] = ()
@@ -160,7 +160,7 @@ class QueueNames:
 
 
 def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueNames) -> Finding:
-    """Return the finding that the trial waited for nodes as long as it may and was cancelled."""
+    """Return the finding that the trial waited for nodes as long as allowed and was cancelled."""
     text = f"no node was free within {within_s:g} s; job {job} was cancelled: {why}"
     if starts_at is None:
         return warning("trial", text, f"--within {within_s * 10:g} waits longer; {words.others} ask for other nodes")
@@ -210,7 +210,7 @@ def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Itera
 
 
 def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNames) -> Iterable[Finding]:
-    """Yield the first reason why not everything happened, if anything is missing."""
+    """Yield the first reason why the trial did not complete, if anything is missing."""
     state, where = trial.state, f" on {all_of(trial.hosts)}" if trial.hosts else ""
     gone = f"`{words.shows_nodes}` shows whether nodes are well; one that has just gone is called idle for a while"
     lines = [line.strip()[:200] for line in trial.log.splitlines() if line.strip()]
@@ -240,13 +240,13 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNa
 
 
 def _is_lost(trial: Trial, host: str) -> bool:
-    """Return whether the node is lost; one that only cannot be reached stays until the job ends."""
+    """Return whether the node is lost; a node that only cannot be reached counts as present until the job ends."""
     node = trial.seen.get(host)
     return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))
 
 
 def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Finding:
-    """Return the finding about a node that failed at this stage."""
+    """Return the finding about a node that failed at the stage of exit code `code`, with its last line `said`."""
     match code:
         case Stage.NOT_THERE:
             return problem("runs root", f"{expected.runs_root} is not the same folder on {node}", _RUNS_ROOT_HINT)
@@ -261,7 +261,7 @@ def _stopped_finding(node: str, code: int, said: str, expected: Expected) -> Fin
 
 
 def _folder_findings(trial: Trial) -> Iterable[Finding]:
-    """Yield findings about the shared folder: whether nodes see what is written here, and how soon."""
+    """Yield findings about the shared folder: whether nodes see files that are written here, and how soon."""
     if deaf := [name for name, node in trial.seen.items() if node.clock is None]:
         text = f"what is written here was not seen on {all_of(deaf)} in time"
         yield warning("runs root", text, "the file system tells others late: `launch cancel` will take as long")
@@ -320,7 +320,7 @@ def _network_findings(trial: Trial, words: QueueNames) -> Iterable[Finding]:
 
 
 def _alike(trial: Trial, found: Mapping[str, T]) -> Iterable[tuple[T, list[str]]]:
-    """Return each distinct finding with the nodes where it was made."""
+    """Return each distinct value of `found` with the nodes that have it."""
     groups: dict[T, list[str]] = {}
     for node in (host for host in trial.hosts if host in found):
         groups.setdefault(found[node], []).append(node)

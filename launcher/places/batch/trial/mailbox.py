@@ -29,7 +29,9 @@ class Mailbox:
         self.name, self._folder, self._job, self._numbers = name, folder, job, count()
 
     def ask(self, words: Mapping[str, object] | None, answer: type[T], limit_s: float) -> T:
-        """Send a question and return the answer; without `words`, return what the node reports by itself at first."""
+        """Send a question and return the answer; without `words`, return the report that the node sends first by
+        itself.
+        """
         file = file_of(self.name, next(self._numbers))
         if words is not None:
             write_record(self._folder / f"{file}.asked", words)
@@ -49,12 +51,12 @@ class Mailbox:
 
 
 def trial_output(folder: Path) -> str:
-    """Return what the trial job printed."""
+    """Return the text that the trial job printed."""
     return (read_end(folder / LOG) or b"").decode(errors="replace")
 
 
 def file_of(node: str, number: int) -> str:
-    """Return the name of a node's question or answer with this number."""
+    """Return the name of the file for a node's question or answer number `number`."""
     return f"{quote(node, safe='')}-{number}"
 
 

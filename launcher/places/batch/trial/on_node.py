@@ -27,7 +27,7 @@ _STEP_S = 0.02
 
 
 def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> None:
-    """Answer the questions in the folder until there are no more; `me` and `address` are the node's in the
+    """Answer the questions in the folder until no more come within the limit; `me` and `address` are the node's in the
     queue's words.
     """
     until = time.monotonic() + limit_s
@@ -62,7 +62,7 @@ def _hello(address: str, interface: str) -> Hello:
 
 
 def main() -> None:
-    """Answer all questions; exit with 0, or with the error that prevented it."""
+    """Answer all questions; exit with 0, or with the error that prevented an answer."""
     os.umask(0o077)
     kind, folder, limit_s, me = sys.argv[1:]
     try:

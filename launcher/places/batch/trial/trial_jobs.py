@@ -19,7 +19,7 @@ _END_S = 45.0  # Slurm's KillWait, and then some
 
 
 class NoTrial(Exception):
-    """Raised if there is no trial; `finding` says why."""
+    """Raised if a trial is impossible; `finding` says why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text)
@@ -28,7 +28,7 @@ class NoTrial(Exception):
 
 @dataclass(frozen=True)
 class TrialJobs:
-    """How to submit and watch trial jobs of this many nodes in one kind of queue."""
+    """The way to submit and watch trial jobs of `nodes` nodes in one kind of queue."""
 
     queue: BatchSystem
     words: QueueNames
@@ -40,7 +40,7 @@ class TrialJobs:
     began: float = field(default_factory=time.time)
 
     def submit(self, script: str) -> str:
-        """Submit the script and return the job's id. Raises NoTrial if it is refused."""
+        """Submit the script and return the job's id; raise NoTrial if it is refused."""
         answer = self.ask(self.submits, limit_s=_SUBMIT_S, stdin=script)
         job = self.queue.submitted(answer.out)
         if answer.code != 0 or job is None:
@@ -50,9 +50,9 @@ class TrialJobs:
         return job
 
     def on_each_node(self, program: str) -> str:
-        """Return a shell command that runs this program on every node, with the node's name in $NODE.
+        """Return a shell command that runs `program` on every node, with the node's name in $NODE.
 
-        Each line that it prints has the task's number and `: ` in front.
+        Each line that the program prints has the task's number and `: ` in front.
         """
         return self.on_each.format(program=shlex.quote(program))
 
@@ -68,11 +68,11 @@ class TrialJobs:
         return TrialJob(waits, ended, word, why, found.hosts, found.starts_at, code)
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
-        """Return the names of the nodes."""
+        """Return the names of the nodes in a list as the queue writes it."""
         return tuple(filter(None, nodes.split(",")))
 
     def cancel(self, job: str) -> None:
-        """End the job."""
+        """End the trial job in the queue."""
         self.queue.cancel(job)
 
 
@@ -92,7 +92,7 @@ class JobOnTrial:
             return self.state
 
     def wait_for_nodes(self, within_s: float, tell: Callable[[str], None]) -> None:
-        """Wait until the job has its nodes. Raises NoTrial if it has none in time."""
+        """Wait until the job has its nodes; raise NoTrial if it has none after `within_s`."""
         deadline, told = self.began + within_s, ""
         while (state := self.look()).waits and not state.restarts:
             now = time.monotonic()
@@ -104,8 +104,8 @@ class JobOnTrial:
             time.sleep(min(ASK_S / 2, max(LOOK_S, deadline - now)))
 
     def end(self, trial: Trial) -> bool:
-        """End the job and return whether it is over; until then it might write into the folder, which is about
-        to be removed.
+        """End the job and return whether it has ended; until then it might write into the folder, which is about to be
+        removed.
         """
         now = time.monotonic()
         # A job that has reported nothing, on a node that does not answer, may take as long as it likes.

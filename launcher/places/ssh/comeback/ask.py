@@ -43,12 +43,12 @@ def ask_lost(run: RunDir) -> None:
 
 
 def main() -> int:
-    """Ask the hosts at once, and return 0."""
+    """Ask the hosts named as arguments, all at once, to take part again; always return 0."""
     run, hosts = RunDir(Path(sys.argv[1])), sys.argv[2:]
     places = [place for place in places_of(run) if place.host.name in hosts]
 
     def come_back(client: HostClient) -> str:
-        """Ask one host, and return why it does not take part, or ""."""
+        """Ask one host to take part again; return why it does not, or "" if it does."""
         limit_s = 2 * client.limits.soon_s  # a supervisor has to start there
         return client.ask(ComeBack(run.id, client.place.workdir), str, limit_s=limit_s)
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _is_time(run: RunDir) -> bool:
-    """Return True, and record the time, if no process has asked a moment ago."""
+    """Return True, and record the time, unless a process has asked within the last seconds."""
     try:
         age_s = time.time() - run.asked_back.stat().st_mtime
     except FileNotFoundError:

@@ -24,10 +24,13 @@ _AGAIN_S = 1.0
 
 
 class ReturningSupervisor(Strategy):
-    """The supervisor that returns to a run; its argument is ATTEMPT, with which the run's supervisors were started."""
+    """The supervisor on a host that returns to a run.
+
+    Its argument ATTEMPT is the attempt with which the run's supervisors were started.
+    """
 
     def boot(self) -> bytes:
-        """Return where this supervisor listens: the address that it had before."""
+        """Return the line with the address at which this supervisor listens, the same as before."""
         number = int(self.words[0])
         attempt = self.run.attempt(number)
         mine, peers = presence.taken(attempt), read_record(attempt.supervisors, tuple[Peer, ...])
@@ -48,8 +51,9 @@ class ReturningSupervisor(Strategy):
 
 
 def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Take part once another host leads and this host has what it needs; until then it holds no slots. Return
-    the exit code.
+    """Take part once another host leads and this host has the resources it needs; until then hold no slots.
+
+    Return the exit code.
     """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
     while not wakeup.stop_asked and time.monotonic() < led_at + rules.lease_s + rules.wait_s:
@@ -67,7 +71,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
 
 
 def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
-    """Return the newest attempt in which this host has a place, as its leader reports it, or None."""
+    """Return the newest attempt that has this host as a member, as the attempt's leader reports it, or None."""
     said = supervisor.rpc.ask(Rejoin(supervisor.node))
     sound = [
         one
@@ -78,7 +82,7 @@ def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
 
 
 def _take_part(supervisor: SupervisorState, wakeup: Wakeup) -> int:
-    """Run the attempts from now on as a supervisor that has begun, and return the exit code."""
+    """Run the attempts from now on as a member that has begun, and return the exit code."""
     supervisor.ready.told = supervisor.ready.prepared = supervisor.ready.began = True
     supervisor.returning = False
     return carry_on(supervisor, wakeup, again=True)

@@ -30,14 +30,16 @@ def main() -> int:
     left = [RunDir(path) for path in sorted(runs.glob("*")) if is_run_id(path.name)]
     deadline = time.monotonic() + _GIVE_UP_S
     while True:
-        left = [run for run in left if not _brought_back(run)]
+        left = [run for run in left if not _restart_supervisor(run)]
         if not left or time.monotonic() > deadline:
             return Exit.UNREACHABLE if left else Exit.OK
         time.sleep(_AGAIN_S)
 
 
-def _brought_back(run: RunDir) -> bool:
-    """Return True if the run's supervisor was started, or none is needed."""
+def _restart_supervisor(run: RunDir) -> bool:
+    """Start the run's supervisor with the launcher that it had; return False if it was needed and could not be
+    started.
+    """
     found = presence.begun(run)
     mine = presence.taken(found[0]) if found is not None else None
     if mine is None:

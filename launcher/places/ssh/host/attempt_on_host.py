@@ -30,8 +30,9 @@ from launcher.supervisor.roles import make_role_dir
 
 
 class AttemptOnHost:
-    """An attempt on one host; `move` changes to another attempt, while the host keeps its name from the first
-    one's plan.
+    """An attempt as one host works in it.
+
+    `move` changes to another attempt, in which the host keeps its name from the first plan.
     """
 
     def __init__(self, run: RunDir, number: int, node: int) -> None:
@@ -42,7 +43,7 @@ class AttemptOnHost:
 
     @property
     def index(self) -> int:
-        """Return this host's node in the plan; raise Fenced if it has none."""
+        """Return this host's node number in the plan; raise Fenced if the plan has no such host."""
         for node in self.plan.nodes:
             if node.host == self.host:
                 return node.index
@@ -60,7 +61,9 @@ class AttemptOnHost:
     def role_agents(
         self, gpus: Sequence[str] | None, fds: Sequence[int], bell: Bell | None, plan: Plan, attempt: AttemptDir
     ) -> list[AgentProcess]:
-        """Return what this host runs of a role beside the main one: on the leader first the role's coordinator."""
+        """Return the processes that this host runs for a role beside the main one; on the leader the first is the
+        role's coordinator.
+        """
         nodes = [node.index for node in plan.nodes if node.host == self.host]
         agents = [agent_process(plan, attempt, node, keep=fds, gpus=gpus) for node in nodes]
         return [coordinator_process(plan, attempt, keep=fds, bell=bell), *agents] if self.leads else agents
@@ -76,10 +79,10 @@ class AttemptOnHost:
             write_record(self.attempt.handle, Handle(LOCAL, supervisor=this_process()))
 
     def open(self, *, again: bool = False) -> None:
-        """Claim the attempt, so that no other process runs it here and no older one writes any more; raise Fenced.
+        """Claim the attempt, so that no other process runs it here and no older attempt writes any more; raise Fenced
+        if another has.
 
-        With `again`, the process that had claimed it is gone, and a host that has voted for a newer attempt takes part
-        with its vote alone: the fence that it has raised keeps its agent out.
+        `again` says that the process that had claimed it is gone.
         """
         self.log_to()
         place = self.attempt.started if self.leads else self.attempt.node_started(self.index)
@@ -98,7 +101,9 @@ class AttemptOnHost:
             write_record(self.run.state, self._starting())
 
     def prepare(self, proposal: OpenAttempt, known: dict[str, NodePlan], token: str) -> None:
-        """Prepare the next attempt on this disk: this host's own plan, on the hosts that its leader chose."""
+        """Write this host's plan for the next attempt, on the hosts that its leader chose; raise Fenced if a newer
+        attempt exists.
+        """
         number = proposal.attempt
         if self.plan.disks_apart:
             attempt = self.run.attempt(number)
@@ -109,30 +114,30 @@ class AttemptOnHost:
             write_record(attempt.intent, Intent(number, token, cluster, "requeue", cause, now, this_process()))
 
     def move(self, number: int) -> None:
-        """Change to this attempt, whose plan is on disk."""
+        """Change to attempt `number`, whose plan is on disk."""
         self.plan = _plan_of(self.run, number)
         self.before, self.attempt = self.attempt, self.run.attempt(number)
 
     def pass_on_stop(self) -> None:
-        """Copy a stop request from the attempt before to this one."""
+        """Copy a stop request from the previous attempt to this one."""
         pass_on_stop(self.before, self.attempt)
 
     def discard(self) -> None:
-        """Remove the run's folder: its submitter is gone and no host was told to begin, so there was no such
-        attempt.
+        """Remove the run's folder, because its submitter is gone and no host was told to begin, so that the run never
+        existed.
         """
         if self.plan.disks_apart and len(attempts(self.run)) == 1:
             shutil.rmtree(self.run.path, ignore_errors=True)
 
     def give_up(self, why: str) -> None:
-        """Write a launcher fault as the attempt's end if this host leads; otherwise the others notice that it
-        is gone.
+        """Write a launcher fault as the attempt's end if this host leads; otherwise the other hosts notice that this
+        host is gone.
         """
         if self.leads and read_record(self.attempt.end, AttemptEnd) is None:
             self.end(AttemptEnd(State.FAILED, Cause.LAUNCHER_FAULT, Exit.LAUNCHER_FAULT, 0.0, why))
 
     def end(self, end: AttemptEnd) -> None:
-        """Write the attempt's end; a host that does not lead it writes one for itself alone."""
+        """Write the attempt's end; a host that does not lead the attempt marks it as its own view alone."""
         alone = self.plan.disks_apart and self.plan.nodes[0].host != self.host
         write_end(self.run, self.attempt, msgspec.structs.replace(end, alone=alone), self.plan)
 
@@ -147,7 +152,9 @@ class AttemptOnHost:
 
 
 def _plan_of(run: RunDir, number: int) -> Plan:
-    """Return the attempt's plan; of several programs each rank has the address there that all hosts draw for it."""
+    """Return the plan of attempt `number`; for a run of several roles, with the address that all hosts draw for each
+    rank.
+    """
     plan = read_plan(run, number)
     if not plan.roles or plan.addresses:
         return plan
@@ -155,6 +162,6 @@ def _plan_of(run: RunDir, number: int) -> Plan:
 
 
 def reseated(plan: Plan, known: dict[str, NodePlan], names: Sequence[str], away: Sequence[str]) -> Plan:
-    """Return the plan on these hosts, the first one as leader and those beyond what the run needs as spares."""
+    """Return the plan on the hosts `names`, the first as leader and those beyond what the run needs as spares."""
     here, gone = ([(name, known[name].address) for name in some] for some in (names, away))
     return with_hosts(plan, here, gone)

@@ -21,7 +21,7 @@ from launcher.run.records import Event
 
 
 class Ballot:
-    """The votes of this host and the attempts it has accepted; every change is on disk before it takes effect."""
+    """The votes of this host and the attempts that it has accepted; each change is on disk before it takes effect."""
 
     def __init__(self, run: RunDir, me: int, hosts: Sequence[str], begun: int, *, on_disk: bool = True) -> None:
         """Read the votes of this host since attempt `begun`, in whose plan the hosts have their numbers.
@@ -41,7 +41,7 @@ class Ballot:
 
     @property
     def voted(self) -> tuple[int, int]:
-        """Return the number and the candidate of this host's newest vote."""
+        """Return (attempt number, candidate) of this host's newest vote."""
         return self.voter.voted
 
     def keep(self, voter: Voter) -> None:
@@ -57,19 +57,21 @@ class Ballot:
     # -- how new the records are
 
     def records(self) -> Records:
-        """Return how new this disk's records are; damaged ones do not count, which makes the host older than others."""
+        """Return how new this disk's records are; damaged records do not count, so that the host ranks behind
+        others.
+        """
         try:
             status = self._run.events.stat()
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
             seen = None
         if seen != self._measured[0]:
-            self._measured = (seen, *self._measure())
+            self._measured = (seen, *self._history_size())
         _, length, digest = self._measured
         return Records(self.voter.newest.attempt, length, digest)
 
-    def _measure(self) -> tuple[int, str]:
-        """Return the length in bytes of all whole records in the history, and their digest."""
+    def _history_size(self) -> tuple[int, str]:
+        """Return (length in bytes of all intact records in the history, their digest)."""
         try:
             lines = [line for line in self._run.events.read_bytes().split(b"\n")[:-1] if _is_event(line)]
         except FileNotFoundError:
@@ -79,19 +81,20 @@ class Ballot:
     # -- questions of others; each gives the reason for a refusal
 
     def against_vote(self, asked: Vote, leader: str) -> str:
-        """Return why this host refuses its vote, or ""; `leader` leads the present attempt, which this host may
-        not have accepted yet.
+        """Return why this host refuses its vote, or "" if it gives it.
+
+        `leader` leads the present attempt, which this host may not have accepted yet.
         """
         hears = not self.leaderless and not (0 <= asked.node < len(self.hosts) and self.hosts[asked.node] == leader)
         return self.voter.against_vote(_request(asked), self.records(), hears_leader=hears)
 
     def vote(self, asked: Vote) -> None:
-        """Give this host's vote."""
+        """Record this host's vote for the candidate in `asked`."""
         self.keep(self.voter.vote(_request(asked)))
 
     def against_record(self, replica: Replica) -> str:
-        """Return why the record is refused, or ""; records of the newest attempt's leader and of an elected
-        candidate are accepted.
+        """Return why the record is refused, or "" if it is accepted, as from the newest attempt's leader and from an
+        elected candidate.
         """
         known = self.voter.newest.attempt
         if not 0 <= replica.node < len(self.hosts):
@@ -105,25 +108,25 @@ class Ballot:
         return self.voter.against_append(Append(replica.attempt, replica.node))
 
     def elected(self, node: int) -> bool:
-        """Return whether this host voted for the node and has not accepted its attempt yet, so that the node's
-        history replaces this host's.
+        """Return whether this host voted for the node and has not accepted its attempt yet; then the node's history
+        replaces this host's.
         """
         return self.voted[1] == node and self.voted[0] > self.voter.newest.attempt
 
     def comes_before(self, replica: Replica) -> bool:
-        """Return whether the record is of an attempt before the one for which this host voted for its sender."""
+        """Return whether the record is of an attempt older than the one for which this host voted for the record's
+        sender.
+        """
         return self.elected(replica.node) and replica.attempt < self.voted[0]
 
     def keeps_for(self, replica: Replica) -> bool:
-        """Return whether the record is from the leader that this host follows, or followed before it voted for
-        another.
-        """
+        """Return whether the record is from the leader that this host follows."""
         newest = self.voter.newest
         follows = (replica.attempt, replica.node) == (newest.attempt, newest.leader)
         return follows and not self.leaderless
 
     def against_open(self, said: OpenAttempt) -> str:
-        """Return why the attempt is not to be accepted, or ""; `accept` then accepts it."""
+        """Return why the attempt is not to be accepted, or "" if `accept` may follow."""
         if not self._is_sound(said):
             return "it is not on hosts of this run"
         if not self._on_disk:
@@ -141,13 +144,13 @@ class Ballot:
         self.keep(self.voter.settle(Settle(said.attempt, said.node)))
 
     def join(self, said: OpenAttempt) -> None:
-        """Work in the attempt that is running; if this host is one of its voters, it accepts it once the
-        history was copied here.
+        """Work in the attempt that is running; if this host is one of its voters, accept it once the history was copied
+        here.
         """
         self._joined = (said.attempt, said.node)
 
     def _opened(self, said: OpenAttempt) -> Open:
-        """Return the message in the quorum's terms."""
+        """Return the message in the form that `quorum/core.py` takes."""
         newest = Opening(said.attempt, said.node, frozenset(map(self.hosts.index, said.hosts)))
         before = (Opening(one.attempt, one.leader, frozenset(one.voters)) for one in said.before)
         return Open((*before, newest), Records(*msgspec.structs.astuple(said.records)))
@@ -155,17 +158,17 @@ class Ballot:
     # -- this host as a candidate
 
     def before(self) -> tuple[OpeningSaid, ...]:
-        """Return the openings that are not known to be settled, without the newest."""
+        """Return the attempts opened that are not known to be settled, without the newest."""
         return tuple(
             OpeningSaid(one.attempt, one.leader, tuple(sorted(one.voters))) for one in self.voter.openings[:-1]
         )
 
     def is_next_in_line(self, own: SupervisorStatus, leaderless: Mapping[int, SupervisorStatus]) -> bool:
-        """Return whether this host is next to take over: no other leaderless one has newer records, or equal ones and a
-        lower number.
+        """Return whether this host is next to take over.
 
-        `own` is this host's status from before it asked: later it may have records of an attempt that another one
-        opened meanwhile. On a shared disk all hosts have the same records.
+        It is unless another leaderless host has newer records, or equal records and a lower number. `own` is this
+        host's status from before it asked the others: later it may have records of an attempt that another host opened
+        meanwhile. On a shared disk all hosts have the same records.
         """
         if not self._on_disk:
             return all(self.me < number for number in leaderless)
@@ -175,7 +178,9 @@ class Ballot:
     def without_dead_leaders(
         self, heard: Mapping[int, SupervisorStatus], attempt: int, patience_s: float
     ) -> dict[int, SupervisorStatus]:
-        """Return the answers without supervisors that claim to lead this attempt while their coordinator is silent."""
+        """Return the answers without those of supervisors that claim to lead `attempt` while their coordinator is
+        silent.
+        """
         return {
             number: one
             for number, one in heard.items()
@@ -183,7 +188,9 @@ class Ballot:
         }
 
     def is_attempt_of(self, leader: int, said: OpenAttempt, attempt: int) -> bool:
-        """Return whether what a leader sent this lost host is an attempt of that leader with a place for this host."""
+        """Return whether `said`, which this lost host received, is an attempt of the node `leader` with a place for
+        this host.
+        """
         named = (*said.hosts, *said.away)
         return (
             self._is_sound(said)
@@ -200,10 +207,10 @@ class Ballot:
         return known and openings and said.hosts[:1] == (self.hosts[said.node],)
 
     def carries(self, others: Collection[int], *, leads: bool) -> bool:
-        """Return whether this host and these others are a quorum.
+        """Return whether this host and `others` are a quorum.
 
-        If each host has its own disk, the votes decide. On a shared disk a leader always is one, and another host needs
-        more than half.
+        If each host has its own disk, the votes decide. On a shared disk a host that `leads` always is a quorum, and
+        any other needs more than half of the hosts.
         """
         if self._on_disk:
             return self.voter.carries(others)
@@ -212,7 +219,7 @@ class Ballot:
 
 
 def _request(asked: Vote) -> RequestVote:
-    """Return the request for a vote in the quorum's terms."""
+    """Return the request for a vote in the form that `quorum/core.py` takes."""
     return RequestVote(asked.attempt, asked.node, Records(*msgspec.structs.astuple(asked.records)))
 
 

@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 
 
 def answer(run: Path, request: ListCheckpoints | SendFile | TakeFile, body: Body) -> object:
-    """Carry out a request about checkpoints, and return its answer."""
+    """Carry out a request about checkpoints, and return the answer to it."""
     steps = request.folder.split("/")
     if {"", ".", ".."} & set(steps):
         raise LaunchError(f"{request.folder[:100]!r} is no folder of a run")
@@ -39,7 +39,7 @@ def answer(run: Path, request: ListCheckpoints | SendFile | TakeFile, body: Body
 
 
 def _opened(folder: Path, request: SendFile) -> BinaryIO:
-    """Open the committed file, or a draft's file with the digest of one that another disk has committed."""
+    """Open the committed file, or a draft of it that has the digest which another disk has committed."""
     for held in partial.inventory(folder):
         is_it = (held.step, held.digest, held.kind) == (request.step, request.digest, request.kind)
         if is_it and not held.committed and request.name in held.present:
@@ -48,7 +48,7 @@ def _opened(folder: Path, request: SendFile) -> BinaryIO:
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield as many bytes as were announced, even if the file has grown since."""
+    """Yield exactly `size` bytes of the file, even if it has grown since its size was announced."""
     with file:
         while size and (piece := file.read(min(size, _CHUNK))):
             size -= len(piece)

@@ -26,7 +26,7 @@ _ASK_S = 1.0  # who does not answer may be the one that is gone
 
 
 class Follower:
-    """One attempt of a supervisor that does not lead: it runs its agent and watches the leader."""
+    """One attempt on a host that does not lead it: the host runs its agent and watches the leader."""
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
         self._supervisor, self._wakeup = supervisor, wakeup
@@ -39,7 +39,9 @@ class Follower:
         self._leader_heard_at = boottime()
 
     def carry_out(self) -> int | None:
-        """Run the agent until the attempt has ended; return the number of the next one, or None if there is none."""
+        """Run the agent until the attempt has ended; return the number of the next attempt, or None if the run has
+        ended.
+        """
         self._agents.start()
         following = None
         try:
@@ -50,7 +52,9 @@ class Follower:
         return following
 
     def _keep(self) -> int | None:
-        """Keep the agent running until the attempt has ended; return the number of the next one, or None."""
+        """Keep the agent running until the attempt has ended; return the number of the next attempt, or None if the run
+        has ended.
+        """
         supervisor = self._supervisor
         while True:
             if self._wakeup.stop_asked and self._sure_at is None:  # before we sleep: it may have woken us already
@@ -79,16 +83,16 @@ class Follower:
                 return taken
 
     def _wind_up(self) -> None:
-        """Ask the agent to leave, and set when it is ended."""
+        """Ask the agent to exit, and set the time at which it will be killed."""
         self._sure_at = time.monotonic() + self._supervisor.plan.spec.recovery.grace_s + _SURE_S
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
-        """Return whether the agent has left, though it may come back."""
+        """Return whether the agent has exited, though it may be started again."""
         return self._agent.pid is None
 
     def _next_look(self) -> float | None:
-        """Return when to check again, or None if the agent has left for good, as then only a message from the
+        """Return when to check again, or None if the agent has exited for good, after which only a message from the
         leader matters.
         """
         if self._sure_at is not None:
@@ -99,7 +103,9 @@ class Follower:
         return time.monotonic() + _LOOK_S if waits else None
 
     def _following(self) -> int | None:
-        """Return the number of the next attempt, which was proposed to this host or is on the shared disk, or None."""
+        """Return the number of the next attempt, proposed to this host or opened on the shared disk, or None if there
+        is none.
+        """
         supervisor = self._supervisor
         if supervisor.ballot.accepted is not None:
             return supervisor.ballot.accepted.attempt
@@ -115,7 +121,7 @@ class Follower:
         return end is not None and end.state.ended
 
     def _is_deserted(self) -> bool:
-        """Return whether the agent has left and the leader, which would send what follows, is gone."""
+        """Return whether the agent has exited and the leader, which would send the next attempt, is gone."""
         if not self._is_left():
             return False
         supervisor = self._supervisor
@@ -127,7 +133,7 @@ class Follower:
         return boottime() > self._leader_heard_at + supervisor.plan.spec.recovery.lease_s
 
     def _stopped(self) -> None:
-        """Write that it was cancelled, if a user stopped it here without reaching the leader."""
+        """Write that the run was cancelled, if a user stopped it on this host without reaching the leader."""
         supervisor = self._supervisor
         if supervisor.plan.disks_apart and is_cancelled(supervisor.attempt) and not self._is_over():
             supervisor.here.end(cancelled())
@@ -140,7 +146,9 @@ def leader_of(supervisor: SupervisorState) -> int:
 
 
 class TakeOver:
-    """Handles a lost leader: finds it again, follows another host, or takes the run over."""
+    """The search for a leader after the present one is lost: the old leader again, another host, or this host
+    itself.
+    """
 
     def __init__(self, supervisor: SupervisorState) -> None:
         self._supervisor = supervisor
@@ -148,15 +156,16 @@ class TakeOver:
         self._end: AttemptEnd | None = None  # as this host has written it: the failure counts once
 
     def open(self) -> None:
-        """Note that the leader is lost, and since when."""
+        """Record that the leader is lost, and since when."""
         if not self._supervisor.ballot.leaderless:
             self._since = time.time()
             self._give_up_at = time.monotonic() + GIVE_UP_WAITS * self._supervisor.patience_s
         self._supervisor.lose_leader()
 
     def look(self) -> int | None:
-        """Return to the leader if it is back, wait for another host that is next in line, or else take over;
-        return the number of the attempt that follows, or None.
+        """Follow the leader if it is back, wait for another host that is next in line, or else take over.
+
+        Return the number of the next attempt, or None if there is none yet.
         """
         supervisor = self._supervisor
         own, answers = supervisor.status(), statuses(supervisor.rpc.ask(Ask(), limit_s=_ASK_S))
@@ -177,8 +186,9 @@ class TakeOver:
         return None
 
     def _take_over(self, others: Mapping[int, SupervisorStatus]) -> int | None:
-        """Take over with the votes of more than half, which also ensure that the old attempt writes no more;
-        return the attempt's number, or None.
+        """Take over with the votes of more than half, after which the old attempt can write no more.
+
+        Return the next attempt's number, or None if too few vote for this host.
         """
         supervisor = self._supervisor
         elected = elect(supervisor, others, leads=False)
@@ -191,7 +201,7 @@ class TakeOver:
         return None
 
     def _write_failure(self, together: int) -> AttemptEnd:
-        """Write the failure that the leader is lost, and return what follows."""
+        """Write the failure that the leader is lost while `together` hosts are connected, and return what follows."""
         supervisor, lost = self._supervisor, self._supervisor.leader
         hosts = len(supervisor.plan.nodes) - len(supervisor.plan.away)
         text = f"{lost}, which led, is lost: {supervisor.host} takes over with {together} of {hosts} hosts"

@@ -52,7 +52,7 @@ class HostSupervisor(Strategy):
     """The supervisor of a run on one host; its arguments are ATTEMPT NODE GPUS."""
 
     def boot(self) -> bytes:
-        """Return where this supervisor listens."""
+        """Return the line with the address at which this supervisor listens."""
         number, node = int(self.words[0]), int(self.words[1])
         self._supervisor, self._wakeup = SupervisorState(self.run, number, node), Wakeup()
         key = wire_key(self._supervisor.secret, WIRE, self._supervisor.plan.run_id, number)
@@ -76,7 +76,11 @@ class HostSupervisor(Strategy):
 
 
 def to_its_end(supervisor: SupervisorState, work: Callable[[], int]) -> int:
-    """Run `work` as the supervisor's main function and return its exit code."""
+    """Run `work` as the supervisor's main function, then close its connections and have hosts that missed the end
+    informed.
+
+    Return the exit code.
+    """
     try:
         supervisor.here.log_to()
         return _done(supervisor, work)
@@ -90,7 +94,7 @@ def to_its_end(supervisor: SupervisorState, work: Callable[[], int]) -> int:
 
 
 def _done(supervisor: SupervisorState, work: Callable[[], int]) -> int:
-    """Run `work` and return its exit code, or that of the error that ended it."""
+    """Run `work` and return its exit code, or the exit code of the error that ended it."""
     try:
         return work()
     except Fenced as fenced:
@@ -105,8 +109,9 @@ def _done(supervisor: SupervisorState, work: Callable[[], int]) -> int:
 
 
 def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
-    """Read the other supervisors' addresses, then the message to begin; if the submitter died in between, ask
-    whether another one received it.
+    """Read the other supervisors' addresses, then the message to begin, and return whether to begin.
+
+    If the submitter died in between, the answer is whether another supervisor was told to begin.
     """
     knows = False
     for line in go:
@@ -122,7 +127,7 @@ def _wait_for_go(supervisor: SupervisorState, go: BinaryIO) -> bool:
 
 
 def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> bool:
-    """Return whether another supervisor was told to begin; False once all deny it, or none can be reached for a
+    """Return whether another supervisor was told to begin; return False once all deny it, or none can be reached for a
     while.
     """
     deadline, empty = time.monotonic() + _OTHERS_S, 0
@@ -139,7 +144,7 @@ def _another_was_told(supervisor: SupervisorState, turn_s: float = _TURN_S) -> b
 
 
 def keep(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> int:
-    """Wait for slots, then run one attempt after the other; return the exit code."""
+    """Wait for slots, then run one attempt after the other until the run has ended here; return the exit code."""
     supervisor.here.register()
     if waits_first(supervisor.plan) and not wait_for_turn(supervisor, wakeup):
         return _exit_code(supervisor, Exit.CANCELLED)
@@ -151,7 +156,10 @@ def keep(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]) -> 
 
 
 def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False) -> int:
-    """Run one attempt after the other; `again` is set if the first one had another supervisor here, which is gone."""
+    """Run one attempt after the other; return the exit code.
+
+    `again` says that another supervisor on this host had begun the first one and is gone.
+    """
     while True:
         supervisor.here.open(again=again)
         again, after = False, _carried_out(supervisor, wakeup)
@@ -162,12 +170,12 @@ def carry_on(supervisor: SupervisorState, wakeup: Wakeup, *, again: bool = False
 
 
 def _carried_out(supervisor: SupervisorState, wakeup: Wakeup) -> int | None:
-    """Run one attempt as leader or follower; return the number of the next one, or None."""
+    """Run one attempt as leader or follower; return the number of the next attempt, or None if the run has ended."""
     return Leader(supervisor, wakeup).carry_out() if supervisor.leads else Follower(supervisor, wakeup).carry_out()
 
 
 def _exit_code(supervisor: SupervisorState, unsaid: Exit) -> int:
-    """Return the exit code of the attempt's end, or this one if there is no end."""
+    """Return the exit code in the attempt's end record, or `unsaid` if it has none."""
     end = readable(supervisor.attempt.end, AttemptEnd)
     return end.exit_code if end is not None else unsaid
 
@@ -181,14 +189,14 @@ def slots_for(plan: Plan, gpus: tuple[str, ...]) -> Slots:
 
 
 def waits_first(plan: Plan) -> bool:
-    """Return whether the run waits for anything before it takes slots."""
+    """Return whether the run waits for anything else before it takes slots, such as a time or another run."""
     return plan.spec.queue.hold or plan.starts_at is not None or bool(plan.awaited)
 
 
 def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
     """Wait until nothing holds the run back; return False if its turn never comes.
 
-    The leader checks, and the others ask it; until then none of them takes slots.
+    Only the leader checks, and the other hosts ask it; until then none of them takes slots.
     """
     waits = Waiter(supervisor.run, supervisor.attempt, supervisor.plan, RunsOnHost().look)
     watch, supervisor.ready.held_back = QueueWatch(supervisor), True
@@ -212,7 +220,7 @@ def wait_for_turn(supervisor: SupervisorState, wakeup: Wakeup) -> bool:
 
 
 def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -> bool:
-    """Wait until all hosts of the run have what they need; return False if the run was stopped or has ended."""
+    """Wait until all hosts of the run have the slots they need; return False if the run was stopped or has ended."""
     soon_until = time.monotonic() + _SOON_FOR_S  # the usual case: all is free, and hosts differ by moments
     watch, ready = QueueWatch(supervisor), supervisor.ready
     while True:
@@ -232,7 +240,7 @@ def _wait_for_slots(supervisor: SupervisorState, wakeup: Wakeup, slots: Slots) -
 
 
 def _stopped(supervisor: SupervisorState) -> None:
-    """Write the end of a run that was stopped while it waited, and send it to the other hosts if this one leads."""
+    """Write the end of a run that was stopped while it waited, and if this host leads, send it to the others."""
     supervisor.here.pass_on_stop()
     supervisor.here.end(cut_short(supervisor.attempt, "it waited for its hosts", time.time()))
     if supervisor.leads:
@@ -240,7 +248,7 @@ def _stopped(supervisor: SupervisorState) -> None:
 
 
 class QueueWatch:
-    """Checks, for a supervisor that waits for slots, that there is still a leader."""
+    """A check, for a supervisor that waits for slots, that the run still has a leader."""
 
     def __init__(self, supervisor: SupervisorState, every_s: float = _LEADER_EVERY_S) -> None:
         self._supervisor, self._every_s = supervisor, every_s
@@ -248,8 +256,9 @@ class QueueWatch:
         self._attend()
 
     def look(self) -> bool:
-        """Check if that is due, as waits may be long; return False once the run has ended. Raise Fenced if it
-        continues without this host.
+        """Check the leader if that is due; return False once the run has ended.
+
+        Raise Fenced if it continues without this host.
         """
         supervisor = self._supervisor
         if supervisor.ballot.accepted is not None:
@@ -270,7 +279,7 @@ class QueueWatch:
         self._take_over = TakeOver(self._supervisor)
 
     def _move(self, number: int) -> None:
-        """Change to this attempt, and watch its leader."""
+        """Change to attempt `number`, and watch its leader."""
         self._supervisor.move(number)
         self._supervisor.here.register()
         self._attend()
@@ -307,8 +316,9 @@ class QueueWatch:
 
 
 def _all_begin(supervisor: SupervisorState) -> bool:
-    """Ask all hosts, as the leader, whether each has what it needs; if so, begin with all of them, which then
-    keep it, and return True.
+    """Ask all hosts, as the leader, whether each has the slots it needs.
+
+    If so, begin with all of them, which then keep their slots, and return True.
     """
     there = statuses(supervisor.rpc.ask(Ask()))
     supervisor.check_lead(there)
@@ -331,8 +341,8 @@ def _all_begin(supervisor: SupervisorState) -> bool:
 
 
 def _open_anew(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Open a new attempt, because the others have given this one up and agreed not to begin it, and none has
-    followed.
+    """Open a new attempt, because the other hosts have given the present one up and none of them has opened the
+    next.
     """
     number = propose(supervisor, there, None)
     if number is not None:

@@ -38,7 +38,7 @@ _SURE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The time limits, in seconds, for informing other supervisors."""
+    """The intervals and time limits, in seconds, for informing other supervisors."""
 
     again_s: float = 0.5  # between two tries to inform the rest
     ask_s: float = 2.0
@@ -47,9 +47,7 @@ class Patience:
 
 
 def send(run: RunDir, word: Literal["cancel", "end"], hosts: Sequence[str]) -> None:
-    """Start a process that informs these hosts and outlives this one; do nothing if no record says how to reach
-    them.
-    """
+    """Start a process that informs the hosts and outlives this one; do nothing if no record says how to reach them."""
     if not hosts or presence.begun(run) is None:
         return
     subprocess.Popen(
@@ -69,14 +67,14 @@ class LateMessages(Strategy):
     stands_by = False
 
     def supervise(self, _go: BinaryIO) -> int:
-        """Return once all hosts have been informed, or each of the rest must have given up by itself."""
+        """Return once all hosts have been informed, or each of the rest must have given the run up by itself."""
         forbid_core_dumps()
         deliver(self.run, self.words[0], self.words[1:])
         return Exit.OK
 
 
 def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | None = None) -> None:
-    """Return once all hosts were informed, or every supervisor that was not must have given the run up by itself."""
+    """Send the message `word` to all hosts; return once each was informed or must have given the run up by itself."""
     patience = patience or Patience()
     begun, last = presence.begun(run), newest(run)
     if begun is None or last is None:
@@ -96,14 +94,14 @@ def deliver(run: RunDir, word: str, hosts: Sequence[str], patience: Patience | N
 
 
 def gives_up_s(recovery: Recovery) -> float:
-    """Return the seconds for which a supervisor may wait for the others before it gives the run up."""
+    """Return the seconds for which a supervisor may wait for other hosts before it gives the run up."""
     return recovery.lease_s + (GIVE_UP_WAITS + 1) * recovery.wait_s + _SURE_S
 
 
 def _until_informed(
     rpc: SupervisorRpc, left: set[int], rules: Recovery, patience: Patience, tell: Callable[[set[int]], set[int]]
 ) -> None:
-    """Call `tell`, which returns the hosts that still lack the message, until none is left or all must have
+    """Call `tell`, which returns the hosts that still lack the message, until none is left or each must have
     given up.
     """
     deadline = time.monotonic() + gives_up_s(rules)
@@ -114,7 +112,9 @@ def _until_informed(
 
 
 def _among(peers: Sequence[Peer], key: bytes) -> SupervisorRpc:
-    """Return a connection to the other supervisors in place of this host's, whose address is free here."""
+    """Return a connection to the other supervisors that takes the place of this host's supervisor, whose address is
+    free now.
+    """
     problem: OSError | None = None
     for number, peer in enumerate(peers):
         try:

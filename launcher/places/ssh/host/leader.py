@@ -42,8 +42,8 @@ _HEAR_S = 1.0
 
 
 class HostWatch:
-    """Watches the other hosts while this one leads: avoids those that fall silent, and informs late ones that
-    the attempt has begun. `outvoted` is set once hosts wait for a newer attempt.
+    """A thread of the leader that watches the other hosts: it avoids silent ones, and informs late ones that the
+    attempt has begun.
     """
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup, clock: Callable[[], float] = boottime) -> None:
@@ -57,12 +57,12 @@ class HostWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop the thread that watches."""
         self._over.set()
         self._thread.join()
 
     def _work(self) -> None:
-        """Check the hosts at intervals until closed."""
+        """Check the hosts at intervals until `close` is called."""
         with waiting_for_disks():
             while not self._over.wait(_HEAR_S):
                 self.look()
@@ -107,8 +107,8 @@ class LeaderStop(StopSignal):
 
 
 def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus]) -> None:
-    """Send the attempt to voters that came back, which accept it once they have the history, and then that it
-    is settled.
+    """Send the attempt to voters that came back, which accept it once they have the history, and then that it is
+    settled.
     """
     number, voters = supervisor.attempt.number, supervisor.ballot.voter.newest.voters
     here = {one: status for one, status in there.items() if status.attempt == number}
@@ -130,13 +130,13 @@ def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:
 
 
 class Leader:
-    """One attempt of a supervisor that leads."""
+    """One attempt on the host that leads it."""
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
         self._supervisor, self._wakeup = supervisor, wakeup
 
     def carry_out(self) -> int | None:
-        """Run the attempt until it has ended; return the number of the next one, or None if there is none."""
+        """Run the attempt until it has ended; return the number of the next attempt, or None if the run has ended."""
         supervisor = self._supervisor
         bell = Bell() if supervisor.plan.disks_apart else None
         agent, replicator = supervisor.agent(bell), None
@@ -177,7 +177,9 @@ class Leader:
         return self._follow(end)
 
     def _follow(self, end: AttemptEnd) -> int | None:
-        """Open the next attempt with those hosts that answer, once they are enough."""
+        """Open the next attempt with the hosts that answer, once they are enough; return its number, or None if the run
+        ends instead.
+        """
         supervisor = self._supervisor
         give_up_at = time.monotonic() + GIVE_UP_WAITS * supervisor.patience_s
         while not self._wakeup.stop_asked:
@@ -201,16 +203,17 @@ class Leader:
         return None
 
     def _stopped(self, end: AttemptEnd) -> None:
-        """Write the end of a run that was stopped when a next attempt was due."""
+        """Write the end of a run that was stopped when its next attempt was due."""
         self._supervisor.here.pass_on_stop()
         self._supervisor.here.end(cut_short(self._supervisor.attempt, "it was to start again", end.ended_at))
         send_end(self._supervisor)
 
 
 def exclude_lost_hosts(supervisor: SupervisorState) -> None:
-    """Avoid hosts whose disks ended generations, or which are unfit, in the next attempt, even one that a user opens.
+    """Exclude hosts whose disks ended generations, or which are unfit, from the next attempt, even one that a user
+    opens.
 
-    This host, which leads as long as it is up, is avoided only if it is unfit; then a user has to act.
+    This host, which leads as long as it is up, is excluded only if it is unfit; then a user has to act.
     """
     number, recovery, now = supervisor.attempt.number, supervisor.plan.spec.recovery, time.time()
     said = [one for one in read_lines(supervisor.run.events, Event) if one.attempt == number]
@@ -226,8 +229,10 @@ def exclude_lost_hosts(supervisor: SupervisorState) -> None:
 
 
 def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool) -> bool:
-    """Return whether a run may continue with these hosts: they are enough nodes, and the rest cannot continue
-    without them.
+    """Return whether a run may continue with this host and `others`: they are enough nodes, and the rest cannot
+    continue without them.
+
+    `leads` says that this host leads the run now.
     """
     return supervisor.ballot.carries(others, leads=leads) and len({*others, supervisor.node}) >= least_hosts(
         supervisor.plan
@@ -235,7 +240,7 @@ def enough(supervisor: SupervisorState, others: Collection[int], *, leads: bool)
 
 
 def send_end(supervisor: SupervisorState) -> Sequence[int]:
-    """Send how the attempt ended to hosts with disks of their own; return those that did not accept it."""
+    """Send how the attempt ended to hosts with disks of their own; return the hosts that did not accept it."""
     return (
         RecordReplicator(supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names).close()
         if supervisor.plan.disks_apart
@@ -244,12 +249,16 @@ def send_end(supervisor: SupervisorState) -> Sequence[int]:
 
 
 def send_end_to_others(supervisor: SupervisorState) -> None:
-    """Send how the attempt ended, and keep the hosts that did not accept it, to be informed later."""
+    """Send how the attempt ended, and remember the hosts that did not accept it, to be informed later."""
     supervisor.to_be_told = send_end(supervisor)
 
 
 def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *, leads: bool) -> AttemptEnd:
-    """Return the end of an attempt that too few hosts can continue: which are missing, and what the user can do."""
+    """Return the end of an attempt that too few hosts can continue, which names the missing hosts and what the user can
+    do.
+
+    `leads` says that this host leads the run now.
+    """
     missed = [supervisor.rpc.peer(number).host for number in sorted(set(supervisor.rpc.others) - set(there))]
     last = readable(supervisor.run.state, RunState)
     step = (last.safe_checkpoint or last.checkpoint) if last is not None else None
@@ -273,14 +282,17 @@ def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], 
 
 @dataclass(frozen=True)
 class Elected:
-    """The right to open an attempt with this number on these other hosts."""
+    """The right to open attempt `number` on this host and `others`."""
 
     number: int
     others: tuple[int, ...]
 
 
 def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *, leads: bool) -> Elected | None:
-    """Ask these hosts for their votes; return None if too few give them. On a shared disk there is no vote."""
+    """Ask the hosts for their votes; return None if too few give them.
+
+    `leads` says that this host leads the run now. On a shared disk there is no vote.
+    """
     used = max(attempt.number for attempt in attempts(supervisor.run))
     if not supervisor.plan.disks_apart:
         return Elected(used + 1, tuple(there))
@@ -296,7 +308,10 @@ def elect(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], *,
 
 
 def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None, *, leads: bool) -> int | None:
-    """Have the attempt accepted that this host was elected for; return its number, or None if too few hosts accept."""
+    """Have the hosts accept the attempt for which this host was elected; return its number, or None if too few accept.
+
+    `leads` says that this host leads the run now.
+    """
     bad = {exclusion.host for exclusion in avoided(supervisor.run)}
     names = [supervisor.rpc.peer(number).host for number in elected.others]
     here = [supervisor.host, *sorted(names, key=lambda name: name in bad)]
@@ -324,9 +339,11 @@ def open_next(supervisor: SupervisorState, elected: Elected, cause: Cause | None
 
 
 def ranks_end(supervisor: SupervisorState, took: Collection[int], *, leads: bool) -> float:
-    """Return the time from which no ranks of this attempt run on hosts that have not accepted the next one.
+    """Return the time from which no ranks of this attempt run on hosts outside `took`, which have not accepted the next
+    one.
 
-    A leader that was replaced has ended its own ranks before another was elected.
+    `leads` says that this host leads the attempt. A leader that was replaced has ended its own ranks before another was
+    elected.
     """
     if not (supervisor.ready.began and supervisor.plan.disks_apart):
         return 0.0

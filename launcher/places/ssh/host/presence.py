@@ -27,7 +27,7 @@ _AGAIN_S = 0.05
 
 
 class HostIndex(msgspec.Struct, frozen=True):
-    """This host's place in an attempt, for a supervisor that is restarted here."""
+    """This host's node number and GPUs in an attempt, for a supervisor that is restarted here."""
 
     node: int
     gpus: tuple[str, ...]
@@ -36,7 +36,7 @@ class HostIndex(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
-    """Hold the run's name until every process that inherits the socket has exited.
+    """Hold the run's socket name on this host until every process that inherits the socket has exited.
 
     Raise LaunchError if another supervisor has it for longer than `leaves_s`.
     """
@@ -56,12 +56,12 @@ def is_held(run: RunDir) -> bool:
 
 
 def host_index_file(attempt: AttemptDir, *, apart: bool) -> Path:
-    """Return the path of this host's place record; on a shared disk it has the host's name in it."""
+    """Return the path of this host's `HostIndex` record; unless the disks are `apart`, its name contains the host's."""
     return attempt.host_index if apart else attempt.path / f"seat-{hashlib.sha256(_own_name()).hexdigest()[:16]}.json"
 
 
 def taken(attempt: AttemptDir) -> HostIndex | None:
-    """Return this host's place in the attempt, or None if that cannot be read."""
+    """Return this host's `HostIndex` in the attempt, or None if it cannot be read."""
     return readable(host_index_file(attempt, apart=True), HostIndex) or readable(
         host_index_file(attempt, apart=False), HostIndex
     )
@@ -70,7 +70,7 @@ def taken(attempt: AttemptDir) -> HostIndex | None:
 def is_here(address: str) -> bool:
     """Return whether the address is one of this machine's own.
 
-    Hosts of the same name share one record on one disk, the last one's.
+    Hosts with the same name on one disk share one record, which the last of them wrote.
     """
     with contextlib.suppress(OSError):
         for family, kind, _, _, place in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
@@ -87,7 +87,7 @@ def began(attempt: AttemptDir) -> bool:
 
 
 def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
-    """Return the newest attempt that supervisors were started with, and their addresses, or None."""
+    """Return (the newest attempt with which supervisors were started, their addresses), or None if there is none."""
     for attempt in reversed(attempts(run)):
         if (peers := read_record(attempt.supervisors, tuple[Peer, ...])) is not None:
             return attempt, peers
@@ -121,12 +121,12 @@ def _bound(name: socket.socket, run: RunDir) -> bool:
 
 
 def _name(run: RunDir) -> str:
-    """Return the run's name for a socket, short enough, and different in containers that share a network."""
+    """Return the socket name of the run, short enough, and different in containers that share a network."""
     whole = _own_name() + f"\0{run.path}".encode(errors="surrogateescape")
     # As older versions of the launcher name it: theirs and ours keep each other out.
     return f"\0launch-keeper/{os.getuid()}/{hashlib.sha256(whole).hexdigest()[:32]}"
 
 
 def _own_name() -> bytes:
-    """Return this host's name."""
+    """Return this host's name as bytes."""
     return os.uname().nodename.encode(errors="surrogateescape")

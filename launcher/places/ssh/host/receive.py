@@ -53,14 +53,14 @@ class _OpenedOn(msgspec.Struct, frozen=True):
 
 
 class AttemptReceiver:
-    """The host's side of a submit, from Open to GoAhead."""
+    """The part of a host's server that receives an attempt, from Open to GoAhead."""
 
     def __init__(self) -> None:
         self._supervisor: StandbySupervisor | None = None
 
     def open(self, run: RunDir, opening: Open, body: Body) -> Opened:
-        """Write the attempt's records and start its supervisor; return where it listens, or that the code is
-        wanted first or another host has the same disk.
+        """Write the attempt's records and start its supervisor; return the port on which it listens, or that the code
+        is needed first or another host has the same disk.
         """
         records = {one.name: body.exactly(one.size) for one in opening.records}
         workdir = run.path.parent.parent
@@ -83,14 +83,16 @@ class AttemptReceiver:
         return decoder_of(Opened).decode(self._supervisor.report())
 
     def pass_on(self, word: Supervisors | GoAhead) -> None:
-        """Send the supervisor a message; raise LaunchError if there is none."""
+        """Send the message to the supervisor that was started; raise LaunchError if none was."""
         if self._supervisor is None:
             raise LaunchError("there is no supervisor that could be told")
         self._supervisor.send(encoded(word))
 
 
 def come_back(run: RunDir) -> str:
-    """Start a missing supervisor of a run again, to take part in what continues elsewhere; return why not, or ""."""
+    """Start a missing supervisor of a run again, to take part in the attempt that continues elsewhere; return why not,
+    or "" if it was started.
+    """
     if presence.is_held(run):
         return "its supervisor is there"
     found, last = presence.begun(run), newest(run)
@@ -107,12 +109,12 @@ def come_back(run: RunDir) -> str:
 
 
 def take_code(workdir: Path, code: CodeTree, body: Body) -> None:
-    """Keep the user's code under its digest, once that was verified."""
+    """Store the user's code under its digest, after verifying it."""
     kept_trees.keep(workdir / "code", code.digest, code.files, body.some, links_out=True)
 
 
 def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) -> None:
-    """Create the run's folder on this host completely, or not at all."""
+    """Create the run's folder on this host, complete or not at all."""
     drafts.remove_orphans(run.path.parent)
     draft = RunDir(drafts.new_draft(run.path.parent))
     make_dir(draft.path)
@@ -135,7 +137,9 @@ def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) ->
 
 
 def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> None:
-    """Add what happened to the run elsewhere: other hosts' attempts, nodes included again, and that it is resumed."""
+    """Add to the records what happened to the run elsewhere: other hosts' attempts, nodes included again, and the
+    resume.
+    """
     if run.avoided.name in records:
         write_bytes(run.avoided, records[run.avoided.name])
     if run.notify.name in records:
@@ -147,8 +151,8 @@ def bring_up_to_date(run: RunDir, attempt: int, records: dict[str, bytes]) -> No
 
 
 def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
-    """Return the sent history if it continues this host's; else this host's with the sent events of the attempt
-    that begins.
+    """Return the history that was sent if it continues this host's; else this host's history with the sent events of
+    the attempt that begins.
     """
     if told.startswith(before):
         return told
@@ -159,7 +163,7 @@ def _continued(before: bytes, told: bytes, attempt: int) -> bytes:
 
 
 def _is_of(line: bytes, attempt: int) -> bool:
-    """Return whether the line is an event of this attempt."""
+    """Return whether the line is an event of the attempt."""
     event = record_in(line, Event)
     return event is not None and event.attempt == attempt
 
@@ -170,7 +174,7 @@ def _disks(opening: Open) -> _Disks:
 
 
 def _on_one_disk(run: RunDir, opening: Open) -> bool:
-    """Return whether another host opened the attempt on this same disk although each is configured to have its own."""
+    """Return whether another host opened the attempt on the same disk, although each host should have its own."""
     plan = _disks(opening)
     if not plan.disks_apart:
         return False

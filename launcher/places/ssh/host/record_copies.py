@@ -45,13 +45,13 @@ _READ_AND_WRITE = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class KeptRecord:
-    """A file that the leader copies to every host: one record of this type, or a history of lines of this type."""
+    """A file that the leader copies to every host: one record of type `kind`, or a history of lines of that type."""
 
     path: Path
     kind: Any
 
     def check(self, data: bytes) -> None:
-        """Raise one of NOT_JSON if the data is no such record."""
+        """Raise one of NOT_JSON if the data is no record of this type."""
         decoder_of(self.kind).decode(data)
 
 
@@ -69,7 +69,7 @@ def opens(name: str) -> RoleAttempt | None:
 
 
 def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) -> dict[str, KeptRecord]:
-    """Return the replicated records by their names on the wire, with those of the newest attempt of each role."""
+    """Return the records to copy by their names on the wire, with those of the newest attempt of each role."""
     found = _of_run(run, attempt)
     for role in roles:
         of_role = RunDir(run.roles / role)
@@ -84,7 +84,7 @@ def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) ->
 
 @functools.cache
 def is_within(attempt: AttemptDir, role: str, of_role: AttemptDir) -> bool:
-    """Return whether the attempt of a role was opened within this attempt of the run."""
+    """Return whether the role's attempt `of_role` was opened within the run's attempt `attempt`."""
     whole, own = readable(attempt.intent, Intent), readable(of_role.intent, Intent)
     return (
         whole is not None
@@ -94,7 +94,7 @@ def is_within(attempt: AttemptDir, role: str, of_role: AttemptDir) -> bool:
 
 
 def _named(run: RunDir, replica: Replica, roles: Collection[str]) -> KeptRecord | None:
-    """Return the record that the replica is of, or None if there is none of that name."""
+    """Return the record that the replica is a copy of, or None if no record has its name."""
     found = _OF_ROLE.fullmatch(replica.name)
     if found is None:
         return _of_run(run, run.attempt(replica.attempt)).get(replica.name)
@@ -105,7 +105,7 @@ def _named(run: RunDir, replica: Replica, roles: Collection[str]) -> KeptRecord 
 
 
 def _of_role(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """Return the replicated records of a role's attempt."""
+    """Return the records to copy of a role's attempt."""
     of_run = _of_run(run, attempt)
     return {name: of_run[name] for name in (ENDPOINT, "end", EVENTS, "state")}
 
@@ -116,7 +116,7 @@ def _is_history(name: str) -> bool:
 
 
 def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
-    """Return the replicated records of the run's own attempt."""
+    """Return the records to copy of the run's own attempt."""
     return {
         ENDPOINT: KeptRecord(attempt.endpoint, Endpoint),
         "avoided": KeptRecord(run.avoided, list[Exclusion]),
@@ -128,7 +128,9 @@ def _of_run(run: RunDir, attempt: AttemptDir) -> dict[str, KeptRecord]:
 
 
 def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: bool = False) -> None:
-    """Write what the leader has sent; with `cuts`, this host's history ends where the leader's does."""
+    """Write a record that the leader has sent; with `cuts`, cut off what this host's history has beyond the
+    leader's.
+    """
     copied = _named(run, replica, roles)
     if copied is None:
         raise LaunchError(f"no record is called {replica.name[:40]!r}")
@@ -147,7 +149,7 @@ def put(run: RunDir, replica: Replica, roles: Collection[str] = (), *, cuts: boo
 
 
 def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool:
-    """Return whether the file here has the replica's contents."""
+    """Return whether the file on this host has the replica's contents."""
     copied = _named(run, replica, roles)
     if copied is None:
         return False
@@ -161,7 +163,11 @@ def is_there(run: RunDir, replica: Replica, roles: Collection[str] = ()) -> bool
 
 
 def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
-    """Write a piece at byte `at`, unless it is there already; whatever differs after it belongs to another history."""
+    """Write a piece of a history at byte `at`, unless it is there already; what differs after it belongs to another
+    history and is cut off.
+
+    With `cuts`, everything after the piece is.
+    """
     fd = os.open(path, _READ_AND_WRITE, 0o600)
     try:
         if at > os.fstat(fd).st_size:
@@ -182,8 +188,8 @@ def _put_piece(path: Path, at: int, piece: bytes, *, cuts: bool) -> None:
 def copy_records(
     run: RunDir, attempt: AttemptDir, rpc: SupervisorRpc, roles: Collection[str], whom: Collection[int]
 ) -> None:
-    """Send these hosts all records of the attempt and the whole history; a host that refuses a piece is asked
-    once more.
+    """Send the hosts all records of the attempt and the whole history; a host that refuses a piece is asked once
+    more.
     """
     copies = RecordReplicator(run, attempt, rpc, roles, whom=whom, renew_s=inf, quiet_s=0.0, cuts=True)
     copies.close()
@@ -193,7 +199,9 @@ def copy_records(
 
 
 class RecordReplicator:
-    """Sends new records to all others until it is closed; the coordinator's address again every `renew_s`."""
+    """A thread that sends new records to other hosts until it is closed, and the coordinator's address every
+    `renew_s`.
+    """
 
     def __init__(
         self,
@@ -226,7 +234,7 @@ class RecordReplicator:
         self._thread.start()
 
     def close(self) -> list[int]:
-        """Send what is left, stop, and return the hosts that lack the record of the end."""
+        """Send what is not sent yet, stop, and return the hosts that lack the record of the end."""
         self._over = True
         self._bell.ring()
         self._thread.join()
@@ -247,7 +255,7 @@ class RecordReplicator:
             self._bell.wait(_EVERY_S)
 
     def send(self) -> None:
-        """Send whatever is new since the last call."""
+        """Send everything that is new since the last call."""
         self._report_copied()
         for name, copied in replicated(self._run, self._attempt, self._roles).items():
             try:
@@ -270,11 +278,11 @@ class RecordReplicator:
         with contextlib.suppress(FileNotFoundError, *NOT_JSON):
             data = copied.path.read_bytes()
             copied.check(data)
-            return self._told(self._replica(name, _WHOLE, data.decode()), whom)
+            return self._send_to(self._replica(name, _WHOLE, data.decode()), whom)
         return []
 
     def _send_events(self, name: str, copied: KeptRecord, whom: list[int]) -> list[int]:
-        """Send each host the events that it lacks; return those that then have all.
+        """Send each host the events that it lacks; return the hosts that then have all.
 
         A host that refuses a part may have lost what comes before it, as this host may have; then everything is sent
         again.
@@ -291,7 +299,7 @@ class RecordReplicator:
             replica = self._replica(name, at, _text(whole))
             if len(piece) < _PIECE:
                 replica = msgspec.structs.replace(replica, ends=self._cuts)
-            if whole and not self._told(replica, [number]):
+            if whole and not self._send_to(replica, [number]):
                 self._sent[number][f"{name} bytes"] = 0
                 continue
             self._sent[number][f"{name} bytes"] = at + len(whole)
@@ -307,18 +315,18 @@ class RecordReplicator:
             copies.copied = held_by_half([self._bytes_of(number) for number in self._voters])
 
     def _bytes_of(self, number: int, name: str = EVENTS) -> int:
-        """Return how much of the history this host has confirmed."""
+        """Return how many bytes of the history host `number` has confirmed."""
         at = self._sent[number].get(f"{name} bytes", 0)
         if not isinstance(at, int):
             raise TypeError("expected a number of bytes")
         return at
 
     def _replica(self, name: str, at: int, data: str) -> Replica:
-        """Return the message with this part of a record."""
+        """Return the message with a part of a record."""
         return Replica(self._rpc.me, self._attempt.number, name, at, data)
 
-    def _told(self, replica: Replica, whom: list[int]) -> list[int]:
-        """Send the message and return the hosts that accepted it; the others are skipped for a while."""
+    def _send_to(self, replica: Replica, whom: list[int]) -> list[int]:
+        """Send the message and return the hosts that accepted it; skip the others for a while."""
         taken = granted(self._rpc.ask(replica, whom, _ASK_S))
         now = time.monotonic()
         self._quiet_until |= {number: now + self._quiet_s for number in whom if number not in taken}
@@ -326,15 +334,16 @@ class RecordReplicator:
 
 
 def held_by_half(others: Sequence[int]) -> float:
-    """Return how many bytes of the history half of the voters have, the leader, which has all, included;
-    `others` are the other voters' bytes.
+    """Return how many bytes of the history at least half of the voters have.
+
+    `others` has the bytes of each voter but the leader, which has all.
     """
     needed = quorum(len(others) + 1) - 1
     return sorted(others, reverse=True)[needed - 1] if needed else inf
 
 
 def _text(piece: bytes) -> str:
-    """Return the bytes as text of the same length; a line that is not UTF-8 is no record, but others follow it."""
+    """Return the bytes as text of the same length; a line that is not UTF-8 is no record, but lines after it are."""
     with contextlib.suppress(UnicodeDecodeError):
         return piece.decode()
     return bytes(byte if byte < 128 else ord("?") for byte in piece).decode()

@@ -43,7 +43,7 @@ class RolesOnHost:
 
     @property
     def all_gone(self) -> bool:
-        """Return whether none of their agents runs here."""
+        """Return whether no agent of these roles runs on this host."""
         return all(agent.pid is None for one in self._here.values() for agent in one.agents)
 
     def look(self) -> None:
@@ -71,7 +71,7 @@ class RolesOnHost:
             agent.start()
 
     def _let_leave(self, name: str, here: _Here) -> None:
-        """End the agents of an attempt that has ended, if they have not left within the grace of its ranks."""
+        """End the agents of an attempt that has ended, if they have not exited within the grace period of its ranks."""
         if here.sure_at is None:
             here.sure_at = time.monotonic() + here.plan.spec.recovery.grace_s + _SURE_S
         if all(agent.pid is None for agent in here.agents) or time.monotonic() >= here.sure_at:
@@ -84,7 +84,9 @@ class RolesOnHost:
         del self._here[name]
 
     def _opened(self, plan: Plan) -> AttemptDir | None:
-        """Return the newest attempt of the role within the run's attempt, once its coordinator has an address."""
+        """Return the newest attempt of the role within the run's attempt if its coordinator has an address, else
+        None.
+        """
         run = RunDir(Path(plan.run_dir))
         attempt = self._copied(run) if plan.disks_apart else newest(run)
         if attempt is None or not attempt.endpoint.exists():
@@ -93,7 +95,9 @@ class RolesOnHost:
         return attempt if intent is not None and intent.token == token else None
 
     def _copied(self, run: RunDir) -> AttemptDir | None:
-        """Return the attempt of which the leader has sent records, with an intent of our own: no token is sent."""
+        """Return the role's attempt of which the leader has sent records, or None; this host writes its intent itself,
+        as no token is sent.
+        """
         number = self._supervisor.roles_opened.get(run.path.name)
         if number is None:
             return None

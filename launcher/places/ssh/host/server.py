@@ -73,7 +73,7 @@ class _PlanNode(msgspec.Struct, frozen=True):
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """The fields of a plan that the submitter lacks; decoding only these keeps `launch status` fast."""
+    """The fields of a plan that the submitter lacks. Only these are decoded, to keep `launch status` fast."""
 
     nodes: tuple[_PlanNode, ...]
     overrides: tuple[str, ...]
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 class HostServer:
-    """Answers the requests of one connection."""
+    """The server for one connection of a submitter, which answers its requests."""
 
     def __init__(self) -> None:
         self._arrival: AttemptReceiver | None = None
@@ -136,7 +136,7 @@ class HostServer:
         return None
 
     def _arrive(self, request: Open | CodeTree | Supervisors | GoAhead, body: Body) -> Opened | None:
-        """Carry out a request of a submit."""
+        """Carry out a request of a submit; return the answer to Open, None for the others."""
         from launcher.places.ssh.host import receive  # late: `launch status` needs none of it
 
         match request:
@@ -195,7 +195,9 @@ def _report(run: RunDir, events_from: int) -> object:
 
 
 def _of_this_host(run: RunDir, facts: RunFacts) -> RunFacts:
-    """Return the facts without processes of other hosts, whose records are copied here: each host reports its own."""
+    """Return the facts without processes of other hosts, whose records are copied here: each host reports its own
+    processes.
+    """
     supervisor = facts.living.supervisor or (None if presence.is_held(run) else False)
     living = replace(
         facts.living,
@@ -215,14 +217,14 @@ def _begun(run: RunDir, attempt: AttemptDir) -> OpenedByHosts | None:
 
 
 def _new_events(run: RunDir, at: int) -> Iterator[tails.Tail]:
-    """Yield the history from this byte on."""
+    """Yield the history from byte `at` on."""
     with contextlib.suppress(FileNotFoundError), run.events.open("rb") as events:
         events.seek(at)
         yield tails.Tail(run.events.name, at, events.read(MOST_OF_EVENTS))
 
 
 def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tails.Tail]:
-    """Yield the ends of the attempt's logs, until there is no more room for one."""
+    """Yield the ends of the attempt's logs, until `most_bytes` leave no room for another."""
     left = most_bytes
     for path in (path for pattern in _LOGS for path in sorted(attempt.path.glob(pattern))):
         if not left:
@@ -235,7 +237,7 @@ def _logs(attempt: AttemptDir, most_bytes: int = _MOST_OF_LOGS) -> Iterator[tail
 
 
 def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
-    """Return the answer with the contents of these files behind it."""
+    """Return the answer with the contents of the files attached."""
     return WithBytes(answer, sum(len(one.content) for one in found), [one.content for one in found])
 
 
@@ -269,7 +271,7 @@ def _cancel(run: RunDir) -> CancelReport:
 
 
 def _leader_was_here(attempt: AttemptDir) -> bool:
-    """Return whether the leader's host is this one; on a shared disk only it knows how the run ended."""
+    """Return whether this host leads the attempt; on a shared disk only the leader knows how the run ended."""
     handle = readable(attempt.handle, Handle)
     return handle is None or handle.supervisor is None or alive(handle.supervisor) is not None
 

@@ -51,7 +51,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
 
 
 class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
-    """A record, or a piece of one, as the leader has it."""
+    """A record, or a piece of one, as the leader has it on its disk."""
 
     node: Number  # of the sender
     attempt: Number
@@ -62,20 +62,20 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
-    """Ask the host to keep what it has, until all have prepared or one has not."""
+    """Ask the host to keep its slots until all hosts have prepared or one has not."""
 
     attempt: Number
 
 
 class Commit(msgspec.Struct, frozen=True, tag="begun", tag_field="t"):
-    """Begin, as all hosts have prepared; or, without `by_all`, release what the host has."""
+    """Tell the host to begin, as all hosts have prepared; or, without `by_all`, to release its slots."""
 
     attempt: Number
     by_all: bool
 
 
 class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
-    """How new a host's records are: see `Records` of the quorum."""
+    """How new a host's records are, as in `Records` of `quorum/core.py`."""
 
     attempt: Number
     length: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -83,7 +83,7 @@ class RecordsSaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt with its leader and its voters: see `Opening` of the quorum."""
+    """An attempt with its leader and its voters, as in `Opening` of `quorum/core.py`."""
 
     attempt: Number
     leader: Number
@@ -91,7 +91,7 @@ class OpeningSaid(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
-    """Ask for a vote for the attempt of this number, so that no older attempt writes on the host any more."""
+    """Ask for a vote for attempt number `attempt`, after which no older attempt writes on the host any more."""
 
     attempt: Number
     node: Number  # of the candidate
@@ -99,7 +99,7 @@ class Vote(msgspec.Struct, frozen=True, tag="vote", tag_field="t"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
-    """The next attempt; each host derives its token and plan from the secret and plan that it got over SSH."""
+    """The next attempt. Each host derives its token and plan from the secret and the plan that it got over SSH."""
 
     attempt: Number
     node: Number  # of the leader
@@ -118,7 +118,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", tag_field="t"):
-    """Report that a user has cancelled the run on the sender's host and could not reach all."""
+    """Report that a user has cancelled the run on the sender's host and could not reach all hosts."""
 
     node: Number  # of the sender
 
@@ -144,10 +144,10 @@ SupervisorReply = SupervisorStatus | Agreed | Declined | OpenAttempt
 
 
 def statuses(replies: Mapping[int, SupervisorReply]) -> dict[int, SupervisorStatus]:
-    """Return the states of the supervisors that answered with one."""
+    """Return the states among the replies, by the number of the host."""
     return {number: reply for number, reply in replies.items() if isinstance(reply, SupervisorStatus)}
 
 
 def granted(replies: Mapping[int, SupervisorReply]) -> list[int]:
-    """Return the hosts that agreed."""
+    """Return the numbers of the hosts that agreed."""
     return [number for number, reply in replies.items() if isinstance(reply, Agreed)]

@@ -39,8 +39,8 @@ class SupervisorRpc:
     """The connections of a supervisor to the others; `answer` is called in their thread for every authenticated
     question.
 
-    `port` is the one that the others have from an earlier start, or 0 for any. `ask_s` limits answers, unless a
-    question sets another limit.
+    `port` is the one that the others know from an earlier start, or 0 for any. `ask_s` limits the time for answers,
+    unless a question sets another limit.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SupervisorRpc:
 
     @property
     def me(self) -> int:
-        """Return this supervisor's number."""
+        """Return this supervisor's number among the run's supervisors."""
         return self._me
 
     @property
@@ -86,7 +86,9 @@ class SupervisorRpc:
     def ask(
         self, question: SupervisorQuestion, whom: Collection[int] | None = None, limit_s: float | None = None
     ) -> dict[int, SupervisorReply]:
-        """Ask these hosts, or all others, at the same time, and return the answers that came in time."""
+        """Ask the hosts `whom`, or all others, at the same time; return the answers that came in time, by host
+        number.
+        """
         chosen = [number for number in (self._peers if whom is None else whom) if number in self._peers]
         asking = self._ask_all(question, chosen, self._ask_s if limit_s is None else limit_s)
         future: Future[dict[int, SupervisorReply]] = asyncio.run_coroutine_threadsafe(asking, self._loop)
@@ -97,8 +99,8 @@ class SupervisorRpc:
         return self.ask(question, [whom], limit_s).get(whom)
 
     def gone(self, for_s: float) -> set[int]:
-        """Return the hosts that have had no supervisor for `for_s`, as they refuse connections; a silent one
-        may have one.
+        """Return the hosts that have had no supervisor for `for_s`, because they refuse connections; a silent host may
+        have one.
         """
         before = boottime() - for_s
         return {number for number, peer in self._peers.items() if self._gone_since.get(peer, inf) < before}
@@ -116,7 +118,7 @@ class SupervisorRpc:
     # -- in the thread
 
     async def _work(self, started: "queue.SimpleQueue[int | OSError]", port: int) -> None:
-        """Listen until closed; `started` receives the port, or the error."""
+        """Listen until closed; put the port, or the error, into `started`."""
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         listener = WireServer(self._key, _questions, self._serve, _MOST_ASKERS, _LINE_BYTES)
         try:
@@ -128,7 +130,7 @@ class SupervisorRpc:
         await listener.close()
 
     async def _serve(self, wire: Wire[SupervisorQuestion, SupervisorReply]) -> None:
-        """Answer one question."""
+        """Answer the one question of a connection."""
         async with asyncio.timeout(_SERVE_S):
             question = await wire.receive()
             if question is not None:
@@ -137,7 +139,7 @@ class SupervisorRpc:
                 await wire.deliver(await answering)
 
     def _answered(self, question: SupervisorQuestion, asker: str) -> SupervisorReply:
-        """Return the answer to a question, or the refusal."""
+        """Return the answer to a question, or the reason why it is refused."""
         try:
             return self._answer(question, asker)
         except LaunchError as error:
@@ -146,12 +148,12 @@ class SupervisorRpc:
     async def _ask_all(
         self, question: SupervisorQuestion, whom: Sequence[int], limit_s: float
     ) -> dict[int, SupervisorReply]:
-        """Ask these hosts at the same time and return the answers that came."""
+        """Ask the hosts at the same time and return the answers that came, by host number."""
         replies = await asyncio.gather(*(self._ask(question, self._peers[number], limit_s) for number in whom))
         return {number: reply for number, reply in zip(whom, replies, strict=True) if reply is not None}
 
     async def _ask(self, question: SupervisorQuestion, peer: Peer, limit_s: float) -> SupervisorReply | None:
-        """Ask one host and return its answer, or None."""
+        """Ask one host and return its answer, or None if none came in time."""
         try:
             async with asyncio.timeout(limit_s):
                 wire = await dial(peer.address, peer.port, self._address, self._key, _replies, _LINE_BYTES)

@@ -52,8 +52,8 @@ class Readiness:
     """The slots that this host holds for the run, and whether it may still release them, so that all hosts begin
     together.
 
-    Once it has all it needs it prepares: then it keeps that until the leader reports whether all hosts do, and begins
-    or is free again.
+    A host with all the slots it needs *prepares*: it keeps them until the leader reports whether all hosts have
+    prepared. Then it begins, or may release them again.
     """
 
     def __init__(self, lock: threading.RLock, host: str) -> None:
@@ -69,13 +69,13 @@ class Readiness:
         self._slots: Slots | None = None
 
     def take(self, slots: Slots) -> None:
-        """Take the slots that the host has now, or set why they are not enough."""
+        """Take the slots that the host has now, or set the reason why they are not enough."""
         self._slots = slots
         self.gpus, self.fds = slots.try_take(), slots.fds
         self.waits_for = "" if self.gpus is not None else slots.ahead()
 
     def prepare(self) -> str:
-        """Prepare to begin; return why it cannot, or ""."""
+        """Prepare to begin; return why this host cannot, or ""."""
         if self.gpus is None:
             return "it has not what it needs"
         self.prepared = True
@@ -83,7 +83,9 @@ class Readiness:
         return ""
 
     def begin(self, *, by_all: bool) -> str:
-        """Begin if all hosts are prepared, else be free again; return why neither is possible, or ""."""
+        """Begin if `by_all` says that all hosts are prepared, else become free to release slots; return why this host
+        had not prepared, or "".
+        """
         if not self.prepared:
             return "it has not prepared"
         self.began = self.began or by_all
@@ -91,7 +93,7 @@ class Readiness:
         return ""
 
     def begin_late(self, attempt: int) -> None:
-        """Begin because the leader has; raise Fenced if this host had not prepared, as the run then continues
+        """Begin because the leader has begun; raise Fenced if this host had not prepared, as the run then continues
         without it.
         """
         with self._lock:
@@ -100,18 +102,20 @@ class Readiness:
             self.began = True
 
     def take_back(self, preparation: int) -> None:
-        """Become free again: the leader no longer asks for it and has not begun, so its message was lost."""
+        """Become free to release slots again, because the leader no longer asks to keep them and its message about that
+        was lost.
+        """
         with self._lock:
             if self.preparations == preparation and not self.began:
                 self.prepared = False
 
     def give_back(self) -> None:
-        """Release the slots, because nothing of the run is left here, without waiting until all others know."""
+        """Release the slots at once, because nothing of the run is left on this host."""
         if self._slots is not None:
             self._slots.release()
 
     def let_go(self, slots: Slots) -> bool:
-        """Release the slots and return True, unless this host has prepared to begin."""
+        """Release the slots and return True; return False if this host has prepared to begin."""
         with self._lock:
             if self.prepared or self.began:
                 return False
@@ -147,12 +151,12 @@ class SupervisorState:
 
     @property
     def run(self) -> RunDir:
-        """Return the run."""
+        """Return the run that this supervisor supervises."""
         return self.here.run
 
     @property
     def attempt(self) -> AttemptDir:
-        """Return the present attempt."""
+        """Return the attempt that is running now."""
         return self.here.attempt
 
     @property
@@ -162,7 +166,7 @@ class SupervisorState:
 
     @property
     def host(self) -> str:
-        """Return this host's name."""
+        """Return this host's name in the plan."""
         return self.here.host
 
     @property
@@ -192,7 +196,7 @@ class SupervisorState:
         return agent
 
     def move(self, number: int) -> None:
-        """Change to this attempt, whose plan is on disk."""
+        """Change to attempt `number`, whose plan is on disk."""
         with self._lock, self._shown:
             self.here.move(number)
             self.ballot.move()
@@ -201,9 +205,7 @@ class SupervisorState:
             self._alone.clear()
 
     def rejoin(self, said: OpenAttempt) -> None:
-        """Change to the running attempt, as its leader reports it; the fence stays where this host has voted for a
-        newer one.
-        """
+        """Change to the running attempt, as its leader reports it; raise Fenced if this host has no place in it."""
         with self._lock:
             if said.attempt > self.attempt.number:
                 with suppress(Fenced):
@@ -240,7 +242,10 @@ class SupervisorState:
         self._alone.clear()
 
     def stand(self, above: int) -> int | None:
-        """Give this host's vote to itself, for a number above `above`, and return the number."""
+        """Give this host's vote to itself, for an attempt number above `above`, and return the number.
+
+        Return None if the host has already accepted a next attempt.
+        """
         with self._lock:
             if self.ballot.accepted is not None:
                 return None
@@ -249,7 +254,9 @@ class SupervisorState:
             return number
 
     def open(self, number: int, voters: Sequence[int]) -> bool:
-        """Begin the attempt that this host was elected for; return False if it has voted for another since it stood."""
+        """Begin the attempt for which this host was elected; return False if it has voted for another host
+        meanwhile.
+        """
         with self._lock:
             if self.ballot.voted != (number, self.node):
                 return False
@@ -257,29 +264,29 @@ class SupervisorState:
             return True
 
     def settle(self, number: int) -> None:
-        """Record that enough voters have accepted the attempt of this number."""
+        """Record that enough voters have accepted attempt `number`."""
         with self._lock:
             self.ballot.settle(Settled(number, self.node))
 
     def check_lead(self, statuses: Mapping[int, SupervisorStatus]) -> None:
-        """Raise Fenced if the run that this host led continues under another leader."""
+        """Raise Fenced if the run, which this host led, continues under another leader."""
         check_fence(self.run, self.attempt.number)
         for one in statuses.values():
             if one.attempt >= self.attempt.number and one.led_by != self.host:
                 raise Fenced(f"attempt {one.attempt} is led by {one.led_by}, not by {self.host}")
 
     def check_part_in(self, attempt: int) -> None:
-        """Raise Fenced if the run is in a newer attempt that was not proposed to this host."""
+        """Raise Fenced if `attempt` is newer than this host's attempt, as the run then continues without this host."""
         if attempt > self.attempt.number and self.ballot.accepted is None:
             raise Fenced(f"attempt {attempt} continues without {self.host}")
 
     def status(self) -> SupervisorStatus:
-        """Return this supervisor's state without waiting for disk writes, as it would otherwise seem to be gone."""
+        """Return this supervisor's state, without waiting for disk writes that would make it seem to be gone."""
         with self._shown:
             return self._status()
 
     def _status(self) -> SupervisorStatus:
-        """Return this supervisor's state."""
+        """Return this supervisor's state; the caller holds the lock."""
         voter, apart = self.ballot.voter, self.plan.disks_apart
         return SupervisorStatus(
             node=self.node,
@@ -311,7 +318,7 @@ class SupervisorState:
         return max(0.0, boottime() - max(self.coordinator_due_at, spoke_at))
 
     def answering(self, wakeup: Wakeup) -> Callable[[SupervisorQuestion, str], SupervisorReply]:
-        """Return the function that answers each question in the other thread, and wakes the supervisor."""
+        """Return a function that answers each question in the thread of the connections, and wakes the supervisor."""
 
         def answer(question: SupervisorQuestion, asker: str) -> SupervisorReply:
             """Carry out the question and return the answer."""
@@ -341,7 +348,7 @@ class SupervisorState:
         return answer
 
     def _against_asker(self, question: _ToBeDone, asker: str) -> str:
-        """Return why the asker is refused, or ""; it must have the address of the host that it names as its own."""
+        """Return why the asker is refused, or ""; its address must be that of the host that it names as its own."""
         match question:
             case Prepare() | Commit():
                 name = self.leader
@@ -360,7 +367,7 @@ class SupervisorState:
         return f"{asker} does not speak for {name[:100] or 'nobody'}"
 
     def _against(self, question: _ToBeDone) -> str:
-        """Carry out the request, and return why not, or ""."""
+        """Carry out the request; return why that was refused, or ""."""
         match question:
             case Prepare(attempt=attempt):
                 return self._against_leader_of(attempt) or self.ready.prepare()
@@ -382,13 +389,16 @@ class SupervisorState:
                 raise AssertionError("it is answered with more than a word")
 
     def _against_leader_of(self, attempt: int) -> str:
-        """Return why a message from the leader of this attempt is refused, or ""."""
+        """Return why a message from the leader of `attempt` is refused, or ""."""
         if attempt != self.attempt.number or (self.plan.disks_apart and self.ballot.voted[0] > attempt):
             return f"attempt {self.attempt.number} is the newest here, or a newer one has its vote"
         return ""
 
     def _vote(self, asked: Vote) -> str:
-        """Vote, and return why not, or ""; the fence for older attempts is on disk before the vote is given."""
+        """Give the vote; return why it was refused, or "".
+
+        The fence for older attempts is on disk before the vote is given.
+        """
         why = "there is no vote if all hosts have one disk" if not self.plan.disks_apart else ""
         if not self._has_vote() and self.ballot.hosts[asked.node] != self.leader:
             why = f"it has no vote in attempt {self.attempt.number}"
@@ -400,8 +410,8 @@ class SupervisorState:
         return why
 
     def _take_up(self, said: OpenAttempt) -> str:
-        """Accept the next attempt, or the present one that this host came back to before it had the history;
-        return why not, or "".
+        """Accept the next attempt, or the present one that this host came back to before it had the history; return why
+        not, or "".
         """
         apart, newest = self.plan.disks_apart, self.attempt.number
         why = "" if apart or said.attempt > newest else f"attempt {newest} is the newest here"
@@ -417,7 +427,7 @@ class SupervisorState:
         return ""
 
     def _keep(self, replica: Replica) -> str:
-        """Write the leader's record, and return why not, or ""."""
+        """Write the leader's record; return why not, or ""."""
         if not self.ballot.comes_before(replica):
             self.ballot.outrun_by = max(replica.attempt, self.ballot.outrun_by)
         why = self.ballot.against_record(replica)
@@ -432,12 +442,14 @@ class SupervisorState:
         return ""
 
     def _has_vote(self) -> bool:
-        """Return whether this host may vote; one that came back to an attempt votes only from the next one on."""
+        """Return whether this host may vote; a host that came back to an attempt votes only from the next
+        attempt on.
+        """
         names = [node.host for node in self.plan.nodes if node.index not in self.plan.away]
         return self.host in names and self.ballot.voter.has_vote
 
     def _leads_or_has_left(self) -> bool:
-        """Return whether this host leads the attempt; False if it has no place in it."""
+        """Return whether this host leads the attempt; return False also if it has no place in it."""
         try:
             return self.leads
         except Fenced:

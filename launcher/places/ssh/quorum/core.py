@@ -29,7 +29,7 @@ class Records:
     digest: str
 
     def as_new_as(self, other: "Records") -> bool:
-        """Return whether these records lack nothing of what `other` describes.
+        """Return whether these records contain everything in those that `other` describes.
 
         Histories of the same attempt have one writer, so the longer one contains the shorter one. Two of one length
         that differ are damaged, and neither replaces the other.
@@ -47,8 +47,8 @@ class Opening:
     voters: frozenset[Host]
 
     def carried_by(self, together: Collection[Host], candidate: Host) -> bool:
-        """Return whether these voters are enough for `candidate`: half of them for the attempt's leader, else
-        more than half.
+        """Return whether the hosts `together` are enough voters for `candidate`: half of the voters for the attempt's
+        leader, else more than half.
         """
         there = len(self.voters.intersection(together))
         return 2 * there > len(self.voters) or (candidate == self.leader and 2 * there == len(self.voters))
@@ -56,7 +56,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class RequestVote:
-    """A candidate's request for a vote for this attempt number."""
+    """A candidate's request for a vote to open attempt number `attempt`."""
 
     attempt: int
     candidate: Host
@@ -65,7 +65,7 @@ class RequestVote:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The attempt that an elected candidate opens, with all openings that are not known to be settled before it."""
+    """The attempt that an elected candidate opens, with all earlier attempts that are not known to be settled."""
 
     openings: tuple[Opening, ...]
     records: Records  # the candidate's; a host that accepts has the same
@@ -78,7 +78,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Enough voters have accepted this attempt, so that earlier ones are over."""
+    """The message that enough voters have accepted an attempt, so that earlier ones are over."""
 
     attempt: int
     leader: Host
@@ -86,7 +86,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """More history of the attempt, from its leader."""
+    """The message with more history of an attempt, from its leader."""
 
     attempt: int
     leader: Host
@@ -94,7 +94,9 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Voter:
-    """A host's vote and openings, as on its disk: the last one known to be settled, then those that may yet be."""
+    """A host's vote, and the attempts that it has accepted, as on its disk: the last settled one, then those that are
+    not settled yet.
+    """
 
     me: Host
     voted: tuple[int, Host]  # the newest attempt number that had its vote, and whose it was
@@ -117,13 +119,15 @@ class Voter:
 
     @property
     def has_vote(self) -> bool:
-        """Return whether this host is a voter in each opening; one that came back later works and does not vote."""
+        """Return whether this host is a voter in each of its attempts; one that came back later works and does not
+        vote.
+        """
         return all(self.me in opening.voters for opening in self.openings)
 
     @property
     def counts(self) -> bool:
-        """Return whether the newest attempt's leader may count this host as a follower: not once it voted for
-        another.
+        """Return whether the newest attempt's leader may count this host as a follower, which it may not once the host
+        voted for another.
         """
         return self.has_vote and self.voted[0] == self.newest.attempt
 
@@ -135,13 +139,18 @@ class Voter:
     # -- votes
 
     def stand(self, number: int) -> "Voter":
-        """Return the voter with its vote for itself; raise ValueError for a number whose vote was given."""
+        """Return the voter with its vote for itself; raise ValueError if it has voted for `number` or a later
+        attempt.
+        """
         if number < self.next_number:
             raise ValueError(f"attempt {number} had the vote of host {self.me} already")
         return replace(self, voted=(number, self.me))
 
     def against_vote(self, asked: RequestVote, mine: Records, *, hears_leader: bool) -> str:
-        """Return why the vote is refused, or ""."""
+        """Return why the vote is refused, or "" if it is given.
+
+        `mine` are this host's records; `hears_leader` says that its leader is not silent.
+        """
         if (asked.attempt, asked.candidate) == self.voted:
             return ""  # the answer was lost, and is given again
         if asked.attempt < self.next_number:
@@ -161,27 +170,29 @@ class Voter:
         return records.as_new_as(mine)
 
     def carries(self, others: Collection[Host]) -> bool:
-        """Return whether this host and these others are enough in each opening: to be elected, open, or keep an
-        entry.
+        """Return whether this host and `others` are enough voters in each of its attempts: to be elected, open an
+        attempt, or keep an entry.
         """
         together = {self.me, *others}
         return all(opening.carried_by(together, self.me) for opening in self.openings)
 
     def missing(self, others: Collection[Host]) -> frozenset[Host]:
-        """Return the voters that are neither this host nor among these others."""
+        """Return the voters that are neither this host nor in `others`."""
         return frozenset().union(*(opening.voters for opening in self.openings)) - {self.me, *others}
 
     # -- attempts
 
     def open(self, number: int, voters: Iterable[Host]) -> "Voter":
-        """Return the voter with a new attempt that it leads; raise ValueError if it was not elected for this number."""
+        """Return the voter with a new attempt that it leads; raise ValueError if it was not elected for that number."""
         chosen = frozenset(voters)
         if self.voted != (number, self.me) or number <= self.newest.attempt or self.me not in chosen:
             raise ValueError(f"host {self.me} was not elected for attempt {number}")
         return replace(self, openings=(*self.openings, Opening(number, self.me, chosen)))
 
     def against_open(self, said: Open, mine: Records) -> str:
-        """Return why the opening is refused, or ""; `mine` is after the candidate's history was copied here."""
+        """Return why the opening is refused, or "" if it is accepted; `mine` are this host's records after it copied
+        the candidate's history.
+        """
         why = self._against_leader(said.newest.attempt, said.newest.leader)
         if why or said.newest == self.newest:
             return why
@@ -196,8 +207,8 @@ class Voter:
         return replace(self, voted=(said.newest.attempt, said.newest.leader), openings=said.openings)
 
     def against_append(self, said: Append) -> str:
-        """Return why the entry is refused, or ""; entries of the newest attempt's leader and of an elected
-        candidate are accepted.
+        """Return why the entry is refused, or "" if it is accepted, as from the newest attempt's leader and from an
+        elected candidate.
         """
         why = self._against_leader(said.attempt, said.leader)
         follows = said.attempt == self.newest.attempt and said.leader == self.newest.leader
@@ -206,13 +217,13 @@ class Voter:
         return f"host {said.leader} does not lead attempt {said.attempt} for it"
 
     def settle(self, said: Settle) -> "Voter":
-        """Return the voter without the openings before the attempt, if that is the newest here."""
+        """Return the voter without the attempts before the settled one, if that is its newest."""
         if (said.attempt, said.leader) != (self.newest.attempt, self.newest.leader):
             return self
         return replace(self, openings=self.openings[-1:])
 
     def _against_leader(self, attempt: int, leader: Host) -> str:
-        """Return why a message of this leader is refused because of a vote, or ""."""
+        """Return why a message of the leader is refused because this host voted for another, or ""."""
         if self.voted[0] > attempt:
             return f"attempt {self.voted[0]} has its vote"
         if self.voted[0] == attempt and self.voted[1] != leader:
@@ -240,14 +251,14 @@ def ranks_until(asked_at: float, lease_s: float) -> float:
 
 
 def may_vote_from(answered_at: float, lease_s: float) -> float:
-    """Return the time from which a host counts as without leader; a host that starts now counts as just answered."""
+    """Return the time from which a host counts as leaderless; a host that starts now counts as just answered."""
     return answered_at + lease_s
 
 
 def may_start_from(opened_at: float, lease_s: float, *, all_ended: bool) -> float:
     """Return the time at which ranks of the next attempt may start.
 
-    `all_ended` is set if every host of the last one has ended its ranks; a replaced leader need not be among them, as
-    its time was over before another could be elected. Else the lease of the last answers has to expire.
+    `all_ended` says that every host of the last attempt has ended its ranks; a replaced leader need not be among them,
+    as its time was over before another could be elected. Otherwise the lease of the last answers has to expire.
     """
     return opened_at if all_ended else opened_at + lease_s

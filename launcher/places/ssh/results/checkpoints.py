@@ -50,7 +50,7 @@ Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and w
 
 
 def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
-    """Return the checkpoints on all hosts that can be asked; print those that cannot."""
+    """Return the checkpoints on all hosts that can be asked, and print the names of the others."""
     folder = checkpoint_folder(run)
     mine = mine or {}
 
@@ -74,7 +74,7 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
 
 
 def disks_of(clients: Mapping[str, HostClient], run_id: RunId, folder: str) -> tuple[Disks, dict[str, LaunchError]]:
-    """Return what these hosts have, over open connections, and the errors of those that failed."""
+    """Return (the disks of the hosts, the errors of hosts that failed), over connections that are open already."""
     disks = {name: HostDisk(one, run_id, folder) for name, one in clients.items()}
     listed = for_all(disks, lambda _, disk: (disk, disk.held()))
     return answers(listed), failures(listed)

@@ -16,7 +16,7 @@ from launcher.run.layout import AttemptDir, RunDir
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy what is new of the logs, until the run has ended and all is here."""
+    """Copy what is new of the logs, again and again until the run has ended and all of them are here."""
 
     def bring(left: Sequence[AttemptDir]) -> dict[str, LaunchError]:
         """Copy what is new, and return the errors of hosts that could not be asked."""
@@ -27,8 +27,8 @@ def bring_logs(run: RunDir) -> None:
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Copy logs, metrics and a checkpoint here (`newest` with the best, `none`, or a step); return a line for
-    each thing.
+    """Copy logs, metrics and a checkpoint to this machine (`newest` with the best, `none`, or a step); return a line of
+    text for each.
     """
     return mirror.fetch(
         run,
@@ -40,13 +40,17 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(run: RunDir) -> None:
-    """Copy the checkpoint from which the run would continue elsewhere, and its logs as far as they can be reached."""
+    """Copy the checkpoint from which the run would continue elsewhere, and its logs from the hosts that can be
+    reached.
+    """
     mirror.bring_newest(run, holders_of(run))
     bring_logs(run)
 
 
 def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-    """Copy what ranks wrote beside their code on each host below this folder; return the folder of each host."""
+    """Copy the files that ranks wrote beside their code on each host to folders below `draft`; return the folder of
+    each host.
+    """
     known = {f"{run.code.name}/{name}": logs.ALL for name in frozen}
     places = places_ever(run)
     folders = {name: draft / f"{number:03d}" / name.replace("/", "_") for number, name in enumerate(places)}
@@ -61,16 +65,16 @@ def bring_outputs(run: RunDir, draft: Path, frozen: Collection[str]) -> list[Pat
 
 
 def _bring(run: RunDir, places: Iterable[Place]) -> dict[str, LaunchError]:
-    """Copy what is new on these hosts; return the errors of those that could not be asked."""
+    """Copy what is new on the hosts; return the errors of those that could not be asked."""
     known, folders = logs.known(run, is_there), logs.folders_of(run)
     return failures(ask_all([*places], lambda client: _follow(client, run, folders, known, run.path)))
 
 
 def _follow(client: HostClient, run: RunDir, folders: tuple[str, ...], known: Mapping[str, int], root: Path) -> None:
-    """Copy what is new in these folders of the run on a host to below `root`."""
+    """Copy what is new in the run's `folders` on a host to below `root`."""
 
     def ask(mine: dict[str, int]) -> tuple[list[tails.Tail], bool]:
-        """Return the next new parts of files, and whether there are more."""
+        """Return (the next new parts of files, whether there are more)."""
         question = AskTails(run.id, client.place.workdir, folders, mine)
         limit_s = client.limits.soon_s
         grown, files = client.ask_with_files(question, Tails, lambda one: one.parts, MOST_OF_TAILS, limit_s)

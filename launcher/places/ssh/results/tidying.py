@@ -33,7 +33,10 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-    """Return what each host keeps of the runs; on a disk that all hosts share, one host's answer is enough."""
+    """Return what each host keeps of the runs; with `remove`, delete it except what live runs need.
+
+    On a disk that all hosts share, one host's answer is enough.
+    """
     shared = {run.id for run in runs if not _disks_apart(run)}
     settled: set[RunId] = set()
     found: list[KeptRemote] = []
@@ -50,7 +53,7 @@ def tidy(runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
 
 
 def _told(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
-    """Yield each host's answer."""
+    """Ask the hosts about their runs, and yield each host's answer; with `remove`, they delete what is not live."""
     for hosts in _rounds(runs):
         results = ask_all([place for place, _ in hosts.values()], partial(_ask, hosts, remove), anew=remove)
         for name, one in results.items():
@@ -58,7 +61,7 @@ def _told(runs: Sequence[RunDir], remove: bool) -> Iterator[Answer]:
 
 
 def _most_first(answer: Answer) -> int:
-    """Return a sort key: silent hosts last, and on a shared disk first the one that saw most before another
+    """Return a sort key: silent hosts last; on a shared disk first the host that found most before another
     removed it.
     """
     one = answer[2]
@@ -66,13 +69,13 @@ def _most_first(answer: Answer) -> int:
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
-    """Ask one host about its runs."""
+    """Ask one host about its runs; with `remove`, it deletes what is not live."""
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)
 
 
 def _disks_apart(run: RunDir) -> bool:
-    """Return whether each host of the run has a disk of its own; True if that cannot be read any more."""
+    """Return whether each host of the run has a disk of its own; return True if the plan cannot be read any more."""
     with contextlib.suppress(LaunchError):
         attempt = newest(run)
         return attempt is None or plan_as(run, attempt.number, _Disks).disks_apart

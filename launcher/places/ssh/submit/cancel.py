@@ -27,10 +27,10 @@ _MOST_NAMED, _LONGEST_NAME = 8, 100
 
 
 def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> CancelReport:
-    """Cancel the run on every host at once and return a report, which names hosts that were not reached; each host
-    answers when nothing is left there.
+    """Cancel the run on every host at once and return a report, which names hosts that were not reached.
 
-    Hosts in `gone` that do not answer are given up from now on.
+    Each host answers when nothing of the run is left on it. Hosts in `gone` that do not answer are given up from now
+    on.
     """
     known = run_hosts.everywhere(run)
     if strangers := sorted(set(gone) - known.keys()):
@@ -51,7 +51,7 @@ def cancel(run: RunDir, attempt: AttemptDir, *, gone: Collection[str] = ()) -> C
 
 
 def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-    """Cancel the run on every host and return the report; raise Unreachable if something may be left on one."""
+    """Cancel the run on every host and return the report; raise Unreachable if ranks may be left on a host."""
     plan = read_plan(run, attempt.number)
     let_in: set[str] = set()
 
@@ -80,7 +80,7 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
 
 
 def _refuse_unknown_hosts(run: RunDir, plan: Plan) -> None:
-    """Raise Unreachable for a run from another machine if it is on hosts that are in no pool here."""
+    """Raise Unreachable for a run from another machine if it has hosts that are in no pool of this machine."""
     if plan.project:
         return
     places = run_hosts.everywhere(run)
@@ -93,7 +93,7 @@ def _refuse_unknown_hosts(run: RunDir, plan: Plan) -> None:
 
 
 def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[str]) -> None:
-    """Have the hosts that were reached inform the others, which may come back or be cut off only from here."""
+    """Have the hosts that were reached inform the others, which may come back or be cut off only from this machine."""
 
     def pass_on(client: HostClient) -> None:
         """Ask one host to inform the others."""
@@ -105,7 +105,7 @@ def _have_others_informed(run: RunDir, heard: Collection[str], missed: Sequence[
 
 
 def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection[str]) -> set[str]:
-    """Return the hosts that are silent and given up, now or before; those that answered count again."""
+    """Return the hosts that are silent and that a user gave up, now or before; hosts that answered count again."""
     silent = {name for name, one in results.items() if isinstance(one, Unreachable)}
     run_hosts.take_back(run, results.keys() - silent)
     if lost := silent & set(gone):
@@ -116,8 +116,9 @@ def _not_waited_for(run: RunDir, results: Mapping[str, object], gone: Collection
 def _not_ended(
     run: RunDir, troubles: Mapping[str, LaunchError], let_in: Collection[str], ended: Sequence[str]
 ) -> Unreachable:
-    """Return the error for hosts where something may be left; a host that accepts our connection may still run
-    ranks.
+    """Return the error for hosts on which ranks may be left.
+
+    A host that accepts our connection, in `let_in`, may still run them.
     """
     for line in ended:
         news.say(f"ended {line}")
@@ -133,8 +134,8 @@ def _not_ended(
 
 
 def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> bool:
-    """Write that the run was cancelled, if no host that answered has anything left or knows another end; return
-    whether it was written.
+    """Write that the run was cancelled, if no host that answered has ranks left or knows another end; return whether it
+    was written.
     """
     last = newest(run)
     end = read_record(last.end, AttemptEnd) if last is not None else None
@@ -148,7 +149,7 @@ def _end_without(run: RunDir, missing: Collection[str], word: ClusterAnswer) -> 
 
 
 def include_hosts(run: RunDir, hosts: Collection[str]) -> None:
-    """Have the supervisors of an active run include these hosts again, or all."""
+    """Have the supervisors of an active run include the named hosts again, or all without names."""
 
     def forget(client: HostClient) -> None:
         """Include the hosts again on one host."""

@@ -51,7 +51,9 @@ class FoundRun:
 
 
 def discover(ref: str) -> Path | None:
-    """Return the folder here of the only run on a pool whose id is this or begins so, or None."""
+    """Return the local folder of the only run on a pool whose id is `ref` or begins with it, or None if there is
+    none.
+    """
     found: dict[RunId, FoundRun] = {}
     troubles: dict[str, LaunchError] = {}
     for name, place in named_pools().items():
@@ -76,7 +78,7 @@ def discover(ref: str) -> Path | None:
 
 
 def _runs_on(ssh: Ssh) -> tuple[dict[RunId, dict[str, Place]], dict[str, LaunchError]]:
-    """Return the runs on the pool's hosts, each with its hosts, and the errors of those that could not be asked."""
+    """Return (the runs on the pool's hosts, each with its hosts; the errors of hosts that could not be asked)."""
     settled = settled_hosts(ssh)
     places = answers(settled)
     told = ask_all([*places.values()], lambda client: client.ask(ListRuns(client.place.workdir), list[str]))
@@ -90,7 +92,9 @@ def _runs_on(ssh: Ssh) -> tuple[dict[RunId, dict[str, Place]], dict[str, LaunchE
 
 
 def _mirrored(found: FoundRun) -> Path | None:
-    """Return the run's mirror in the user's state folder, with the records of the host that knows most, or None."""
+    """Return the run's mirror in the user's state folder, with the records of the host that knows most, or None if no
+    host answers.
+    """
     path = registry.adopted(found.id)
     run = RunDir(path)
     said = ask_all([*found.places.values()], lambda client: ask_report(run, client))
@@ -116,7 +120,7 @@ def _mirrored(found: FoundRun) -> Path | None:
 
 
 def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> None:
-    """Create a mirror's first contents: the spec, the plan, and where the hosts are."""
+    """Create a mirror with its first contents: the spec, the plan, and the addresses of the hosts."""
     path = registry.adopted(found.id)
     plan = _plan(found, host, submitted)
     make_dir(path.parent)
@@ -132,7 +136,9 @@ def _make(found: FoundRun, host: str, attempt: int, submitted: Submitted) -> Non
 
 
 def _plan(found: FoundRun, host: str, submitted: Submitted) -> Plan:
-    """Return a plan without commands, enough to watch and end the run. Raises LaunchError."""
+    """Return a plan without commands, enough to watch and end the run; raise LaunchError if the submission cannot be
+    read.
+    """
     ours = {one.name: one.address or one.name for one in found.ssh.hosts}
     ours |= {name: place.address for name, place in found.places.items()}
     hosts = [name for name in dict.fromkeys(submitted.hosts) if name in ours]
@@ -184,7 +190,7 @@ def _silent(found: FoundRun, name: str) -> Place:
 
 
 def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Place | LaunchError]:
-    """Return how to reach each host of the pool, with the launcher installed there, or why not."""
+    """Return how to reach each host of the pool, with the launcher installed on it, or the error that prevents that."""
     surveyed, troubles = pool.surveyed(ssh, only)
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
 
@@ -197,7 +203,9 @@ def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Plac
 
 
 def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
-    """Return hosts on which the run's own machine may have resumed it; at most once in a while in one process."""
+    """Return hosts on which the run's own machine may have resumed it; ask again only once in a while in one
+    process.
+    """
     known = run_hosts.everywhere(run)
     left = tuple(host.name for host in ssh.hosts if host.name not in known)
     until, found = _rests.get((ssh, left), (0.0, {}))
@@ -208,6 +216,6 @@ def rest_of_pool(run: RunDir, ssh: Ssh) -> dict[str, Place | LaunchError]:
 
 
 def follow(attempt: AttemptDir, hosts: Sequence[str], places: Mapping[str, Place]) -> None:
-    """Record the hosts of an attempt that continues elsewhere, as far as they are in the pool here."""
+    """Record the hosts of an attempt that continues elsewhere, as far as this machine's pool has them."""
     make_dir(attempt.path)
     write_record(attempt.hosts, [places[name] for name in dict.fromkeys(hosts) if name in places])

@@ -43,7 +43,7 @@ _CARRIED = ("spec.yaml", "secrets.json", "notify.json", "events.jsonl", "avoided
 
 
 class PoolHandover:
-    """An attempt that can be started on a pool; hosts are prepared while the submitter still freezes the code."""
+    """An attempt that is being handed to a pool; its hosts are prepared while the submitter still freezes the code."""
 
     def __init__(self, run_dir: Path, found: Mapping[str, Surveyed], *, agent: bool) -> None:
         self._run = RunDir(run_dir)
@@ -81,7 +81,7 @@ class PoolHandover:
             ready = {name: one for name, one in ready.items() if name not in failed}
 
     def drop(self) -> None:
-        """Wait until the hosts are no longer being prepared, as there will be no attempt."""
+        """Wait until the hosts are no longer being prepared, as no attempt follows."""
         self._getting_ready.join()
 
     def _get_ready(self) -> None:
@@ -118,8 +118,8 @@ class PoolHandover:
         ready: Mapping[str, Surveyed],
         clients: Mapping[str, HostClient],
     ) -> dict[str, LaunchError]:
-        """Send Open to all, then all addresses to all, then GoAhead to the first and the rest; return errors
-        from before GoAhead.
+        """Send Open to all, then all addresses to all, then GoAhead to the first and the rest; return errors from
+        before GoAhead.
         """
 
         def opened(name: str, one: HostClient) -> int:
@@ -160,7 +160,7 @@ class PoolHandover:
         holders = holders_of(self._run, disks)
 
         def supply(wanted: Held) -> None:
-            """Send one checkpoint."""
+            """Send one checkpoint to all hosts."""
             if names := lacking(wanted, [held for _, held in disks.values()]):
                 holders.bring_home(wanted, names)
                 holders.send(wanted, plan.nodes[0].host, names)
@@ -180,7 +180,7 @@ class PoolHandover:
         return Place(found.host, self._agent, answers(self._pythons)[found.host.name], found.facts.workdir, address)
 
     def _opening(self, plan: Plan, intent: Intent, node: NodePlan, found: Surveyed) -> tuple[Open, list[bytes]]:
-        """Return the message Open for one host, and the contents of the records that follow it."""
+        """Return (the message Open for one host, the contents of the records that follow it)."""
         paths = [path for name in _CARRIED if (path := self._run.path / name).exists()]
         records = [Tail(path.name, 0, path.read_bytes()) for path in paths]
         run_dir = f"{found.facts.workdir}/runs/{plan.run_id}"
@@ -200,11 +200,13 @@ class PoolHandover:
 
 
 class _OneDisk(NotStarted):
-    """Two hosts see one disk, though the pool says that each has its own; excluding a host would not help."""
+    """Raised when two hosts see one disk, though the pool says that each has its own; excluding a host would not
+    help.
+    """
 
 
 def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: Path) -> int:
-    """Send everything and start the supervisor; return the port on which it listens."""
+    """Send the attempt with all its files and start its supervisor; return the port on which the supervisor listens."""
     name = client.place.host.name
     port = _ask_to_open(client, opening, contents)
     if port is None:
@@ -219,7 +221,7 @@ def _open(client: HostClient, opening: Open, contents: Sequence[bytes], frozen: 
 
 
 def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -> int | None:
-    """Send Open and return the supervisor's port, or None if the code is wanted first."""
+    """Send Open and return the supervisor's port, or None if the code is needed first."""
     answer, name = client.ask(opening, Opened, contents), client.place.host.name
     if answer.on_one_disk:
         text = f"{name}: another host of the pool has this very disk for {opening.workdir}; nothing was started"
@@ -228,7 +230,7 @@ def _ask_to_open(client: HostClient, opening: Open, contents: Sequence[bytes]) -
 
 
 def choose(plan: Plan, ready: Mapping[str, Surveyed], bad: set[str]) -> list[str]:
-    """Return the hosts for an attempt: those with room first, in the pool's order, and the avoided ones last.
+    """Return the hosts for an attempt: those with room first, in the pool's order, and those in `bad` last.
 
     A run that follows others begins with a host that sees their state.
     """
@@ -256,12 +258,14 @@ def _not_started(*lines: str, exit_code: Exit = Exit.UNREACHABLE) -> NotStarted:
 
 
 def mend(wanted: Sequence[Asked]) -> dict[str, LaunchError]:
-    """Hand over the attempts whose submitter is gone; return, by the attempt's folder, why that is impossible now."""
+    """Hand over the attempts whose submitter is gone; return the reason for each that cannot be handed over now, by its
+    folder.
+    """
     return failures(each(wanted, _mend))
 
 
 def _mend(run: RunDir, attempt: AttemptDir) -> None:
-    """Record what the attempt's hosts have begun, or start it; do nothing while a host that may know does not
+    """Record the attempt that its hosts have begun, or start it; do nothing while a host that may know does not
     answer.
     """
     handover = Handover.of(run, attempt)

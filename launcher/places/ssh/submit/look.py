@@ -30,9 +30,11 @@ _MAY_TAKE_OVER = 2  # hosts; one is never more than half of those that count
 
 
 def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None = None) -> list[ClusterAnswer | None]:
-    """Return the state of each run by its hosts, copying their records; an error of one run does not affect the others.
+    """Return the state of each run as its hosts report it, or None while it is being handed over; copy the hosts'
+    records.
 
-    `not_mended` has the reasons why attempts could not be handed to their hosts now, by their folders.
+    An error of one run does not affect the others. `not_mended` has the reasons why attempts could not be handed to
+    their hosts now, by their folders.
     """
     why_not = not_mended or {}
     words = each(wanted, lambda run, attempt: _looked(run, attempt, why_not.get(str(attempt.path))))
@@ -40,9 +42,7 @@ def look(wanted: Sequence[Asked], not_mended: Mapping[str, LaunchError] | None =
 
 
 def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> dict[str, T | LaunchError]:
-    """Return the result of `work` for each attempt by its folder, a few at a time; an error does not stop the
-    others.
-    """
+    """Return the result of `work` for each attempt by its folder, or its error; a few run at a time."""
 
     def done(_: str, pair: Asked) -> T:
         """Return the result for one attempt."""
@@ -57,12 +57,14 @@ def each(wanted: Sequence[Asked], work: Callable[[RunDir, AttemptDir], T]) -> di
 
 
 def _as_answer(word: ClusterAnswer | LaunchError | None) -> ClusterAnswer | None:
-    """Return the state, or for an error that the hosts do not answer."""
+    """Return `word`, or for an error the answer that the hosts do not answer."""
     return ClusterAnswer("unknown", "", 0.0, silent=word.lines[0]) if isinstance(word, LaunchError) else word
 
 
 def _looked(run: RunDir, attempt: AttemptDir, why_not: LaunchError | None) -> ClusterAnswer | None:
-    """Return the state of one run; `why_not` is why an open attempt could not be handed over."""
+    """Return the state of one run, or None while it is being handed over; `why_not` is why an open attempt could not
+    be.
+    """
     if is_open(run, attempt):
         handover = Handover.of(run, attempt)
         if handover.is_in_hand():
@@ -87,7 +89,7 @@ def judge(run: RunDir, attempt: AttemptDir) -> ClusterAnswer:
 def _of_another_machine(
     run: RunDir, attempt: AttemptDir, plan: Plan, said: Mapping[str, HostReport | LaunchError]
 ) -> ClusterAnswer:
-    """Return the state of another machine's run, which may have resumed it on further hosts: while one is
+    """Return the state of a run of another machine, which may have resumed it on further hosts: while one of those is
     silent, no end counts.
     """
     best = best_of(with_the_run(said), apart=plan.disks_apart)
@@ -110,7 +112,8 @@ def _judged(
 ) -> ClusterAnswer:
     """Return the run's state from the best report of a host.
 
-    It is unknown if a host that did not answer may have a newer one, and lost if all answer and none knows the attempt.
+    It is unknown if a host that did not answer may have a newer report, and lost if all hosts answer and none knows the
+    attempt.
     """
     silent = reasons(failures(said))
     best = best_of(with_the_run(said), apart=plan.disks_apart)
@@ -128,7 +131,8 @@ def _judged(
 
 
 def _settles(best: HostReport, plan: Plan, said: Mapping[str, HostReport | LaunchError]) -> bool:
-    """Return whether the report holds whatever silent hosts know: it succeeded, or they are too few to have continued.
+    """Return whether the report holds whatever silent hosts know: the run succeeded, or they are too few to have
+    continued it.
 
     One host alone never takes over; two may, of an attempt on three. The leader may have continued if others report
     that they lost it; and any host may if the run was cancelled without it.
@@ -156,7 +160,7 @@ def _of_open(run: RunDir, attempt: AttemptDir, handover: Handover, why_not: Laun
 
 
 def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | None) -> ClusterAnswer:
-    """Return the state while hosts that may know better do not answer."""
+    """Return the state for the time in which hosts that may know better do not answer."""
     why = silent[0] if len(silent) == 1 else f"{len(silent)} of its hosts do not answer: {'; '.join(silent)}"
     if best is not None and best.head.state is State.CANCELLED:
         why = f"{why}; the others say CANCELLED, without a word of those that it has ended there and holds no slots"
@@ -166,7 +170,7 @@ def _unanswered(attempt: AttemptDir, silent: Sequence[str], best: HostReport | N
 
 
 def _leader_first(plan: Plan, places: Sequence[Place]) -> list[Place]:
-    """Return the hosts in the order of the newest plan known here."""
+    """Return the hosts in the order of the newest plan on this machine, the leader first."""
     order = [node.host for node in plan.nodes]
     return sorted(places, key=lambda place: order.index(place.host.name) if place.host.name in order else len(order))
 

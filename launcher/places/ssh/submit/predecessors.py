@@ -19,7 +19,7 @@ from launcher.supervisor.waiting import WAITS_HERE, has_happened
 
 
 def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return a problem for each run to follow that no host sees which also sees the others."""
+    """Return a problem for each run to follow that no host sees which also sees the other runs to follow."""
     common: set[str] | None = None
     for index, one in enumerate(awaited):
         if has_happened(one):
@@ -40,9 +40,10 @@ def unseen(ssh: Ssh, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
 
 
 def leaders_of(plan: Plan) -> set[str] | None:
-    """Return the hosts one of which must be first, as they see the runs that the plan follows; None if any will do.
+    """Return the hosts of which one must be the first, because they see the runs that the plan follows; None if any
+    host will do.
 
-    A run whose wait is over still goes where those runs left their files.
+    A run whose wait is over still goes to the hosts where those runs left their files.
     """
     first = readable(RunDir(Path(plan.run_dir)).plan, Plan)
     awaited = plan.awaited or (first.awaited if first is not None else ())
@@ -51,7 +52,9 @@ def leaders_of(plan: Plan) -> set[str] | None:
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
-    """Release the run on its hosts; raise Refused if it was not handed to any, or Unreachable."""
+    """Release the run on its hosts; raise Refused if it was not handed to any, or Unreachable if one does not
+    answer.
+    """
     places = run_hosts.handed_to(run, attempt)
     if not places:
         raise Refused(f"{run.id} is being handed to its hosts", f"hint: launch status {run.id}")
@@ -66,7 +69,7 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _seen_by(ssh: Ssh, one: AwaitedRun) -> set[str]:
-    """Return the hosts of this pool that have the run on their disk; each gets all that its leader reports."""
+    """Return the hosts of the pool that have the run on their disk; each gets all that the run's leader reports."""
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     pool = {host.name for host in ssh.hosts}

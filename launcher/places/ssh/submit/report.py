@@ -33,7 +33,7 @@ _OVERLAP = 4096  # bytes of the events that are asked for again: do they continu
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """One host's report on a run, and what is new in its files."""
+    """One host's report on a run, with the new parts of its files."""
 
     host: str
     head: RunReport
@@ -41,7 +41,7 @@ class HostReport:
 
     @property
     def lives(self) -> bool:
-        """Return whether the run continues as far as this host knows; after its attempt another host may have
+        """Return whether the run continues as far as this host knows; after its attempt another host may open
         the next.
         """
         waits = self.head.state is State.QUEUED and self.head.end is None
@@ -49,19 +49,19 @@ class HostReport:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the run has ended, by its leader or more than half of its hosts; one that was cut off
-        does not count.
+        """Return whether the run has ended by its leader or by more than half of its hosts; the end of a host that was
+        cut off does not count.
         """
         state, end = self.head.state, self.head.end
         return state in (State.SUCCEEDED, State.FAILED, State.CANCELLED) and not (end is not None and end.alone)
 
     @property
     def leader(self) -> str:
-        """Return the leader of the reported attempt, or ""."""
+        """Return the leader of the reported attempt, or "" if it is unknown."""
         return self.head.begun.hosts[0] if self.head.begun is not None and self.head.begun.hosts else ""
 
     def is_of(self, attempt: AttemptDir) -> bool:
-        """Return whether the report is of this attempt or a later one."""
+        """Return whether the report is about the attempt or a later one."""
         return self.head.attempt >= attempt.number
 
     def has_begun(self, attempt: AttemptDir) -> bool:
@@ -77,14 +77,14 @@ def with_the_run(said: Mapping[str, HostReport | LaunchError]) -> list[HostRepor
 def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | None:
     """Return the report that knows most among those of the newest attempt, or None without any.
 
-    An end counts most, then a live run, then the least doubtful state; of equals the first. `apart`: hosts share no
-    disk.
+    An end counts most, then a live run, then the least doubtful state; of equals the first. `apart` says that hosts
+    share no disk.
     """
     # On a shared disk only the leader's host can tell whether its supervisor lives; else each host knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
 
     def worth(one: HostReport) -> tuple[int, bool, bool, int]:
-        """Return a sort key for how much the report knows."""
+        """Return a sort key that is larger the more the report knows."""
         doubt = order.index(one.head.state) if one.head.state in order else len(order)
         return one.head.attempt, one.has_ended, one.lives, doubt
 
@@ -97,8 +97,8 @@ def ask_reports(run: RunDir, places: Sequence[Place]) -> dict[str, HostReport | 
 
 
 def ask_report(run: RunDir, client: HostClient) -> HostReport:
-    """Return one host's report, without keeping anything; if its events do not continue those here, all of them
-    are sent.
+    """Return one host's report, without keeping anything; if its events do not continue those on this machine, ask for
+    all of them.
     """
     known, tail = _end_of_events(run)
     head, events, logs = _asked(run, client, known - len(tail))
@@ -110,7 +110,7 @@ def ask_report(run: RunDir, client: HostClient) -> HostReport:
 
 
 def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport, tails.Tail, list[tails.Tail]]:
-    """Return a report with its events from this byte on, and its other files."""
+    """Return (a report, its events from byte `events_from` on, its other files)."""
     question = AskReport(run.id, client.place.workdir, events_from)
     head, told = client.ask_with_files(
         question, RunReport, lambda one: one.files, MOST_OF_A_REPORT, client.limits.soon_s
@@ -123,7 +123,7 @@ def _asked(run: RunDir, client: HostClient, events_from: int) -> tuple[RunReport
 
 
 def _end_of_events(run: RunDir) -> tuple[int, bytes]:
-    """Return the size of the history here and its last bytes."""
+    """Return (the size of the history on this machine, its last bytes)."""
     try:
         with run.events.open("rb") as events:
             size = events.seek(0, 2)
@@ -134,7 +134,7 @@ def _end_of_events(run: RunDir) -> tuple[int, bytes]:
 
 
 def begin(run: RunDir, told: HostReport) -> AttemptDir:
-    """Return the reported attempt, recorded here if it is new: only that it exists, not how it ended."""
+    """Return the reported attempt. If it is new, record that it exists, but not how it ended."""
     attempt = run.attempt(told.head.attempt)
     if not attempt.intent.exists():
         _keep_beginning(run, attempt, told)
@@ -142,9 +142,10 @@ def begin(run: RunDir, told: HostReport) -> AttemptDir:
 
 
 def keep(run: RunDir, told: HostReport) -> None:
-    """Keep a report's records, the end last; reports of an attempt older than the newest known one are ignored.
+    """Keep a report's records, the end last; a report of an attempt older than the newest known one is ignored.
 
-    A run that has ended is not asked about any more, so it has not until all its events are here.
+    The end comes last because a run that has ended is not asked about any more, and all its events must be here by
+    then.
     """
     mine, head = newest(run), told.head
     if mine is not None and mine.number > head.attempt:
@@ -172,7 +173,7 @@ def keep(run: RunDir, told: HostReport) -> None:
 
 
 def _keep_beginning(run: RunDir, attempt: AttemptDir, told: HostReport) -> None:
-    """Record an attempt that hosts opened: this machine's own plan, on those of the run's hosts that run it.
+    """Record an attempt that hosts opened, by this machine's own plan, on the hosts of the run that run it.
 
     A run from another machine may be on hosts that this machine's pool lacks, which are not asked.
     """

@@ -22,15 +22,16 @@ class _Disks(msgspec.Struct, frozen=True):
 
 
 class RunsOnHost:
-    """The other runs on this host: a success is believed from any host, another end only if no other host can
-    know more.
+    """The user's other runs on this host.
+
+    A success counts whichever host reports it, another end only if no other host can know more.
     """
 
     def __init__(self) -> None:
         self._seen: set[Path] = set()
 
     def look(self, run_dir: Path) -> OtherRun:
-        """Return the state of the run in this folder, as far as this host knows it."""
+        """Return the state of the run in the folder, as far as this host knows it."""
         run = RunDir(run_dir)
         attempt = newest(run)
         if attempt is None:
@@ -43,6 +44,6 @@ class RunsOnHost:
 
 
 def _others_may_know_better(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether other hosts may know how the run ended, because this one may have been cut off."""
+    """Return whether other hosts may know how the run ended, because this host may have been cut off."""
     plan, end = plan_as(run, attempt.number, _Disks), readable(attempt.end, AttemptEnd)
     return plan.disks_apart and len(plan.nodes) > 1 and (end is None or end.alone)

@@ -14,7 +14,7 @@ from launcher.run.removal import remove_tree, size_of, unneeded
 
 
 def tidy(workdir: Path, wanted: Tidy) -> Tidied:
-    """Return what is on this host of these runs; with `remove`, delete it except for what is live."""
+    """Return what the runs take of this host's disk; with `remove`, delete it except what a live run needs."""
     there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
     tags = tagged_any([str(run.path) for run in there.values()], os.getuid())
     live = tuple(run_id for run_id, run in there.items() if tags[str(run.path)] or presence.is_held(run))
@@ -33,6 +33,6 @@ def tidy(workdir: Path, wanted: Tidy) -> Tidied:
 
 
 def _delete(path: Path) -> None:
-    """Delete the folder, unless another host of the same disk has."""
+    """Delete the folder, unless another host with the same disk has done so."""
     with contextlib.suppress(FileNotFoundError):  # another host of the same disk was quicker
         remove_tree(path)
