@@ -75,17 +75,21 @@ class Run:
 
     @classmethod
     def get(cls, ref: str) -> "Run":
-        """Return the run with this id, unique beginning of an id, name given by a person, or `last`."""
+        """Return the run with this id, unique beginning of an id, name given by its user, or `last`."""
         return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
-        """Return the run's status as far as it can be known here; a cluster's answer may be `fresh_s` seconds old."""
+        """Return the run's status as far as this machine can know it; a cluster's answer may be `fresh_s`
+        seconds old.
+        """
         return statuses([self], fresh_s)[0]
 
     def logs(
         self, *, ranks: Collection[int] | None = None, follow: bool = False, choice: LogChoice | None = None
     ) -> "Iterator[LogLine]":
-        """Yield the merged log of all ranks, or the chosen part; with `follow`, as it grows, until the run ends."""
+        """Yield the merged log of all ranks, or of the chosen part; with `follow`, also the lines that are written
+        until the run ends.
+        """
         lost = self.replacement()
         return merged_logs(
             RunDir(self.path), ranks=ranks, follow=follow, renew=lambda: lost.shown(self.renew()).state.ended,
@@ -93,9 +97,8 @@ class Run:
         )  # fmt: skip
 
     def renew(self) -> "RunStatus":
-        """Return the run's status, after fetching what ranks on other machines have written.
-
-        Of an ended run, everything.
+        """Return the run's status, after fetching the logs that ranks on other machines have written; of an ended run,
+        all of them.
         """
         status = self.status(WATCH_S)
         run = RunDir(self.path)
@@ -104,8 +107,8 @@ class Run:
         return status
 
     def replacement(self) -> "Replacement":
-        """Return the Replacement that resumes the run on other hosts after it has lost some, while a command waits for
-        it.
+        """Return an object that resumes the run on other hosts after it has lost some, while a command waits for the
+        run.
         """
         from launcher.submission.replacing import Replacement  # late: of no use to `status`
 
@@ -133,8 +136,8 @@ class Run:
     def remove(self) -> None:
         """Delete the run's folder and name, on other machines too.
 
-        Raise Refused for a run that has not ended, and Unreachable if a machine did not answer; that keeps its part,
-        and the run stays known here.
+        Raise Refused for a run that has not ended, and Unreachable if a machine did not answer; that machine keeps its
+        part, and the run stays known here.
         """
         refuse_live(self.status())
         told = remove([self])
@@ -157,7 +160,7 @@ class Run:
         return new
 
     def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
-        """Return the committed checkpoints, the newest first; with `verify` every byte is read and compared."""
+        """Yield the committed checkpoints, the newest first; with `verify` every byte is read and compared."""
         from launcher.status.checkpoints import checkpoints  # late: 10 ms that no other question needs
 
         run = RunDir(self.path)
@@ -167,7 +170,7 @@ class Run:
         return checkpoints(run, verify=verify)
 
     def metrics(self) -> "Rows":
-        """Return what the run has measured, by step: the values, and `at`, the Unix time where it is known."""
+        """Return the metrics of the run by step: the values, and `at`, the Unix time where it is known."""
         from launcher.status.series import read_rows  # late: of no use to `status`
 
         self.renew()
@@ -188,9 +191,10 @@ class Run:
         return each_step(run, over=lambda: True)
 
     def wait(self, timeout_s: float | None = None) -> "RunStatus":
-        """Wait until the run has ended, and return its status. Raise TimeoutError.
+        """Wait until the run has ended, and return its status; raise TimeoutError if that takes longer than
+        `timeout_s`.
 
-        Lost hosts are replaced if a command names others.
+        Lost hosts are replaced if the clusters file has a command that names others.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         lost = self.replacement()
@@ -271,10 +275,11 @@ class Run:
         self, target: str | Path, *, step: int | None = None, best: bool = False, model: str | None = None,
         dtype: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False,
     ) -> "Exported":  # fmt: skip
-        """Write the weights of the run's newest checkpoint, of its best one, or of that of a step.
+        """Write the weights of the run's newest checkpoint, of its best one (`best`), or of that of a `step`.
 
         The target is `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or
-        `model`, a folder as Hugging Face reads it. Checkpoints on other machines are fetched first.
+        `model`, a folder as Hugging Face reads it. An existing target is replaced only with `overwrite`. Checkpoints on
+        other machines are fetched first.
         """
         from launcher.copies import news, stored  # late: `status` does not fetch
         from launcher.submission import exporting  # late: of no use to `status`
@@ -316,7 +321,7 @@ class Run:
         return not any(event.kind == KEPT for event in read_lines(run.events, Event))
 
     def include_nodes(self, hosts: Collection[str] = ()) -> "list[Exclusion]":
-        """Let the run use excluded nodes again, these or all; return why they were excluded."""
+        """Let the run use the named nodes again, or all that it excludes; return the exclusions that were removed."""
         from launcher.run.avoided import include  # late: nothing else needs it
 
         run = RunDir(self.path)
@@ -344,13 +349,13 @@ class Run:
         return readable(found[-1], HangReport) if found else None
 
     def visit(self, node: int) -> "Visit":
-        """Start a program on this node of the run that answers questions about its ranks; close it after use."""
+        """Start a program on the node that answers questions about the run's ranks there; close it after use."""
         from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
         return Visit(self.reach(node))
 
     def reach(self, node: int) -> "Running":
-        """Return the program on this node of the run, for a caller that relays its messages."""
+        """Return a running program on the node, for a caller that relays messages to it."""
         run = RunDir(self.path)
         place, state = _place_of(newest(run)), readable(run.state, RunState)
         if state is None or place is None:
@@ -380,8 +385,8 @@ class Run:
     ) -> "Run":
         """Open a new attempt of an ended or lost run, and return the run.
 
-        With `anew` it may start from nothing if no checkpoint is whole. With `code` it gets the project's present code.
-        `without` are hosts of a pool that are gone for good; what is left of the run on the others is ended first.
+        With `anew` it may start from nothing if no checkpoint is complete. With `code` it gets the project's present
+        code. `without` are hosts of a pool that are gone for good; ranks that are left on the others are ended first.
         Hosts that the pool's command no longer names count as gone too. Raise Refused for an active run, or if another
         process resumed it; NothingToDo for a run that has succeeded and would not change.
         """
@@ -443,7 +448,7 @@ def predict(
 
 
 def fetch_answers(one: Run, output: str | Path) -> None:
-    """Fetch what predict() wrote on another machine, if anything."""
+    """Fetch the file that predict() wrote on another machine; do nothing if it wrote none there."""
     from launcher.submission.predicting import put_answers  # late: it reads YAML: see above
 
     one.fetch_outputs()
@@ -451,7 +456,7 @@ def fetch_answers(one: Run, output: str | Path) -> None:
 
 
 def release(one: Run) -> None:
-    """Release a held run (`queue.hold`). Raise Refused if it is not held."""
+    """Release a held run (`queue.hold`); raise Refused if it is not held."""
     run, status = RunDir(one.path), one.status()
     attempt = newest(run)
     place = _place_of(attempt)
@@ -462,7 +467,7 @@ def release(one: Run) -> None:
 
 
 def drain(one: Run, node: str) -> int:
-    """Move the ranks of a run off this node, given by a number or its machine, and return the node's number.
+    """Move the ranks of a run off a node, given by a number or its machine, and return the node's number.
 
     They move as soon as other nodes can take them, and the node gets no more ranks. Raise Refused if that is
     impossible.
@@ -474,7 +479,7 @@ def drain(one: Run, node: str) -> int:
 
 
 def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
-    """Move the ranks of a run from this node to the spare `to`, or to any; the node is a spare afterwards.
+    """Move the ranks of a run from one node to the spare `to`, or to any spare; the first node is a spare afterwards.
 
     Nodes are given by a number or their machine. The ranks move at once or not at all. Raise Refused if that is
     impossible.
@@ -501,7 +506,9 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
 
 
 def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
-    """Return the newest attempt and status of a run with nodes. Raise Refused."""
+    """Return (newest attempt, status) of a run that has nodes now; raise Refused, which names what was to be `done`,
+    for any other.
+    """
     status = one.status()
     attempt, hint = newest(RunDir(one.path)), f"hint: launch status {one.id}"
     if attempt is None or status.state.ended:
@@ -513,7 +520,7 @@ def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
 
 
 def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeState:
-    """Return the node from which ranks are to be moved. Raise Refused."""
+    """Return the node from which ranks are to be moved; raise Refused if it has none."""
     node = _node_of(one, status, name)
     if node == status.nodes[0]:
         hint = f"hint: launch status {one.id}"
@@ -522,7 +529,7 @@ def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeSt
 
 
 def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
-    """Return the node with this number or machine. Raise Refused."""
+    """Return the node with this number or machine; raise Refused if there is none."""
     for node in status.nodes:
         if name in (str(node.node), node.host):
             return node
@@ -532,10 +539,10 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
-    """Delete these runs, which have ended: first on other machines, then here; return what other machines answered.
+    """Delete runs that have ended: first on other machines, then here; return what other machines answered.
 
-    Runs that are active somewhere after all are kept. So is, unless `anyway`, a run of which a machine that does not
-    answer may keep something.
+    Runs that are active somewhere after all are kept. Unless `anyway`, a run is also kept if a machine that does not
+    answer may have a part of it.
     """
     from launcher.places.elsewhere import kept_elsewhere  # late: only for tidying
     from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
@@ -554,7 +561,7 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
 
 
 def still_there(kept: KeptRemote) -> str:
-    """Return one line that says what was not deleted on a machine, and why."""
+    """Return a line of text that says what was not deleted on a machine, and why."""
     if kept.silent:
         return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"
     return f"{kept.where}: processes of {', '.join(kept.live)} are there: its files stay"
@@ -593,7 +600,10 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
 
 
 def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
-    """Return the status of a run after writing its end, or restarting it, if this machine had lost it."""
+    """Return the status of a run.
+
+    If this machine had lost the run, write its end or, with `restart`, restart it first.
+    """
     status = derive(fact)
     if status.state is not State.LOST or not fact.asks or _is_asked(fact):
         return status
@@ -620,7 +630,7 @@ def compare(runs_: "Sequence[Run]") -> "Comparison":
 
 
 def uncommitted(run: Run) -> "CodeComparison":
-    """Return how the run's code differs from the commit that its project was at when it was submitted."""
+    """Return how the run's code differs from the commit of its project at submit."""
     from launcher.status.compared import since_commit  # late: likewise
 
     return since_commit(RunDir(run.path), run.status().attempt)
@@ -633,7 +643,7 @@ def _is_asked(fact: RunFacts) -> bool:
 
 
 def line_to(one: Run, node: int) -> "Line":
-    """Return the connection to the machine of this node of the run. Raise Unreachable and Refused."""
+    """Return the connection to the machine of a node of the run; raise Unreachable or Refused."""
     run = RunDir(one.path)
     place = _place_of(newest(run))
     if place is None:
@@ -642,7 +652,7 @@ def line_to(one: Run, node: int) -> "Line":
 
 
 def _place_of(attempt: "AttemptDir | None") -> Place | None:
-    """Return the cluster of an attempt, or None."""
+    """Return the cluster of an attempt, or None if there is none or its kind is not installed."""
     return of_kind(read_intent(attempt).cluster_kind) if attempt is not None else None
 
 
@@ -654,7 +664,11 @@ def _places_of(run: RunDir) -> list[Place]:
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the cluster's answers about these attempts, at most `fresh_s` old: a watcher asks ten times a second."""
+    """Return the cluster's answers about the attempts, at most `fresh_s` old, or None where it knows no more than the
+    run's folder.
+
+    Answers are kept because a watcher asks ten times a second.
+    """
     now = time.monotonic()
     known = kind_named(kind)
     if known is None:
@@ -699,8 +713,8 @@ def submit_many(
 ) -> "Runs":
     """Start a run of each spec, each `repeat` times; on Slurm as one job array if possible.
 
-    The ranks of a repeated run find which one it is in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
-    folders of those that were started before it.
+    The ranks of a repeated run find its number in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
+    folders of the runs that were started before it.
     """
     from launcher.submission.opening import open_runs  # late: it reads YAML, which `status` must not pay for
 
@@ -717,7 +731,9 @@ def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ())
 
 
 def preview(plan: "Plan") -> Preview | None:
-    """Return what the batch system would receive for this plan, and how it answers."""
+    """Return what the batch system would receive for this plan and its answer, or None if no batch system is
+    involved.
+    """
     return of_kind(plan.cluster_kind).preview(plan)
 
 
@@ -731,7 +747,7 @@ def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
 
 @contextlib.contextmanager
 def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
-    """Yield each spec as a file, and the projects of those made by a program; errors in these name `spec`."""
+    """Yield (each spec as a file, the projects of files made here); errors in the files made here name `spec`."""
     if all(isinstance(spec, str | Path) for spec in specs):
         yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}
         return
@@ -767,14 +783,14 @@ def _renamed(line: str, names: Mapping[str, str]) -> str:
 
 
 def notifying(spec: str | Path) -> "Notifying | None":
-    """Return who would be notified of a run of this spec. Raise BadInput."""
+    """Return who would be notified of a run of this spec, or None if nobody would; raise BadInput for a wrong spec."""
     from launcher.submission.requests import notifying_in  # late: it reads YAML, which `status` must not pay for
 
     return notifying_in(_file(spec))
 
 
 def _file(spec: str | Path) -> Path:
-    """Return the spec's path; an empty one is refused, as it would be the current folder."""
+    """Return the spec's path; raise BadInput for an empty one, which would mean the current folder."""
     if not str(spec):
         raise BadInput("expected the file of a spec, got nothing", "hint: `launch spec init` writes one to start from")
     return Path(spec)
@@ -790,7 +806,9 @@ class Part:
 
 
 def parts(run: Run, role: str) -> list[Part]:
-    """Return the parts of the run with this role, or the one with this name, such as `actors-1`. Raise BadInput."""
+    """Return the parts of the run with this role, or the part with this name, such as `actors-1`; raise BadInput if
+    there is none.
+    """
     plans = [(path, read_plan(RunDir(path), 1)) for path in (run.path, *role_dirs(RunDir(run.path)))]
     (_, own), *beside = plans
     if role == own.role and role:
@@ -828,26 +846,26 @@ def unlisted(ref: str = "") -> list[Run]:
 
 
 def as_it_lies(run: Run) -> RunStatus:
-    """Return what the folder of such a run records; no cluster is queried, and nothing is changed."""
+    """Return the status that the run's folder records; no cluster is queried, and nothing is changed."""
     return _as_it_lies(read_facts(run.path))
 
 
 def _as_it_lies(facts: RunFacts) -> RunStatus:
-    """Return the status from the facts, without a next command."""
+    """Return the status from the facts, without a next command for the user."""
     if _is_asked(facts):
         facts = replace(facts, word=ClusterAnswer("unknown", "", 0.0, silent=UNLISTED))
     return msgspec.structs.replace(derive(facts), next="")
 
 
 def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
-    """Return the status as local records show it, without waiting, and the kind of cluster that knows more, or ""."""
+    """Return (the status from local records, without waiting; the kind of cluster that knows more, or "")."""
     facts = read_facts(run.path)
     return (_as_it_lies(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
 
 
 def _discovered(ref: str) -> Path | None:
-    """Return the folder made here for a run that was submitted elsewhere to a cluster that this machine also uses, or
-    None.
+    """Return the folder made here for a run that was submitted on another machine to a cluster that this machine also
+    uses, or None.
     """
     from launcher.places.clusters_file import clusters_file, named_clusters  # late: it reads YAML
 
@@ -874,7 +892,7 @@ class Runs(list[Run]):
 
 
 def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
-    """Wait until one of these runs ends and return it. Raise TimeoutError, and ValueError for an empty list."""
+    """Wait until one of the runs ends and return it; raise TimeoutError, and ValueError for an empty list."""
     if not runs_:
         raise ValueError("expected a run to wait for, got none")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -15,9 +15,9 @@ def boottime() -> float:
 
 
 def lease_of_ranks(lease_s: float) -> float:
-    """Return for how long ranks run on a node that receives nothing: they are ended in the last second of the lease.
+    """Return for how long ranks run on a node that receives no answers: they are ended in the last second of the lease.
 
-    Others can then take their places right after it. A fifth of a short lease is reserved instead, so that enough
+    Other nodes can then take their places right after it. A fifth of a short lease is reserved instead, so that enough
     heartbeats remain to renew it.
     """
     return lease_s - min(ENDING_S, lease_s / 5)
@@ -33,7 +33,7 @@ def lease_of_places(lease_s: float) -> float:
 class WakingClock:
     """A clock that stops while its own process does: suspended, starved, or on a machine that sleeps.
 
-    Its user then allows others as much time as it was there to receive their messages. It must be read often: time
+    By it, others get only the time in which this process could receive their messages. It must be read often: time
     beyond STEP_S between two reads counts as suspended.
     """
 

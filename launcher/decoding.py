@@ -26,19 +26,22 @@ def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def converted(found: Any, kind: type[T]) -> T:
-    """Convert a value that was decoded without a type into one of `kind`. Raise msgspec.ValidationError if it does
-    not fit.
+    """Return a value that was decoded without a type as one of `kind`; raise msgspec.ValidationError if it does not
+    fit.
     """
     decoder_of(kind)
     return msgspec.convert(found, kind)
 
 
 class OutOfBounds(ValueError):
-    """A part of an answer is larger than anything that the launcher sends."""
+    """Raised when a part of an answer is larger than anything that the launcher sends."""
 
 
 def within_bounds(answer: T, longest_text: int, most_items: int) -> T:
-    """Return the answer; raise OutOfBounds if it is too large. Bytes are limited by the line that they came in."""
+    """Return the answer; raise OutOfBounds if a text or a list in it is too large.
+
+    Bytes are limited by the line that they came in.
+    """
     left = [msgspec.to_builtins(answer, builtin_types=(bytes,))]
     while left:
         match left.pop():

@@ -127,7 +127,7 @@ class RunFailed(LaunchError):
 
 
 class NothingToDo(LaunchError):
-    """Raised if what was asked for is so already."""
+    """Raised if nothing is left to do, as what was asked for is so already."""
 
     exit_code = Exit.OK
 
@@ -156,7 +156,9 @@ def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchErro
 
 
 def some_exist(error: LaunchError | OSError, before: Runs, wanted: int) -> LaunchError:
-    """Return the error of a submit of several runs of which these had been started before, and others may exist too."""
+    """Return the error of a submit of `wanted` runs, of which those in `before` had been started and others may exist
+    too.
+    """
     runs = (*before, *(error.runs if isinstance(error, LaunchError) else ()))
     return with_runs(error, runs, f"{len(runs)} of {wanted} runs exist all the same: do not submit them again")
 

@@ -25,7 +25,7 @@ def is_run_id(text: str) -> bool:
 
 
 def parse_run_id(text: str) -> RunId:
-    """Return the text as a run id. Raises BadInput."""
+    """Return the text as a run id; raise BadInput if it has another form."""
     if not is_run_id(text):
         raise BadInput(f"expected the id of a run, got {text[:100]!r}")
     return RunId(text)
@@ -54,7 +54,9 @@ def attempt_token(secret: str, number: int) -> str:
 
 
 def role_secret(token: str, name: str) -> str:
-    """Return what the tokens of a role's attempts are derived from within the run's attempt that has this token."""
+    """Return the secret from which the tokens of a role's attempts are derived, within the run's attempt with this
+    token.
+    """
     import hmac  # late: as above
 
     return hmac.new(bytes.fromhex(token), f"role {name}".encode(), "sha256").hexdigest()

@@ -38,7 +38,7 @@ class ErrorKind(StrEnum):
 
 
 class Action(StrEnum):
-    """The action that follows a failure."""
+    """The action of the launcher after a failure."""
 
     REGROUP = "regroup"  # a new generation in this attempt
     REQUEUE = "requeue"  # this attempt ends, the cluster starts a new one
@@ -66,5 +66,5 @@ class State(StrEnum):
 
 
 def exit_of(cause: Cause) -> Exit:
-    """Return the exit code of a run that ended for this cause."""
+    """Return the exit code of a run that ended for `cause`."""
     return Exit[cause.name]

@@ -56,7 +56,7 @@ class ClusterEntry(Struct, frozen=True):
 
 
 def clusters_file(named: Path | None = None) -> Path | None:
-    """Return the named file, or $LAUNCH_CLUSTERS, or the user's own; None if there is none."""
+    """Return the named file, or $LAUNCH_CLUSTERS, or the user's own file; None if it does not exist."""
     if named is None and (variable := os.environ.get("LAUNCH_CLUSTERS")):
         named = Path(variable)
     if named is not None:
@@ -67,7 +67,7 @@ def clusters_file(named: Path | None = None) -> Path | None:
 
 
 def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
-    """Return every cluster that a run can go to from here; raise BadInput with every problem of the clusters file."""
+    """Return every cluster to which a run can go from here; raise BadInput with every problem of the clusters file."""
     path = clusters_file(file)
     # A kind without a program of its own has nowhere to go but what the file, or the spec, names.
     found = {name: ClusterEntry(name, name) for name, kind in OURS.items() if name == LOCAL or kind.program}
@@ -76,7 +76,7 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
-    """Return the cluster of this name, with the hosts that its command names now.
+    """Return the cluster named `name`, with the hosts that its command prints now.
 
     Raise BadInput, which lists the clusters that exist, and LaunchError if that command fails.
     """
@@ -95,7 +95,7 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
 
 
 def section_of(name: str) -> Section:
-    """Return the options of a kind, as a spec has them under its name."""
+    """Return the options of a kind of cluster, as a spec has them under the kind's name."""
     return OPTIONS_OF.get(name) or plugin_sections()[name]
 
 
@@ -107,7 +107,9 @@ def plugin_sections() -> dict[str, Section]:
 
 
 def with_hosts(place: ClusterEntry) -> ClusterEntry:
-    """Return the cluster with the hosts that its command names now, if it has one; raise LaunchError if that fails."""
+    """Return the cluster with the hosts that its command prints now, if it has a command; raise LaunchError if that
+    fails.
+    """
     if place.hosts is None:
         return place
     kept = (one for one in place.defaults if one[0] != _HOSTS)
@@ -121,7 +123,7 @@ def pool_of(place: ClusterEntry) -> Ssh:
 
 
 def is_pool(kind: str) -> bool:
-    """Return whether clusters of this kind are hosts, which a spec may name too."""
+    """Return whether clusters of this kind are pools of hosts, which a spec may name too."""
     return OPTIONS_OF.get(kind) is SSH
 
 
@@ -131,7 +133,7 @@ def named_pools() -> dict[str, ClusterEntry]:
 
 
 def login_of(place: ClusterEntry) -> Login:
-    """Return how to reach the cluster's login node; its `node` is None if the cluster's programs are on this
+    """Return how to reach the cluster's login node; `node` is None in it if the cluster's programs are on this
     machine.
     """
     login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()
@@ -139,8 +141,9 @@ def login_of(place: ClusterEntry) -> Login:
 
 
 def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
-    """Return what is free on the cluster's machines and who has the rest; empty if its kind cannot report that.
-    Raise LaunchError.
+    """Return what is free on the cluster's machines and which runs have the rest; empty if its kind cannot report that.
+
+    Raise LaunchError if they cannot be queried.
     """
     return of_kind(place.kind).hosts_now(merged(place, spec))
 
@@ -156,8 +159,8 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
 
 
 def as_reached_now(place: ClusterEntry) -> ClusterEntry:
-    """Return the cluster as it was then, but with its login node's address from the clusters file as it is now, or with
-    the hosts that its command names now.
+    """Return a cluster as it was at submit, but with its login node's address from the clusters file as it is now, or
+    with the hosts that its command prints now.
 
     Raise LaunchError if that command fails.
     """
@@ -177,7 +180,7 @@ def as_reached_now(place: ClusterEntry) -> ClusterEntry:
 
 
 def _own_options(place: ClusterEntry, section: Section) -> Any:
-    """Return the cluster's own options, parsed as its kind's section of a spec."""
+    """Return the cluster's own options, parsed as the section of a spec for its kind."""
     own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
     root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root
     return section.parse(root) if root is not None else section.model()
@@ -186,7 +189,9 @@ def _own_options(place: ClusterEntry, section: Section) -> Any:
 def with_defaults(
     defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
-    """Return the overrides, followed by a cluster's defaults for all options that neither they nor the spec set."""
+    """Return the overrides, followed by a cluster's defaults for all options that neither the overrides nor the spec
+    set.
+    """
     from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
     from launcher.spec.fields import JOB  # late: likewise
 
@@ -204,13 +209,13 @@ def with_defaults(
 
 
 def _says(root: Mapping, path: str) -> bool:
-    """Return whether the spec sets this option."""
+    """Return whether the spec sets the option at `path`."""
     section, option, *below = path.split(".", 2)
     return root.find(section, option, *below) is not None
 
 
 def _near(name: str, known: list[str]) -> str:
-    """Return a hint: a known name that is similar, or else which names there are."""
+    """Return a hint for an unknown name: a similar known name, or the list of all."""
     near = difflib.get_close_matches(name[:100], known, n=1)
     if near:
         return f"did you mean {near[0]}?"
@@ -219,7 +224,7 @@ def _near(name: str, known: list[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, ClusterEntry]:
-    """Return the clusters in this file; raise BadInput with every problem."""
+    """Return the clusters in the file; raise BadInput with every problem."""
     shown = printable(str(path))
     refuse_strangers(path, shown, "names programs that would run as you")
     try:
@@ -235,7 +240,10 @@ def _read(path: Path) -> dict[str, ClusterEntry]:
 
 @lru_cache(maxsize=4)  # one question after the other asks for it
 def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
-    """Return the clusters in a file's text; `shown` is the file's name. Raise BadInput with every problem."""
+    """Return the clusters in a file's text; raise BadInput with every problem.
+
+    `shown` is the file's name for messages.
+    """
     read = read_tree(text)
     problems = list(read.problems)
     try:
@@ -248,12 +256,12 @@ def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
 
 
 def _told(problems: Sequence[Problem], shown: str) -> list[str]:
-    """Return the problems as lines of an error."""
+    """Return the problems as lines of an error message."""
     return lines_of([_keyed(problem) for problem in problems], shown, lambda _: "")
 
 
 def _keyed(problem: Problem) -> Problem:
-    """Return the problem with a key, `clusters` if it has none."""
+    """Return the problem with a key, which is `clusters` if the problem had none."""
     return problem if problem.key else replace(problem, key=("clusters",))
 
 
@@ -377,8 +385,8 @@ def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
 
 
 def _queue(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a batch queue: here, or with `login` behind its login node, to which runs then go
-    with the other options.
+    """Return the entry of a batch queue on this machine, or with `login` behind its login node, which then gets the
+    other options.
     """
     value: _QueueEntry = _queue_section(kind).parse(said)
     if value.login is None:
@@ -411,7 +419,7 @@ def _queue_section(kind: str) -> Section:
 
 
 def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
-    """Yield each option below this one as an override of the spec."""
+    """Yield (path, value) for each option below `node`, as an override of the spec."""
     for item in node:
         below = f"{path}.{item.key.text}"
         if isinstance(item.value, Mapping):

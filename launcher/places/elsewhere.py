@@ -11,7 +11,7 @@ from launcher.run.records import Intent
 
 
 def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[KeptRemote]:
-    """Return what other machines keep of these runs; with `remove`, delete there what is not live.
+    """Return what other machines keep of the runs; with `remove`, delete it except what a live run needs.
 
     A machine that does not answer is in the list, with the reason.
     """

@@ -29,7 +29,7 @@ _answers: dict["HostsCommand", tuple[float, Sequence]] = {}
 
 
 class HostsCommand(Struct, frozen=True):
-    """A command that prints the hosts of a pool, and the folder that it runs in."""
+    """A command that prints the hosts of a pool, and the folder in which it runs."""
 
     command: tuple[str, ...]
     folder: str = ""
@@ -60,7 +60,7 @@ def ask(pool: str, asked: HostsCommand, limit_s: float = LIMIT_S) -> Sequence:
 
 
 def read_hosts(output: bytes, about: str) -> Sequence:
-    """Return the hosts in the output of a command. Raise BadInput with every problem, each begun with `about`."""
+    """Return the hosts in the output of a command; raise BadInput with every problem, each beginning with `about`."""
     try:
         text = output.decode()
         listed = _of_json(text) if text.lstrip().startswith("[") else _of_lines(text)
@@ -86,13 +86,15 @@ def _of_json(text: str) -> Sequence:
 
 
 def _of_lines(text: str) -> Sequence:
-    """Return the hosts, one a line."""
+    """Return the hosts in a text with one host a line."""
     words = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
     return Sequence([Scalar(word, False, Mark(number, 1)) for number, word in words if word], Mark(1, 1))
 
 
 def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
-    """Return what the command prints; it has a session of its own, so that all of it ends if it takes too long."""
+    """Return the output of the command, which runs in a session of its own, so that all its processes can be ended if
+    it takes too long.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             child = subprocess.Popen(
@@ -116,7 +118,7 @@ def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
 
 
 def _is_too_much(*files: IO[bytes]) -> bool:
-    """Return whether one of these outputs is larger than allowed."""
+    """Return whether one of the outputs is larger than allowed."""
     return any(os.fstat(file.fileno()).st_size > _MOST_BYTES for file in files)
 
 

@@ -47,7 +47,7 @@ _OF_ATTEMPTS = {DEFERRED: ClusterKind("launcher.places.deferred.cluster:Deferred
 
 
 def kind_named(name: str) -> ClusterKind | None:
-    """Return the kind of this name, built in or a plug-in's, or None."""
+    """Return the kind named `name`, built in or a plug-in's, or None if there is none."""
     return OURS.get(name) or _OF_ATTEMPTS.get(name) or plugins().get(name)
 
 
@@ -61,7 +61,7 @@ def plugins() -> dict[str, ClusterKind]:
 
 
 def of_kind(name: str) -> "Place":
-    """Return a new object of this kind's class; raise BadInput if nothing installed has it."""
+    """Return a new object of the class of this kind; raise BadInput if nothing installed has that kind."""
     kind = kind_named(name)
     if kind is None:
         raise BadInput(f"there is no kind of cluster {name[:100]!r}", "hint: is its package installed here?")
@@ -69,7 +69,7 @@ def of_kind(name: str) -> "Place":
 
 
 def made(kind: ClusterKind) -> "Place":
-    """Return a new object of the kind's class; raise BadInput if that is no Place of this version."""
+    """Return a new object of the kind's class; raise BadInput if the class is no Place of this version."""
     module, _, name = kind.path.partition(":")
     place = getattr(import_module(module), name)()
     if not hasattr(place, "not_supported"):

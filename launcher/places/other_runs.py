@@ -17,13 +17,15 @@ _ASK_S = 15.0  # how old the cluster's answer may be
 
 
 class OtherRuns:
-    """The states of runs that a run waits for; their folders are read each time, their clusters asked at intervals."""
+    """The states of the runs that a run waits for; their folders are read each time, their clusters queried at
+    intervals.
+    """
 
     def __init__(self) -> None:
         self._words: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
     def look(self, run_dir: Path) -> OtherRun:
-        """Return the state of the run in this folder."""
+        """Return the state of the run in the folder `run_dir`."""
         if not run_dir.is_dir():
             return OtherRun(None)
         facts = read_facts(run_dir)
@@ -38,7 +40,7 @@ class OtherRuns:
         return OtherRun(status.state, state_text(status), status.step)
 
     def _word(self, facts: RunFacts) -> ClusterAnswer | None:
-        """Return the cluster's answer about the run, asked for at intervals, or None."""
+        """Return the cluster's answer about the run, queried at intervals, or None if no cluster has to be queried."""
         kind = kind_named(facts.asks) if facts.asks else None
         if kind is None or not kind.asked:
             return None
@@ -57,7 +59,9 @@ def _mend_here(facts: RunFacts) -> None:
 
 
 def _asked(facts: RunFacts) -> ClusterAnswer | None:
-    """Return the cluster's answer about the run; its state is unknown if the cluster does not answer."""
+    """Return the cluster's answer about the run, or None if it knows no more than the run's folder; the state is
+    unknown if the cluster does not answer.
+    """
     try:
         place = of_kind(facts.asks)
         place.mend([facts.attempt_dir])  # its submitter may be gone, and no other command may look

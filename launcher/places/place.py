@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CancelReport:
-    """The result of a cancel: a line for each thing that was ended."""
+    """The result of a cancel, with a line of text for each thing that was ended."""
 
     ended: tuple[str, ...]
     already: bool  # nothing was left to end
@@ -38,7 +38,7 @@ class CancelReport:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The job that a cluster would be handed, and its answer about that without accepting it."""
+    """The job that a cluster would be handed, and the cluster's answer about it without accepting it."""
 
     script: str
     answer: str
@@ -46,7 +46,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """A machine of a cluster as it is now; None means that a value is not known."""
+    """A machine of a cluster as it is now; a value that is not known is None."""
 
     host: str
     state: str  # free, taken, or unknown where it cannot be asked or takes no runs
@@ -69,17 +69,17 @@ class KeptRemote:
 
 
 class PreparedStart(Protocol):
-    """An attempt that can be started as soon as its intent is on disk."""
+    """A prepared attempt, which can be started as soon as its intent is on disk."""
 
     def start(self, attempt: int) -> None:
         """Start the attempt, whose intent is on disk; return at once."""
 
     def drop(self) -> None:
-        """Undo the preparation, because there will be no attempt."""
+        """Undo the preparation, because no attempt will follow."""
 
 
 class StartLater:
-    """The PreparedStart of kinds that prepare nothing."""
+    """The PreparedStart of kinds of places that prepare nothing."""
 
     def __init__(self, place: "Place", plan: "Plan") -> None:
         self._place, self._plan = place, plan
@@ -93,8 +93,9 @@ class StartLater:
 
 
 class Place(ABC):
-    """A place where runs go; one object may be used for several methods of one command, and each method alone
-    on a new object.
+    """A kind of place where runs go.
+
+    One object may be used for several methods of one command, and each method may be called alone on a new object.
     """
 
     kind: str
@@ -112,11 +113,11 @@ class Place(ABC):
 
     @abstractmethod
     def machine(self, spec: "JobSpec") -> "Machine":
-        """Return what one node offers to this job, and what the plan has to know of the place."""
+        """Return what one node offers to this job, and the other facts about the place that the plan needs."""
 
     @abstractmethod
     def preview(self, plan: "Plan") -> Preview | None:
-        """Return what `start` would hand over, or None if that is no text."""
+        """Return what `start` would hand over, or None if it hands over no text."""
 
     @abstractmethod
     def start(self, plan: "Plan", attempt: int) -> None:
@@ -127,12 +128,13 @@ class Place(ABC):
         """Return the place's answer about each attempt, or None if it knows no more than the run's folder and
         processes.
 
-        Starts, ends and changes nothing.
+        It starts, ends and changes nothing.
         """
 
     @abstractmethod
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan | None") -> CancelReport:
-        """End the attempt for good: ask its processes first, then kill them; return when nothing of it is left.
+        """End the attempt for good: ask its processes first, then kill them; return once no process of the attempt is
+        left.
 
         Any of its records may be damaged or gone; `plan` is None if it cannot be read.
         """
@@ -140,15 +142,17 @@ class Place(ABC):
     # -- before a start
 
     def prepare(self, plan: "Plan") -> PreparedStart:
-        """Prepare for an attempt of the run that will be, or is, in `plan.run_dir`; its code may come later."""
+        """Prepare for the next attempt of the run in `plan.run_dir`, which need not exist yet; its code may come
+        later.
+        """
         return StartLater(self, plan)
 
     def check_first(self, code: "CodeList") -> None:
-        """Raise BadInput for code that cannot go there; by default all code can."""
+        """Raise BadInput for code that cannot go to this place; by default all code can."""
 
     def queue_problems(self, spec: "JobSpec", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
-        """Return a problem for each `queue` option, and each run to follow, that the place does not support; by
-        default for all.
+        """Return a problem for each `queue` option, and each run to follow, that the place does not support; by default
+        that is all of them.
         """
         from launcher.plan.queueing import not_taken  # late: our own kinds have more
 
@@ -159,26 +163,25 @@ class Place(ABC):
         return 1
 
     def runs_folder(self, spec: "JobSpec") -> str:
-        """Return the folder that has the folders of runs, by their ids, on every machine there; only for places
-        with `remote`.
+        """Return the folder that contains the folders of runs, by their ids, on every machine of the place; only for
+        places with `remote`.
         """
         raise self.not_supported("a folder of runs on other machines")
 
     def warm_up(self, plan: "Plan", folder: Path) -> bool:
-        """Import what all runs like this have in common that this process submits from now on; `folder` has their
-        `code/`.
+        """Import what all runs that this process submits have in common with this one; `folder` has their `code/`.
 
-        Return False as long as it pays to wait for that.
+        Return False while it pays to wait for the imports before a submit.
         """
         return True
 
     def expect(self, run_dir: Path) -> None:
-        """Start what can be started before the next run, which will have this folder; by default nothing."""
+        """Start what can be started before the next run, which will have the folder `run_dir`; by default nothing."""
 
     # -- runs that are there
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Finish what a killed submitter left undone: hand over what was not, end a second job, write a missing end.
+        """Finish what a killed submitter left undone: hand over an attempt, end a second job, write a missing end.
 
         By default nothing can be left.
         """
@@ -190,63 +193,67 @@ class Place(ABC):
         """
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Release a run, whether it is held or not."""
+        """Release a run, whether the run is held or not."""
         raise self.not_supported("holding a run")
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Let running and waiting jobs of the run use these nodes again, or all if none is named; by default
-        nothing keeps them.
+        """Let running and waiting jobs of the run use the named nodes again, or all if none is named; by default no job
+        excludes nodes.
         """
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """End the attempt even if the hosts in `gone` do not answer; those are given up."""
+        """End the attempt even if the hosts in `gone` do not answer; those hosts are given up."""
         raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
 
     def discover(self, ref: str) -> Path | None:
-        """Create a folder here for the run of this id, or the only one that begins so, if the user submitted it
-        from another machine; return it, or None.
+        """Create a folder here for the run that `ref`, its id or a unique beginning of it, names, if the user submitted
+        it from another machine.
+
+        Return the folder, or None if there is no such run.
         """
         return None
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start `launcher.node.inside.there` for this node, on it; raise Unreachable or Refused."""
+        """Start `launcher.node.inside.there` on the machine of the node; raise Unreachable or Refused."""
         raise self.not_supported("a program beside the ranks of a run")
 
     def line_to(self, run: RunDir, node: int) -> "Line":
-        """Return a connection to the machine of this node; raise Unreachable or Refused."""
+        """Return a connection to the machine of the node; raise Unreachable or Refused."""
         raise self.not_supported("a connection to a node that could carry others")
 
     def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
-        """Return each machine that a job with these options could get, as far as known; raise LaunchError."""
+        """Return each machine that a job with these options could get, as far as known; raise LaunchError if it cannot
+        be queried.
+        """
         return []
 
     # -- files, where `remote`: by default they are all in the run's folder
 
     def bring_logs(self, run: RunDir) -> None:
-        """Copy what ranks have written so far into the run's folder here."""
+        """Copy the logs and metrics that ranks have written so far into the run's folder here."""
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and a checkpoint (`newest`, `none`, a step) here; return a line for each thing
-        that came.
+        """Copy logs, metrics and a checkpoint (`newest`, `none`, a step) to this machine; return a line of text for
+        each thing that came.
         """
         return []
 
     def bring_newest(self, run: RunDir) -> None:
-        """Copy the newest checkpoint and the logs here, because the run is to continue somewhere else."""
+        """Copy the newest checkpoint and the logs to this machine, because the run is to continue somewhere else."""
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy what ranks have written beside their code, the frozen files, below this folder; return a folder
+        """Copy the files that ranks have written beside their code, which is `frozen`, below `draft`; return a folder
         for each machine.
         """
         return []
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return what each other machine keeps of these runs; with `remove`, delete what is not live."""
+        """Return what each other machine keeps of the runs; with `remove`, delete it except what a live run needs."""
         return []
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
-        """Return the checkpoints of a run whose newest attempt is elsewhere; with `verify` every byte is
-        compared there.
+        """Return the checkpoints of a run whose newest attempt is on other machines; with `verify` those machines
+        compare every byte.
         """
         raise self.not_supported("a list of checkpoints on other machines")
 
@@ -259,6 +266,7 @@ class Doctor(Protocol):
     """The checks of a kind of cluster, as a module offers them."""
 
     def check_up(self, request: "DoctorRequest", tell: "Callable[[str], None]") -> "Iterator[Finding]":
-        """Yield findings as they are made; `tell` is called with a line about what takes long. Raise BadInput
-        for options that cannot be used.
+        """Yield findings as they are made; call `tell` with a line of text before each check that takes long.
+
+        Raise BadInput for options that cannot be used.
         """

@@ -38,7 +38,10 @@ _SEEN_AGAIN_S = 60.0
 
 
 def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
-    """Finish what was left undone and return what `look` would, so that the scheduler is asked once for both."""
+    """Finish what was left undone, and return the answers that `look` would, None for an attempt still being submitted.
+
+    So the scheduler is asked once for both.
+    """
     here = ThisCluster(queue)
     try:
         for run, attempt in attempts:

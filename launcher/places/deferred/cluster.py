@@ -28,8 +28,9 @@ _DEFERRED_START = "launcher.submission.deferred_start:DeferredStart"
 
 
 class DeferredCluster(Place):
-    """The place where a run waits on this machine; `there` is the cluster that it will go to, which says what
-    it offers.
+    """The place where a run waits on this machine.
+
+    `there` is the cluster to which it will go, which says what a node offers.
     """
 
     kind = DEFERRED
@@ -39,7 +40,7 @@ class DeferredCluster(Place):
         self._there = there
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node of the cluster offers to which the run will go; raise Refused if none is named."""
+        """Return what a node offers of the cluster to which the run will go; raise Refused if no cluster is named."""
         if self._there is None:
             raise Refused("a run waits here on its way to a cluster", "hint: name that with --on")
         return self._there.machine(spec)
@@ -56,11 +57,11 @@ class DeferredCluster(Place):
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return None for each attempt, as their processes are on this machine."""
+        """Return None for each attempt, because a waiting run's folder and processes say everything."""
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Start the waiting process again of each deferred start that lacks one."""
+        """Start the waiting process again for each deferred start that has lost it."""
         for run, attempt in attempts:
             if newest(run) == attempt and not has_ended(run, attempt) and _is_abandoned(attempt):
                 try:

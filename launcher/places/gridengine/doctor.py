@@ -82,7 +82,7 @@ def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Findi
 
 
 def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield settings of the site that keep a run from continuing, or from being reported."""
+    """Yield findings about settings of the site that keep a run from continuing, or from being reported."""
     if settings.get("reschedule_unknown", "00:00:00") in ("00:00:00", "0:0:0"):
         text = "jobs of a lost first host are not put back (reschedule_unknown 0)"
         yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, continues the run")
@@ -95,5 +95,5 @@ def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str])
 
 
 def _shown(*option: str) -> dict[str, str]:
-    """Return the settings that `qconf` shows with this option."""
+    """Return the settings that `qconf` shows with the option."""
     return read_settings(ask(["qconf", *option]).out)

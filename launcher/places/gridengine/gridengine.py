@@ -52,7 +52,10 @@ ask = Programs(CALLED, "qmaster", _NO_ANSWER).ask
 
 
 class GridEngineCluster(BatchCluster):
-    """Grid Engine as a cluster to submit to; its waits for a job's end and its arrays are not used."""
+    """Grid Engine as a cluster to which runs are submitted.
+
+    Its own dependencies between jobs, and its arrays, are not used.
+    """
 
     doctor = "launcher.places.gridengine.doctor"
     takes = ("priority", "after", "hold", "at")
@@ -61,8 +64,8 @@ class GridEngineCluster(BatchCluster):
         super().__init__(GridEngineSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what hosts of the queue offer; raise BadInput if the parallel environment gives no fixed
-        number of hosts.
+        """Return what hosts of the queue offer; raise BadInput if the parallel environment gives no fixed number of
+        hosts.
         """
         own = spec.gridengine
         check_rule(own.pe, rule_of(own.pe), spec.resources.nodes.max)
@@ -70,7 +73,7 @@ class GridEngineCluster(BatchCluster):
 
 
 class GridEngineSystem(BatchSystem):
-    """The command lines of Grid Engine."""
+    """The command lines of Grid Engine and the parsing of its answers."""
 
     kind = "gridengine"
     called = CALLED
@@ -81,7 +84,7 @@ class GridEngineSystem(BatchSystem):
     leaves_with: int | None = 99
 
     def site(self) -> str:
-        """Return the cell's name and its administrator; not its qmaster's host, which may change."""
+        """Return the cell's name and its administrator, but not its qmaster's host, which may change."""
         named = os.environ.get("SGE_CLUSTER_NAME", "")
         root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
         with contextlib.suppress(OSError):
@@ -131,8 +134,8 @@ class GridEngineSystem(BatchSystem):
     def requeue(self, job: str) -> str:
         """Return why the job cannot be requeued by leaving with its exit code, or "".
 
-        A job that was on several hosts is better followed by a new one: Grid Engine keeps the old one off the other
-        hosts it had, and while something of it is left there, takes the end of the batch process for the end of the
+        A job that was on several hosts is better followed by a new one: Grid Engine keeps the old job off the other
+        hosts it had, and while a process of it is left on one, takes the end of the batch process for the end of the
         job.
         """
         if any(one.last is None or not os.WIFEXITED(one.last) for one in self.started):
@@ -142,7 +145,9 @@ class GridEngineSystem(BatchSystem):
         return ""
 
     def follow(self, job: str, others: Sequence[str]) -> bool:
-        """Have a job wait for these others again, as a requeue drops that; hosts that may not submit cannot do this."""
+        """Have a job wait for other jobs again, as a requeue drops that; return whether that was done, which hosts that
+        may not submit cannot.
+        """
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
@@ -154,12 +159,12 @@ class GridEngineSystem(BatchSystem):
 
 @cache
 def rule_of(pe: str | None) -> str | None:
-    """Return how a parallel environment assigns slots to hosts, or None if there is none of that name."""
+    """Return how a parallel environment assigns slots to hosts, or None if there is no such environment."""
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
 
 
 def _last_line(answer: Answer) -> str:
-    """Return the last line of an answer that means anything."""
+    """Return the last line of an answer that has a meaning."""
     lines = [line.strip() for line in (answer.err or answer.out).splitlines() if line.strip() not in ("", "Exiting.")]
     return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"
 
@@ -174,8 +179,8 @@ Follows = Sequence[tuple[AwaitedRun, str]]
 def script_of(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
 ) -> str:
-    """Return the script for qsub; `rule` is how the parallel environment gives out slots, `follows` are runs
-    with jobs to wait for.
+    """Return the script for qsub; `rule` is how the parallel environment assigns slots, `follows` are runs with jobs to
+    wait for.
     """
     chosen = options(plan, submit_token, where, avoid, rule)
     if follows:
@@ -256,10 +261,10 @@ def phase_of(state: str) -> Phase:
 
 
 def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
-    """Return the jobs of `qstat -g t -u`, with details from `qstat -j`. Raises Unreachable if an answer is damaged.
+    """Return the jobs of `qstat -g t -u`, with details from `qstat -j`; raise Unreachable if an answer is damaged, as a
+    job left out would seem gone.
 
-    A job that is left out would seem gone. One that ended between the two queries is left out, as without its token it
-    could be taken for any run's.
+    A job that ended between the two queries is left out, as without its token it could be taken for any run's.
     """
     rows: dict[str, list[ET.Element]] = {}  # one for each queue that has given a job slots
     for row in read_xml(CALLED, listed).iter("job_list"):
@@ -279,7 +284,7 @@ def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
 
 
 def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: Sequence[str]) -> QueuedJob:
-    """Return a job from its rows and details."""
+    """Return the job in its rows of `qstat -g t` and its details."""
     masters_first = sorted(rows, key=lambda row: child_text(row, "master") != "MASTER")
     names = (child_text(row, "queue_name").rpartition("@")[2] for row in masters_first)
     hosts, state = ",".join(dict.fromkeys(filter(None, names))), child_text(masters_first[0], "state")
@@ -305,7 +310,7 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
 
 
 def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
-    """Return the newest record of `qacct -j` no older than `since`, as ids repeat after ten million jobs; else None.
+    """Return the newest record of `qacct -j` no older than `since`, as ids repeat after ten million jobs, or None.
 
     If our process left no end record, only a limit that Grid Engine enforced explains the end.
     """
@@ -322,7 +327,9 @@ def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
 
 
 def _ended_at(record: Mapping[str, str]) -> float:
-    """Return when the job ended, up to time zones, which the record does not have; infinity if it has no time."""
+    """Return when the job ended, up to time zones, which the record does not have; infinity if the record has no
+    time.
+    """
     try:
         return calendar.timegm(time.strptime(record.get("end_time", "")))
     except ValueError:
@@ -335,7 +342,7 @@ def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
 
 
 def _host(host: ET.Element, gpu: str) -> ExecHost:
-    """Return a host from its element."""
+    """Return the host in its XML element."""
     values = {one.get("name"): one.text or "" for one in host.iter("hostvalue")}
     free = {one.get("name"): number(one.text or "") for one in host.iter("resourcevalue")}.get(gpu)
     queues, cpus = frozenset(one.get("name") or "" for one in host.iter("queue")), number(values.get("num_proc", "-"))
@@ -377,7 +384,9 @@ _MEANS = meanings({
 
 
 def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
-    """Return why a job in this state waits; `errors` are failed starts, `messages` the scheduler's notes about it."""
+    """Return why a job in this state waits; `errors` are failed starts, `messages` the scheduler's notes about
+    the job.
+    """
     if "E" in state:
         why = f": {errors[-1]}" if errors else ""
         return f"it could not be started{why}; once that is mended, qmod -cj lets it try again"

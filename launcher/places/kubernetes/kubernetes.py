@@ -59,7 +59,7 @@ _MEETS_S = 600.0  # so long the first pod waits for the others
 
 
 class KubernetesCluster(BatchCluster):
-    """Kubernetes as a cluster to submit to."""
+    """Kubernetes as a cluster to which runs are submitted."""
 
     doctor = "launcher.places.kubernetes.doctor"
     takes = ("hold",)
@@ -68,7 +68,7 @@ class KubernetesCluster(BatchCluster):
         super().__init__(KubernetesSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node has, without a time limit per job, as Kubernetes has none: the run keeps it."""
+        """Return what a node offers; the run itself keeps its time limit, as Kubernetes has none per job."""
         return replace(super().machine(spec), limit_per_job=False)
 
 
@@ -88,7 +88,7 @@ class KubernetesSystem(BatchSystem):
         return json.dumps(job_set(plan, submit_token, where), indent=2) + "\n"
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Submit the manifest and return its name; Kubernetes refuses a second one of that name."""
+        """Submit the manifest and return its name; Kubernetes refuses a second manifest of that name."""
         argv, text = ["kubectl", "create", "-f", "-", "-o", "name"], script.read_text()
         answer = ask(argv, limit_s=SUBMIT_S, environ=environ, stdin=text, pass_fds=[lock])
         if answer.code != 0:
@@ -108,7 +108,7 @@ class KubernetesSystem(BatchSystem):
         return f"{CALLED} says: {(answer.refusal or answer.out).strip()}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return these JobSets, those of the run named `called`, or all of the launcher's."""
+        """Return the JobSets with these ids, those of the run named `called`, or all of the launcher's."""
         chosen = ",".join(f"{name}={value}" for name, value in _MANAGED.items())
         answer = ask(["kubectl", "get", "jobsets,pods", "-l", chosen, "-o", "json"], limit_s=limit_s)
         if answer.code != 0:
@@ -116,15 +116,15 @@ class KubernetesSystem(BatchSystem):
         return [job for job in read_jobs(answer.out) if (not ids or job.id in ids) and called in ("", job.name)]
 
     def release(self, job: str) -> str:
-        """Release a suspended JobSet; return why that is refused, or ""."""
+        """Release a suspended JobSet; return why Kubernetes refuses, or ""."""
         return ask(["kubectl", "patch", "jobset", job, "--type=merge", "-p", '{"spec": {"suspend": false}}']).refusal
 
     def fate(self, job: str) -> Fate:  # noqa: ARG002 - pods cannot ask
-        """Return UNKNOWN: the JobSet decides by exit codes what follows."""
+        """Return UNKNOWN, because the JobSet decides by exit codes what follows."""
         return Fate.UNKNOWN
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:  # noqa: ARG002 - a run knows its pods, and they cannot ask
-        """Return nothing, as pods may not query nodes."""
+        """Return an empty dict, because pods may not query nodes."""
         return {}
 
     def this_start(self) -> JobStart:
@@ -132,7 +132,7 @@ class KubernetesSystem(BatchSystem):
         return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:
-        """Return this pod's name."""
+        """Return the name of this pod."""
         return os.environ["JOB_LAUNCH_POD"]
 
     def hosts(self) -> dict[str, str]:
@@ -140,13 +140,13 @@ class KubernetesSystem(BatchSystem):
         return meet(Path(os.environ[FOLDER]), int(os.environ["JOB_LAUNCH_PODS"]), _MEETS_S)
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> "list[AgentProcess]":
-        """Return the first node's agent; every other pod starts its own."""
+        """Return the first node's agent alone; every other pod starts its own agent."""
         from launcher.supervisor.agent_processes import agent_process  # late: only a job needs it
 
         return [agent_process(plan, attempt, 0)]
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - Kueue's queues have quotas, not nodes
-        """Return the nodes, or one with unknown contents if users may not list nodes."""
+        """Return the nodes, or one node of unknown size if users may not list nodes."""
         answer = ask(["kubectl", "get", "nodes", "-o", "json"], limit_s=limit_s)
         return [ExecHost("any", 1)] if answer.code != 0 else read_nodes(answer.out, gpu)
 
@@ -155,7 +155,7 @@ class KubernetesSystem(BatchSystem):
 
 
 def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any]:
-    """Return the JobSet that kubectl gets; raise BadInput if pods could not see the run."""
+    """Return the JobSet for kubectl; raise BadInput if pods could not see the run's folder."""
     own, resources, count = plan.spec.k8s, plan.spec.resources, plan.nodes_max + plan.spec.recovery.spares
     for option, value in (("image", own.image), ("claim", own.claim), ("mount", own.mount)):
         if not value:
@@ -232,7 +232,7 @@ def read_jobs(text: str) -> list[QueuedJob]:
 
 
 def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob:
-    """Return a JobSet and its pods as a job."""
+    """Return the job that a JobSet and its pods form."""
     name = str(_at(one, "metadata", "name"))
     ours = sorted(
         (pod for pod in pods if _at(pod, "metadata", "labels", _SET) == name and not _leaves(pod)),
@@ -263,12 +263,12 @@ def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob
 
 
 def _leaves(pod: Mapping[str, Any]) -> bool:
-    """Return whether the pod belongs to a start that is being ended."""
+    """Return whether the pod belongs to a start of the JobSet that is being ended."""
     return bool(_at(pod, "metadata", "deletionTimestamp"))
 
 
 def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mapping[str, str]) -> str:
-    """Return why the JobSet does not run yet, or ""."""
+    """Return why the JobSet does not run yet, or "" if nothing is known."""
     if "Suspended" in true:
         queue = _at(one, "metadata", "labels", _QUEUE)
         return f"Kueue has not admitted it to queue {queue}" if queue else "it is held: launch release lets it go"
@@ -295,7 +295,7 @@ def read_nodes(text: str, gpu: str) -> list[ExecHost]:
 
 
 def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
-    """Return a node as a host."""
+    """Return the host that a node of Kubernetes is."""
     ready = "Ready" in _true_conditions(one)
     cordoned = _at(one, "spec", "unschedulable") is True
     gpus = int(number(str(_at(one, "status", "allocatable", gpu) or "0")) or 0)
@@ -304,19 +304,19 @@ def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
 
 
 def _cores(one: Mapping[str, Any]) -> int:
-    """Return the cores in a text such as `16`, or `15890m` in thousandths."""
+    """Return the cores in a text such as `16`, or `15890m` in thousandths of a core."""
     text = str(_at(one, "status", "allocatable", "cpu") or "1")
     thousandths = number(text.removesuffix("m")) if text.endswith("m") else (number(text) or 1) * 1000
     return max(1, int((thousandths or 1000) // 1000))
 
 
 def _at(one: object, *path: str) -> object:
-    """Return the value at this path in nested objects, or None."""
+    """Return the value at the path in nested objects, or None if there is none."""
     for name in path:
         one = one.get(name) if isinstance(one, dict) else None
     return one
 
 
 def _listed(found: object) -> list[Mapping[str, Any]]:
-    """Return the objects in a list, none if it is no list."""
+    """Return the objects in a list, or an empty list if `found` is no list."""
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

@@ -32,7 +32,9 @@ _KIND = "k8s"
 
 
 def main() -> int:
-    """Return 0 when the run has ended; the first pod leaves as the batch process does."""
+    """Run the batch process in the first pod, else agents; return 0 when the run has ended, or 1 if the pod is being
+    removed.
+    """
     os.umask(0o077)
     run, index = RunDir(Path(sys.argv[1])), int(os.environ["JOB_COMPLETION_INDEX"])
     if index == 0:
@@ -78,7 +80,7 @@ class OtherPod:
         return False
 
     def _leave(self, *_: object) -> None:
-        """Note that the pod is being removed, and end its agent."""
+        """Record that the pod is being removed, and end its agent."""
         self._told_to_leave = True
         if self._child is not None:
             self._child.terminate()
@@ -92,15 +94,15 @@ class PodRecord(msgspec.Struct, frozen=True):
 
 
 def stand_by(folder: Path, index: int) -> None:
-    """Write this pod's file; repeat it as long as the pod waits."""
+    """Write this pod's file; call it again and again as long as the pod waits, so that the file stays fresh."""
     make_dir(folder)
     record = PodRecord(os.environ["JOB_LAUNCH_POD"], os.environ["JOB_LAUNCH_POD_ADDRESS"])
     write_record(folder / f"{index}.json", record)
 
 
 def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
-    """Return the address of each pod by its name, in the order of their indices, once all are there; raise LaunchError
-    if some are late.
+    """Return the address of each pod by its name, in the order of their indices, once all have written their files;
+    raise LaunchError if some are late.
 
     Ages of files are measured by the volume's own clock.
     """

@@ -81,7 +81,9 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
 
 
 def _was_kept_here(attempt: AttemptDir) -> bool:
-    """Return whether its supervisor, or its submitter if none had begun, ran here since this machine booted."""
+    """Return whether the attempt's supervisor, or its submitter if no supervisor had begun, ran here since this machine
+    booted.
+    """
     handle = readable(attempt.handle, Handle)
     supervisor = handle.supervisor if handle is not None else readable(attempt.started, ProcessId)
     process = supervisor or read_intent(attempt).created_by
@@ -89,6 +91,6 @@ def _was_kept_here(attempt: AttemptDir) -> bool:
 
 
 def _is_lost(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether this attempt is the newest and the run counts as lost."""
+    """Return whether the attempt is the newest and the run counts as lost."""
     facts = read_facts(run.path)
     return facts.attempt == attempt.number and derive(facts).state is State.LOST

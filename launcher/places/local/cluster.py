@@ -49,14 +49,16 @@ class LocalCluster(Place):
         return this_machine(os.environ)
 
     def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem if the spec asks for more cores than this machine has; it supports every wait."""
+        """Return a problem if the spec asks for more cores than this machine has; all conditions to wait for are
+        supported.
+        """
         cpus, queue = this_machine(os.environ).cpus, spec.queue
         if queue.slots <= cpus:
             return []
         return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]
 
     def hosts_now(self, _spec: JobSpec) -> list[HostNow]:
-        """Return this machine; runs without GPUs take nothing of it but the cores that `queue.slots` asks for."""
+        """Return this machine; runs without GPUs hold none of its cores but those that `queue.slots` asks for."""
         gpus, seen = this_machine(os.environ).gpus, occupancy()
         taken = [holder for holder in seen.taken(GPU) if holder.number in gpus]
         cores = seen.taken(CPU)
@@ -75,11 +77,11 @@ class LocalCluster(Place):
         """Return None, because nothing is handed to a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
-        """Start a zygote shared by runs like this; return False as long as it pays to wait for its imports."""
+        """Start a zygote that runs like this share; return whether submits need not wait for its imports any more."""
         return warm_up(plan, folder)
 
     def expect(self, run_dir: Path) -> None:
-        """Boot a supervisor and an agent for the next run."""
+        """Boot a supervisor and an agent for the next run, which will have the folder `run_dir`."""
         expect(run_dir)
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
@@ -87,11 +89,11 @@ class LocalCluster(Place):
         return supervisor_of(Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
-        """Start the attempt's supervisor."""
+        """Start the supervisor of the attempt."""
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return None for each attempt, as their processes are on this machine."""
+        """Return None for each attempt, because a local run's folder and processes say everything."""
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
@@ -108,7 +110,7 @@ class LocalCluster(Place):
         finish(run, attempt)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start the host that inspects ranks, on this machine."""
+        """Start the process that inspects ranks, on this machine, and return the connection to it."""
         from launcher.node.inside.visit import host_here  # late: only who looks inside needs it
 
         return host_here(run, attempt, node, os.environ)
@@ -121,9 +123,10 @@ class LocalCluster(Place):
 def end_here(
     run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
 ) -> CancelReport:
-    """Ask the run's supervisors here to stop, wait for the grace, then end every process that is provably of this run.
+    """Ask the run's supervisors here to stop, wait for the grace period, then end every process that is provably of
+    this run.
 
-    `last_word` writes that it was cancelled, if it has no end; `alone` marks that end as one of this machine only.
+    `last_word` writes that it was cancelled, if it has no end; `alone` marks that end as the view of this machine only.
     """
     before = _processes_of(run, attempt)
     names = _names(run, attempt)
@@ -143,7 +146,9 @@ def end_here(
 
 
 def _stop(supervisors: Sequence[ProcessId], timeout_s: float) -> None:
-    """Send SIGTERM to the supervisors that live here and wait until they are gone; each gives its ranks their grace."""
+    """Send SIGTERM to the supervisors that live here and wait until they are gone; each gives its ranks their grace
+    period.
+    """
     asked = [supervisor for supervisor in supervisors if signal_process(supervisor, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s
     for supervisor in asked:
@@ -161,7 +166,7 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
 
 
 def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
-    """Return names for these processes, by pid, for messages only."""
+    """Return names for the run's processes, by pid, for messages only."""
     names = {}
     state = readable(run.state, RunState)
     if state is not None and state.attempt == attempt.number:
@@ -192,14 +197,14 @@ def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _topmost(pids: Sequence[int]) -> list[ProcessId]:
-    """Return the processes that are below none of the others: the supervisor, if no record names it."""
+    """Return the processes that are below no other of these pids, such as a supervisor that no record names."""
     below = {child for pid in pids for child in descendants(pid)}
     found = (process_id(pid) for pid in pids if pid not in below)
     return [one for one in found if one is not None]
 
 
 def _wait_until_gone(process: ProcessId, timeout_s: float) -> None:
-    """Wait at most this long until the process has ended."""
+    """Wait up to `timeout_s` until the process has ended."""
     handle = open_process(process.pid)
     if handle is None:
         return

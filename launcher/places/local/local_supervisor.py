@@ -57,7 +57,9 @@ class LocalSupervisor(Strategy):
         return self.carry(attempt if attempt is not None and claim_attempt(attempt.started) else None)
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Wait for the run's turn at its first attempt here, then run the attempt until its end is written."""
+        """Wait for the run's turn before its first attempt here, then run the attempt until its end is written; return
+        that end.
+        """
         run, places, self._places = self.run, self._places, ()
         write_record(attempt.handle, Handle("local", supervisor=this_process()))
         plan = read_plan(run, attempt.number)
@@ -102,8 +104,8 @@ class _StopAsked(Exception):
 
 
 def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
-    """Copy the code, if the submitter left that to the supervisor; return how the attempt ended if that is
-    impossible, else None.
+    """Copy the code, if the submitter left that to the supervisor; return how the attempt ended if the copy fails, else
+    None.
     """
     if run.code.is_dir():
         return None
@@ -129,13 +131,11 @@ def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) ->
 
 
 def _named(run: RunDir, word: bytes) -> AttemptDir | None:
-    """Return the attempt that the submitter's message names, or None if it is empty."""
+    """Return the attempt that the submitter's message names, or None if the message is empty."""
     return run.attempt(int(word)) if word.strip().isdigit() else None
 
 
 def _left_behind(run: RunDir) -> AttemptDir | None:
-    """Return the attempt whose submitter died after it wrote the intent and before it sent the message to
-    begin, or None.
-    """
+    """Return the attempt whose submitter died between writing its intent and sending the message to begin, or None."""
     attempt = newest(run) if run.plan.exists() else None
     return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None

@@ -36,13 +36,13 @@ class TurnHere:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Return the descriptors that hold its slots as long as any process has them open."""
+        """Return the descriptors that hold the run's slots as long as any process has them open."""
         return self._slots.fds if self._slots is not None else ()
 
     def come(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
-        """Return the plan to follow once the run may start, or how it has ended here.
+        """Return the plan to follow once the run may start, or how the run has ended while it waited.
 
-        `at_first` is called once if it may not start at once.
+        `at_first` is called once if the run may not start at once.
         """
         turn = self._waiter.wait(self._wakeup, every_s=_TURN_S, place=self._take, at_first=at_first)
         if turn is Turn.STOPPED:
@@ -71,7 +71,7 @@ class TurnHere:
         return ""
 
     def _with(self, devices: tuple[str, ...]) -> Plan:
-        """Return the plan with these GPUs; if it differs from the attempt's plan, write it for this and later
+        """Return the plan with the GPUs `devices`; if it differs from the attempt's plan, write it for this and later
         attempts.
         """
         if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):

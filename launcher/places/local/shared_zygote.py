@@ -43,8 +43,8 @@ class SharedZygote:
     """A zygote process shared by several runs, and the connection to it."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        """Start the zygote in the folder, which has a copy of the run's code, and have it import what runs like
-        this need.
+        """Start the zygote in the folder, which has a copy of the run's code, and have it import what runs like this
+        one need.
         """
         environment = _environment(plan, folder)
         self._socket, theirs = socket.socketpair()
@@ -72,7 +72,7 @@ class SharedZygote:
         self._say({"op": "preload", "modules": list(plan.entry.preload)})
 
     def look(self) -> None:
-        """Read whether the zygote is ready or gone; give it up if its imports take too long."""
+        """Read whether the zygote is ready or gone; end it if its imports take too long."""
         if self._child.poll() is not None:
             self.close()
         while not (self.ready or self.gone) and self._heard(0.0) is not None:
@@ -84,7 +84,7 @@ class SharedZygote:
     def start_supervisor(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
     ) -> bool:
-        """Start the supervisor as a fork of the zygote; return False if it was not started and will not be."""
+        """Start the supervisor as a fork of the zygote; return False if it has not started and will not."""
         null = os.open(os.devnull, os.O_RDWR)
         words = {"argv": list(argv), "env": dict(env), "run_dir": str(run_dir), "fds": [0, 1, 2, *fds]}
         try:
@@ -100,7 +100,7 @@ class SharedZygote:
         return answer == "forked"
 
     def close(self) -> None:
-        """End the zygote; copies of it that runs use are not affected."""
+        """End the zygote; the copies of it that runs use live on."""
         self.gone, self.ready = True, False
         self._child.kill()
         self._child.wait()
@@ -112,7 +112,9 @@ class SharedZygote:
             send_arguments(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
-        """Return the kind of the zygote's next message, or why it refuses; None if nothing comes in time."""
+        """Return the kind of the zygote's next message, or the reason why it refuses; None if nothing comes within
+        `within_s`.
+        """
         deadline = time.monotonic() + within_s
         while b"\n" not in self._unread:
             if self.gone or not select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -131,7 +133,7 @@ class SharedZygote:
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:
-    """Return the environment that agents of such runs will have, without what differs between runs."""
+    """Return the environment that agents of runs like this will have, without what differs between runs."""
     node, shared = plan.nodes[0], msgspec.structs.replace(plan, run_dir=str(folder))
     interface = interface_of(node.address) if node.address else None
     environment = node_environment(cleaned(os.environ), shared, node, 1, {}, None, interface)
@@ -140,7 +142,7 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Lending:
-    """The zygote that this process shares, and the supervisor that waits for the next expected run."""
+    """What this process shares among its runs: its zygote, and the supervisor that waits for the next expected run."""
 
     zygote: SharedZygote | None = None
     expected: tuple[Path, StandbySupervisor] | None = None
@@ -152,7 +154,7 @@ _lending = _Lending()
 
 
 def warm_up(plan: Plan, folder: Path) -> bool:
-    """Start a shared zygote for runs like this; return False as long as it pays to wait for its imports."""
+    """Start a zygote that runs like this share; return whether submits need not wait for its imports any more."""
     entry = plan.entry
     if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":
         return True
@@ -172,13 +174,15 @@ def warm_up(plan: Plan, folder: Path) -> bool:
 
 
 def expect(run_dir: Path) -> None:
-    """Boot a supervisor and an agent for the next run, which will have this folder."""
+    """Boot a supervisor and an agent for the next run, which will have the folder `run_dir`."""
     if _lending.expected is None or _lending.expected[0] != run_dir:
         _lending.expected = run_dir, supervisor_of(run_dir)
 
 
 def supervisor_of(run_dir: Path) -> StandbySupervisor:
-    """Return a supervisor for the run, the expected one if it was for this folder; any other expected one is closed."""
+    """Return a supervisor for the run: the expected one if it was booted for this folder, else a new one, and the other
+    is closed.
+    """
     before, _lending.expected = _lending.expected, None
     if before is not None and before[0] == run_dir:
         return before[1]

@@ -14,7 +14,7 @@ KIND = "login"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The address of a cluster whose programs are on another machine."""
+    """The address of a cluster whose programs are on another machine, its login node."""
 
     cluster: str  # as the user calls it
     login: str  # for ssh
@@ -51,7 +51,7 @@ class _PlanHead(msgspec.Struct, frozen=True):
 
 
 def address_of(run: RunDir, attempt: AttemptDir) -> Address:
-    """Return the address of the login node that this attempt went to, as it is reached now."""
+    """Return the address by which the login node of this attempt is reached now."""
     plan = plan_as(run, attempt.number, _PlanHead)
     return now(as_planned(plan.cluster, plan.spec.login))
 
@@ -65,7 +65,7 @@ def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
 
 
 def now(planned: Address) -> Address:
-    """Return the address as the clusters file has it now, or as planned if that cannot be read."""
+    """Return the address as the clusters file has it now, or `planned` if the file cannot be read."""
     from launcher.places.clusters_file import login_of, named_clusters  # late: it reads YAML, for remote runs alone
 
     try:

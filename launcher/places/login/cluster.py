@@ -58,7 +58,7 @@ Names = dict[RunId, RunId]  # by what runs are called there: what they are calle
 
 
 class LoginCluster(Place):
-    """A cluster behind a login node, which starts each run once; runs are mirrored into their folders here."""
+    """A cluster behind a login node, which starts each run exactly once; runs are mirrored into their folders here."""
 
     kind = KIND
     doctor = "launcher.places.login.cluster"
@@ -94,7 +94,7 @@ class LoginCluster(Place):
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each wait that the remote cluster does not support."""
+        """Return a problem for each condition to wait for that the remote cluster does not support."""
         return waiting.queue_problems(at(spec.login), spec.queue, awaited)
 
     def runs_folder(self, spec: JobSpec) -> str:
@@ -106,11 +106,13 @@ class LoginCluster(Place):
         waiting.release(run, attempt)
 
     def most_together(self) -> int:
-        """Return a number without effect: the login node splits runs into what its cluster takes."""
+        """Return an arbitrary large number, because the login node splits runs into jobs that its cluster takes."""
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:
-        """Return what the login node would hand to its batch system; the code is sent, because it is checked there."""
+        """Return what the login node would hand to its batch system; the code is sent, because it is checked on the
+        login node.
+        """
         address = now(as_planned(plan.cluster, plan.spec.login))
         code = list_code(Path(plan.project), plan.spec.code)
         digest = digest_of(code)
@@ -135,7 +137,11 @@ class LoginCluster(Place):
     # -- runs that are there
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Ask each login node once, all at the same time; copy their records into the runs' folders."""
+        """Return the answer of each attempt's login node, or None for one that was just handed over; copy its records
+        here.
+
+        Each login node is asked once, all at the same time.
+        """
         asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
         words: dict[Path, ClusterAnswer] = {}
         wholes = [(run.whole, attempt if run.whole == run else last_attempt(run.whole)) for run, attempt in attempts]
@@ -156,7 +162,7 @@ class LoginCluster(Place):
         return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in wholes]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Hand over what killed submitters did not, to login nodes that answer."""
+        """Hand over the attempts that killed submitters did not, to login nodes that answer."""
         left = {}
         for run, attempt in attempts:
             if run.whole != run:
@@ -171,7 +177,9 @@ class LoginCluster(Place):
             self._not_handed |= {one.path: trouble.lines[0] for _, one in left[name].members}
 
     def _unfinished(self, attempt: AttemptDir) -> ClusterAnswer | None:
-        """Return the state of an attempt that no login node is known to have."""
+        """Return the state of an attempt that no login node is known to have, or None if it has just been handed
+        over.
+        """
         if attempt.handle.exists() or attempt.end.exists():
             return None  # by now
         if why := self._not_handed.get(attempt.path):
@@ -198,14 +206,14 @@ class LoginCluster(Place):
         return report
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Include these nodes again on the remote cluster, or all."""
+        """Include the named nodes again on the remote cluster, or all without names."""
         attempt = newest(run)
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
             request = IncludeNodes(there, tuple(hosts))
             ask(address_of(run, attempt), request, list[Exclusion], timeout_s=_ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """Reach a node through the login node: `launch _inside` there relays in both directions."""
+        """Reach a node through the login node, on which `launch _inside` relays in both directions."""
         whole, role = run.whole, ""
         if whole != run:
             attempt, role = last_attempt(whole), f" {run.id}"
@@ -224,7 +232,7 @@ class LoginCluster(Place):
         files.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and a checkpoint here; return a line for each."""
+        """Copy logs, metrics and a checkpoint to this machine; return a line of text for each."""
         return files.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
@@ -232,11 +240,11 @@ class LoginCluster(Place):
         return files.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
-        """Copy the newest checkpoint and the logs here."""
+        """Copy the newest checkpoint and the logs to this machine."""
         files.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return what each login node keeps of these runs; with `remove`, delete what is not live."""
+        """Return what each login node keeps of the runs; with `remove`, delete it except what a live run needs."""
         asked: dict[Address, Names] = {}
         for run in runs:
             for remote in remote_runs(run):
@@ -244,7 +252,7 @@ class LoginCluster(Place):
         addresses = {str(address): address for address in asked}
 
         def work(_: str, address: Address) -> list[KeptRemote]:
-            """Ask one login node."""
+            """Ask one login node about its runs."""
             request = TidyRuns(address.folder, tuple(asked[address]), remove)
             return ask(address, request, list[KeptRemote], timeout_s=_LONG_S)
 
@@ -260,17 +268,17 @@ class LoginCluster(Place):
         ]
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
-        """Return the run's checkpoints on the login node, with `verify` verified there."""
+        """Return the run's checkpoints on the login node, which compares every byte with `verify`."""
         return files.checkpoints(run, verify=verify)
 
 
 def _is_known_here(run_id: str) -> bool:
-    """Return whether this machine has a run of this id."""
+    """Return whether this machine has a run with the id."""
     return is_run_id(run_id) and registry.is_registered(parse_run_id(run_id))
 
 
 def at(login: Login) -> Address:
-    """Return the address under the name that the clusters file has for it, if any."""
+    """Return the address of a login node, under the name that the clusters file has for it, if any."""
     named = (name for name, place in named_clusters().items() if login_of(place) == login)
     return as_planned(next(named, login.node or KIND), login)
 
@@ -278,7 +286,7 @@ def at(login: Login) -> Address:
 def _word(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
 ) -> ClusterAnswer:
-    """Return the state of an attempt from the login node's answer, and keep the records that came with it."""
+    """Return the state of an attempt from the login node's answer, and keep the records that came with the answer."""
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
         return last_seen(attempt, why)
@@ -292,7 +300,7 @@ def _word(
 
 
 def _mend(handover: Handover) -> None:
-    """Finish a handover; raise what prevents it for now. An attempt that can never start gets its end."""
+    """Finish a handover; raise the error that prevents it for now. An attempt that can never start gets its end."""
     address = address_of(*handover.members[0])
     if (why := silent.why(address)) is not None:
         raise why
@@ -303,7 +311,7 @@ def _mend(handover: Handover) -> None:
 
 
 def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
-    """Return the answer with the names that the runs have here, without runs that were not asked about."""
+    """Return the answer with the names that the runs have on this machine, without runs that were not asked about."""
     return KeptRemote(
         f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,
         {names[run]: size for run, size in told.runs.items() if run in names},

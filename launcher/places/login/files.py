@@ -53,7 +53,7 @@ _passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files th
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """A run on a login node, which has some of the attempts of a run here."""
+    """A run on a login node, which has some of the attempts of a run on this machine."""
 
     run: RunDir
     address: Address
@@ -62,7 +62,7 @@ class RemoteRun:
 
 
 def remote_runs(run: RunDir) -> list[RemoteRun]:
-    """Return the runs on login nodes that a run here is or was, the oldest first."""
+    """Return the runs on login nodes that belong to a run on this machine, the oldest first."""
     found: dict[tuple[Address, RunId], int] = {}
     for attempt in attempts(run):
         handle = read_record(attempt.handle, Handle)
@@ -81,7 +81,7 @@ def is_there(attempt: AttemptDir) -> bool:
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy what is new, until the run has ended and all is here; raise LaunchError if nothing can be shown."""
+    """Copy what is new, until the run has ended and all logs are here; raise LaunchError if none can be shown."""
     end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()
     if end is None and now - _asked_at.get(run.path, -_STEP_S) < _STEP_S:
@@ -112,8 +112,8 @@ def _bring(run: RunDir) -> dict[str, LaunchError]:
 
 
 def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
-    """Copy what is new on one login node; metrics get a mark if attempts elsewhere may have left files of the
-    same name.
+    """Copy what is new on one login node; metrics get a mark in their names if attempts elsewhere may have left files
+    of the same name.
     """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {
@@ -167,9 +167,7 @@ def _is_of_metrics(name: str) -> bool:
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Copy the outputs below `draft`; return the folder of each login node, which distinguishes code from
-    outputs itself.
-    """
+    """Copy the outputs below `draft`; return the folder of each login node, which itself tells code from outputs."""
     folders = []
     for number, remote in enumerate(remote_runs(run)):
         folder = draft / f"{number:03d}" / remote.address.login.replace("/", "_")
@@ -179,7 +177,7 @@ def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Pa
 
 
 def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
-    """Return the next new part of the outputs, and whether there is more."""
+    """Return (the next new parts of the outputs, whether there are more)."""
     answer = ask(remote.address, AskOutputs(remote.there, known), LogNews, timeout_s=_ANSWER_S)
     return answer.tails, answer.more
 
@@ -188,20 +186,22 @@ def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.T
 
 
 def fetch(run: RunDir, checkpoint: str) -> list[str]:
-    """Copy logs, metrics and a checkpoint here (`newest` with the best, `none`, or a step); return a line for each."""
+    """Copy logs, metrics and a checkpoint to this machine (`newest` with the best, `none`, or a step); return a line of
+    text for each.
+    """
     return mirror.fetch(
         run, checkpoint, theirs=is_there, bring_logs=lambda: _bring(run), holders=lambda: holders_of(run, checkpoint)
     )
 
 
 def bring_newest(run: RunDir) -> None:
-    """Copy the checkpoint from which a run would continue elsewhere, and its logs if they can be reached."""
+    """Copy the checkpoint from which a run would continue elsewhere, and the logs if the login node can be reached."""
     mirror.bring_newest(run, holders_of(run))
     _bring(run)
 
 
 def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
-    """Return the run's checkpoints on the login node, with `verify` verified there."""
+    """Return the run's checkpoints on the login node, which compares every byte with `verify`."""
     if not (there := remote_runs(run)):
         return []
     last = there[-1]
@@ -211,7 +211,7 @@ def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
 
 
 def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
-    """Return the login nodes as machines that have its checkpoints."""
+    """Return the login nodes of a run in the form of machines that have its checkpoints."""
     disks = {
         f"{remote.address.login}:{remote.there}": LoginDisk(remote.address, remote.there, checkpoint)
         for remote in remote_runs(run)

@@ -43,16 +43,19 @@ _PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)
 
 
 def hand_over(handover: Handover) -> None:
-    """Hand it over unless another process has; raise NotStarted if nothing was begun there, or what went wrong."""
+    """Hand the attempts over unless another process has; raise NotStarted if nothing was begun on the login node, or
+    the error that occurred.
+    """
     with handover.held(wait=True):
         if handover.is_open():
             _carry_out(handover, _PATIENT)
 
 
 def finish(handover: Handover) -> None:
-    """Finish the handover of a submitter that is gone; what can never be started gets its end. Raise Unreachable.
+    """Finish the handover of a submitter that is gone; an attempt that can never start gets its end.
 
-    A request of the submitter may have arrived all the same, so the login node is asked before anything is given up.
+    Raise Unreachable if the login node does not answer. A request of the submitter may have arrived all the same, so
+    the login node is asked before any attempt is given up.
     """
     with handover.held() as lock:
         if lock is None or not handover.is_open():
@@ -67,7 +70,7 @@ def finish(handover: Handover) -> None:
 
 
 def withdraw(handover: Handover) -> bool:
-    """Return True if it is cancelled for good, or False if it has begun, so that the login node must be asked
+    """Return True if the handover is cancelled for good, or False if it has begun, so that the login node must be asked
     to end it.
     """
     if _has_begun(handover):
@@ -77,7 +80,7 @@ def withdraw(handover: Handover) -> bool:
 
 
 def _has_begun(handover: Handover) -> bool:
-    """Return whether the login node has begun it; if it has not, it never will from now on."""
+    """Return whether the login node has begun the handover; if it has not, it never will from now on."""
     token, address = handover.intent.submit_token, _address(handover)
     outcomes = ask(address, VoidTokens(address.folder, (token,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
     outcome = outcomes.get(token, Outcome())
@@ -123,7 +126,7 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 
 
 def _settle(handover: Handover, outcome: Outcome) -> None:
-    """Record what the login node started; raise what went wrong there."""
+    """Record the runs that the login node started; raise the error that occurred on it."""
     for (_, attempt), made in zip(handover.members, outcome.runs, strict=False):
         write_record(
             attempt.handle, Handle(KIND, submit_token=handover.intent.submit_token, run=made.run, path=made.path)
@@ -140,7 +143,9 @@ def _settle(handover: Handover, outcome: Outcome) -> None:
 
 
 def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
-    """Return the request that continues the run on the login node, or None if the attempt before was elsewhere."""
+    """Return the request that continues the run on the login node, or None if the previous attempt was on another
+    machine.
+    """
     run, attempt = handover.members[0]
     after = attempt.number - 1
     before = run.attempt(after)
@@ -158,7 +163,7 @@ def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttem
 
 
 def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaunch, patience: _Patience) -> OpenRuns:
-    """Send the runs' code, and return the request that starts them on the login node."""
+    """Send the runs' code, and return the request that starts the runs on the login node."""
     first, attempt = handover.members[0]
     number = attempt.number
     code = list_frozen(first.code)
@@ -178,12 +183,12 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaun
 
 
 def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
-    """Send the checkpoint from which the run continues, if it was elsewhere before."""
+    """Send the checkpoint from which the run continues, if it was on another machine before."""
     before = holders_of(run)  # other login nodes
     there = Holders(before.home, {address.login: LoginDisk(address, run.id, token=token)}, {}, {})
 
     def send(wanted: Held) -> None:
-        """Send one checkpoint."""
+        """Send one checkpoint to the login node."""
         before.bring_home(wanted)
         there.send(wanted, address.login, [*wanted.present, *wanted.missing])
 
@@ -191,15 +196,16 @@ def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
 
 
 def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
-    """Send this code, unless the login node has it under its digest."""
+    """Send the code, unless the login node has it under its digest."""
     if not line.ask(Have(folder, digest), bool, timeout_s=limit_s):
         tree = Tree(folder, digest, entries(code))
         line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)
 
 
 def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
-    """Return the spec for the login node, without how to get there; `waits` are the options for what it waits
-    for there.
+    """Return the spec for the login node, without the options for reaching that node.
+
+    `waits` are the options for what the run waits for there.
     """
     defaults = _without_the_way(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
@@ -208,7 +214,7 @@ def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
 
 
 def _without_the_way(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options of the clusters file, without those on how to reach the login node."""
+    """Return the options of the clusters file, without those for reaching the login node."""
     return tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
 
 

@@ -24,8 +24,9 @@ silent = SilentMachines[Address]()  # to those who watch
 
 @contextlib.contextmanager
 def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[RemoteLaunch]:
-    """Yield a connection, which stays open for the next question unless it broke; `without` are variables not
-    passed to it.
+    """Yield a connection, which stays open for the next question unless it broke.
+
+    The variables in `without` are not passed to it; a new connection is compressed with `compress`.
     """
     line = _taken(address, frozenset(without), compress=compress)
     try:
@@ -41,7 +42,7 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
 
 
 def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
-    """Ask over an open connection if there is one; if that has broken meanwhile, connect again once."""
+    """Ask over an open connection if this process has one; if that has broken meanwhile, connect again once."""
     if address in _open:
         with contextlib.suppress(Broken):
             return _asked(address, request, kind, timeout_s)
@@ -55,7 +56,7 @@ def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) 
 
 
 def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without: Collection[str]) -> T:
-    """Return the result of `work`; if the connection breaks, it is repeated from the beginning."""
+    """Return the result of `work`, which is repeated from the beginning if the connection breaks."""
     pauses = iter(_PAUSES_S)
     was_there = address in _open
     while True:
@@ -72,8 +73,8 @@ def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without
 
 
 def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float) -> dict[Address, T | LaunchError]:
-    """Ask each login node its own question, all at the same time; return each answer, or the error if there is
-    none in time.
+    """Ask each login node its own question, all at the same time; return each answer, or the error if none came in
+    time.
     """
     deadline = time.monotonic() + limit_s
     # A connection that is slow to come keeps none of the others waiting.
@@ -107,7 +108,9 @@ def _begun(address: Address, request: Request) -> RemoteLaunch:
 
 
 def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
-    """Take the open connection out of `_open`, or make one; no other caller uses it until it is put back."""
+    """Take the open connection out of `_open`, or make a new one, compressed with `compress`; no other caller uses it
+    until it is put back.
+    """
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:
         if without <= kept_from:

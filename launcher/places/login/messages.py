@@ -42,7 +42,7 @@ class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
 
 
 class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
-    """Ask which of these waits the remote cluster does not support. → list of Misfit"""
+    """Ask which conditions to wait for the remote cluster does not support. → list of Misfit"""
 
     on: str
     queue: QueueOptions
@@ -50,7 +50,7 @@ class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
 
 
 class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
-    """Ask for the folder that has the folders of runs. → str"""
+    """Ask for the folder that contains the folders of runs. → str"""
 
     folder: str
 
@@ -62,7 +62,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, tag="release"):
 
 
 class RemoteSpec(msgspec.Struct, frozen=True):
-    """A spec as it was written here, with what belongs to it."""
+    """A spec as it was written on the submitting machine, with its overrides and defaults."""
 
     name: str  # of its file
     text: bytes
@@ -72,7 +72,7 @@ class RemoteSpec(msgspec.Struct, frozen=True):
 
 
 class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
-    """Ask what a run of this spec and code would be. → RemotePreview"""
+    """Ask what would be handed over for this spec and code. → RemotePreview"""
 
     folder: str
     on: str
@@ -99,7 +99,7 @@ class RunWanted(msgspec.Struct, frozen=True):
 
 
 class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
-    """Start these runs, unless this submit token has started any. → Outcome"""
+    """Start these runs, unless runs were started for this submit token before. → Outcome"""
 
     folder: str
     on: str
@@ -115,7 +115,9 @@ class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
-    """Open a new attempt of a remote run whose attempt `after` has ended, unless this token has. → Outcome"""
+    """Open a new attempt of a remote run whose attempt `after` has ended, unless one was opened for this token before.
+    → Outcome
+    """
 
     folder: str
     token: str
@@ -127,14 +129,14 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
-    """Ask for the outcome of each of these tokens, which start nothing from now on. → dict of Outcome"""
+    """Ask for the outcome of each token, and start nothing for these tokens from now on. → dict of Outcome"""
 
     folder: str
     tokens: tuple[str, ...]
 
 
 class KnownRun(msgspec.Struct, frozen=True):
-    """The part of a run's records that is here already."""
+    """The part of a run's records that the submitting machine has already."""
 
     run: RunId
     attempt: AttemptNumber  # the newest one
@@ -143,7 +145,7 @@ class KnownRun(msgspec.Struct, frozen=True):
 
 
 class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
-    """Ask for news of runs; an unknown run is not in the answer. → dict of RunNews"""
+    """Ask for news of runs; the answer leaves out unknown runs. → dict of RunNews"""
 
     runs: tuple[KnownRun, ...]
 
@@ -176,7 +178,7 @@ class RunNews(msgspec.Struct, frozen=True):
 
 
 class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
-    """Ask for what is new in a run's logs and metrics. → LogNews"""
+    """Ask for the new parts of a run's logs and metrics. → LogNews"""
 
     run: RunId
     known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that are there already, by name
@@ -184,14 +186,14 @@ class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
 
 
 class LogNews(msgspec.Struct, frozen=True):
-    """New parts of files, and whether there are more."""
+    """New parts of files, and whether more parts follow."""
 
     tails: tuple[Tail, ...]
     more: bool  # there is more than fits into one answer
 
 
 class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Ask for what is new in the files that its ranks wrote beside their code. → LogNews"""
+    """Ask for the new parts of the files that the run's ranks wrote beside their code. → LogNews"""
 
     run: RunId
     known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # as of logs
@@ -204,7 +206,7 @@ class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
-    """Include these nodes again, or all if none is named. → list of Exclusion"""
+    """Include the named nodes again, or all if none is named. → list of Exclusion"""
 
     run: RunId
     hosts: tuple[str, ...]
@@ -218,15 +220,15 @@ class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
-    """Ask which of the run's checkpoints are there, now that `checkpoint` is to be fetched. → list of Held"""
+    """Ask which of the run's checkpoints the login node has, now that `checkpoint` is to be fetched. → list of Held"""
 
     run: RunId
     checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
-    """Ask for bytes of a checkpoint's file from an offset on, or of its manifest if no name is given; empty at
-    the end. → bytes
+    """Ask for bytes of a checkpoint's file from an offset on, or of its manifest if no name is given; empty at the end.
+    → bytes
     """
 
     run: RunId
@@ -237,7 +239,7 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
-    """Keep bytes of a file of the checkpoint from which this token's run continues. → None"""
+    """Keep bytes of a file of the checkpoint from which the run of this token continues. → None"""
 
     folder: str
     token: str
@@ -250,7 +252,9 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
-    """Ask how much disk these runs, and code that no run needs, take there. → list of KeptRemote"""
+    """Ask how much disk the runs, and code that no run needs, take on the login node; with `remove`, delete it. → list
+    of KeptRemote
+    """
 
     folder: str
     runs: tuple[RunId, ...]

@@ -29,7 +29,7 @@ _SEEN_S = 5.0  # how much older than the truth the note of when the run was last
 
 
 def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
-    """Return how much of a run is here already, for the login node to send the rest."""
+    """Return how much of a run's records this machine has already, so that the login node sends the rest."""
     try:
         size = run.events.stat().st_size
     except FileNotFoundError:
@@ -38,7 +38,9 @@ def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
 
 
 def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
-    """Return the offset and the text of new whole lines: all lines if they do not continue what is known."""
+    """Return (the offset, the text) of the new whole lines; these are all lines if they do not continue what is
+    known.
+    """
     at = known.events if _tail(run.events, known.events) == known.tail else 0
     try:
         with run.events.open("rb") as events:
@@ -50,7 +52,7 @@ def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tupl
 
 
 def _tail(events: Path, end: int) -> str:
-    """Return the last bytes of the history before this offset."""
+    """Return the last bytes of the history before the offset `end`, or None if they cannot be read."""
     try:
         with events.open("rb") as file:
             start = max(0, end - _OVERLAP)
@@ -63,7 +65,7 @@ def _tail(events: Path, end: int) -> str:
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
     """Keep what is new, the end last; records of an attempt older than the newest known here are ignored.
 
-    An ended run is not asked about again, so it has not ended until all of its events are here.
+    The end comes last because an ended run is not asked about again, and all its events must be here by then.
     """
     mine = newest(run)
     if mine is not None and mine.number > attempt.number + len(news.attempts) - 1:
@@ -84,7 +86,9 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
-    """Create an attempt that was begun there, its handle first, because one without a handle would seem open."""
+    """Create an attempt that was begun on the login node, its handle first, because an attempt without one would seem
+    open.
+    """
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)
     make_dir(here.path)
@@ -96,7 +100,9 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
 
 
 def _keep_avoided(run: RunDir, news: RunNews) -> None:
-    """Replace the exclusions of attempts behind a login node by those in its news; those of other attempts stay."""
+    """Replace the exclusions of attempts behind a login node by those in the news; exclusions of other attempts
+    stay.
+    """
     before = read_record(run.avoided, list[Exclusion]) or []
     theirs = {
         number for number in {exclusion.attempt for exclusion in (*before, *news.avoided)} if _was_there(run, number)
@@ -108,13 +114,13 @@ def _keep_avoided(run: RunDir, news: RunNews) -> None:
 
 
 def _was_there(run: RunDir, number: int) -> bool:
-    """Return whether this attempt was on a login node."""
+    """Return whether attempt `number` was on a login node."""
     intent = read_record(run.attempt(number).intent, Intent)
     return intent is not None and intent.cluster_kind == KIND
 
 
 def _keep_events(run: RunDir, news: RunNews) -> None:
-    """Write the new events into the history here."""
+    """Write the new events into the history on this machine."""
     if not news.events:
         return
     size = run.events.stat().st_size if news.events_at and run.events.exists() else 0
@@ -126,7 +132,7 @@ def _keep_events(run: RunDir, news: RunNews) -> None:
 
 
 def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
-    """Return the state that the login node reports, and record it for when the login node does not answer."""
+    """Return the state that the login node reports, and record it for times when the login node does not answer."""
     last = read_record(attempt.seen, ClusterAnswer)
     word = _word(news, last)
     if last is None or last.word != word.word or word.at - last.at > _SEEN_S:
@@ -135,7 +141,7 @@ def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
 
 
 def _word(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
-    """Return the state as the login node reports it; if it is unknown there, with the word that was last seen."""
+    """Return the state as the login node reports it; if that is unknown, with the word that was last seen."""
     at = time.time()
     match news.state:
         case State.UNKNOWN:

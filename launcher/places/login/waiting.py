@@ -24,7 +24,7 @@ _USUAL = QueueOptions()
 
 
 def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return a problem for each of these options, and each run to follow, that the remote cluster does not support."""
+    """Return a problem for each queue option, and each run to follow, that the remote cluster does not support."""
     if queue == _USUAL:
         return []
     follows, problems = list[Predecessor](), list[Misfit]()
@@ -43,8 +43,8 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
     """Return the `--set` options by which the remote run waits as its plan here says, whatever its spec says.
 
-    Raise Refused if a run that it is to follow is not there. `again` is set if it begins there after it waited
-    elsewhere.
+    Raise Refused if a run that it is to follow is not on that login node. `again` says that it begins there after it
+    waited elsewhere.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()
@@ -55,7 +55,7 @@ def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tupl
 
 
 def runs_folder(address: Address) -> str:
-    """Return the folder on the login node that has the folders of all runs."""
+    """Return the folder on the login node that contains the folders of all runs."""
     question = AskRunsFolder(address.folder)
     return persistently(address, lambda line: line.ask(question, str, timeout_s=_ANSWER_S), without=())
 
@@ -70,7 +70,7 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _there(one: AwaitedRun, address: Address) -> Predecessor:
-    """Return the run to follow under its name on the login node; raise Refused if it is not there."""
+    """Return the run to follow under its name on the login node; raise Refused if it is not on that node."""
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
@@ -84,5 +84,5 @@ def _there(one: AwaitedRun, address: Address) -> Predecessor:
 
 
 def _is_at(there: Address, address: Address) -> bool:
-    """Return whether both addresses have one folder of runs, as clusters of one login node have."""
+    """Return whether both addresses have one folder of runs, as all clusters of one login node have."""
     return (there.login, there.folder) == (address.login, address.folder)

@@ -25,7 +25,7 @@ _SOON_S = 30  # between the first signal of an end and the last one, a run has t
 
 
 class LsfDoctor(BatchDoctor):
-    """The checks of an LSF, which ask the master host's daemons."""
+    """The checks of an LSF cluster, which query the daemons of its master host."""
 
     words = WORDS
 
@@ -36,7 +36,7 @@ class LsfDoctor(BatchDoctor):
         return name
 
     def findings(self) -> Iterator[Finding]:
-        """Yield findings about settings of the site."""
+        """Yield findings about settings of the LSF site."""
         found = re.search(r"JOB_TERMINATE_INTERVAL\s*=\s*([0-9]{1,6})", ask(["bparams", "-a"]).out)
         interval_s = int(found[1]) if found else 10
         if interval_s < _SOON_S:

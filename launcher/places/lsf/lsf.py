@@ -61,7 +61,7 @@ _SIGNALS = {"REQUEUE_PEND": Fate.QUEUED_AGAIN, "KILL": Fate.CANCELLED, "TERM": F
 
 
 class LsfCluster(BatchCluster):
-    """LSF as a cluster to submit to."""
+    """LSF as a cluster to which runs are submitted."""
 
     doctor = "launcher.places.lsf.doctor"
     takes = ("after", "hold", "at")
@@ -71,7 +71,7 @@ class LsfCluster(BatchCluster):
 
 
 class LsfSystem(BatchSystem):
-    """The command lines of LSF."""
+    """The command lines of LSF and the parsing of its answers."""
 
     kind, called, ask = "lsf", CALLED, staticmethod(ask)
     submits, reads_stdin = ("bsub", "-env", environment.FILE), True
@@ -93,16 +93,16 @@ class LsfSystem(BatchSystem):
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
     def submitted(self, text: str) -> str | None:
-        """Return the id of the accepted job from bsub's output, or None."""
+        """Return the id of the accepted job from bsub's output, or None if the output has none."""
         found = set(_SUBMITTED.findall(text))
         return found.pop() if len(found) == 1 else None
 
     def name_of(self, job: str, element: int) -> str:
-        """Return the name of an array element; LSF counts them from 1."""
+        """Return the name of the array's element number `element`, which LSF counts from 1."""
         return f"{job}[{element + 1}]"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs, with those that ended within CLEAN_PERIOD, an hour by default."""
+        """Return the jobs, including those that ended within CLEAN_PERIOD, an hour by default."""
         answer = ask(["bjobs", "-a", "-json", "-o", _FIELDS, *ids], limit_s=limit_s)
         if "{" not in answer.out and "job found" in f"{answer.out}{answer.err}".lower():
             return []
@@ -110,11 +110,11 @@ class LsfSystem(BatchSystem):
         return [job for job in read_jobs(answer.out, time.time()) if named in ("", job.name)]
 
     def fate(self, job: str) -> Fate:
-        """Return why the job was asked to leave, by its history, as bjobs still shows it as running."""
+        """Return why the job was asked to exit, by its history, as bjobs still shows it as running."""
         return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
 
     def this_start(self) -> JobStart:
-        """Return the job that this process is in, and which of an array's runs."""
+        """Return the job in which this process runs, and the number of its run in an array."""
         job, index = os.environ[self.id_variable], int(os.environ.get("LSB_JOBINDEX") or 0)
         return JobStart(self.name_of(job, index - 1), index - 1) if index else JobStart(job, None)
 
@@ -130,7 +130,7 @@ class LsfSystem(BatchSystem):
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], follows: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return the options of bsub, without their dash; `follows` are jobs to be waited for, however they end, as the job
+    """Return the options of bsub, without their dash; `follows` are jobs to wait for, however they end, as the job
     itself checks the runs.
 
     LSF fills a range of slots as it likes, so the most that the run may use is requested.
@@ -172,9 +172,8 @@ def _quoted(text: str) -> str:
 
 
 def read_jobs(text: str, now: float) -> list[QueuedJob]:
-    """Return the jobs of `bjobs -json`, without those it does not know; raise Unreachable if the answer is damaged.
-
-    A job that is left out would seem gone.
+    """Return the jobs of `bjobs -json`, without those it does not know; raise Unreachable if the answer is damaged, as
+    a job left out would seem gone.
     """
     return [_job(one, now) for one in _records(text) if not _text(one, "ERROR")]
 
@@ -188,7 +187,7 @@ def _records(text: str) -> list[Mapping[str, Any]]:
 
 
 def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
-    """Return a record as a job."""
+    """Return the job in a record of bjobs."""
     found = _JOB_ID.fullmatch(_text(one, "JOBID"))
     if found is None:
         raise Unreachable(
@@ -220,13 +219,15 @@ def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
 
 
 def _ended_as(*, timed_out: bool, by_hand: bool) -> State:
-    """Return the state of a job that ended: failed by its time limit, cancelled by a user, or else lost."""
+    """Return the state of a job that ended: failed if it `timed_out`, cancelled if a user ended it (`by_hand`), else
+    lost.
+    """
     return State.FAILED if timed_out else State.CANCELLED if by_hand else State.LOST
 
 
 def fate_of(history: str) -> Fate | None:
-    """Return what was requested of the newest start of a job, by `bhist -l`, which breaks lines anywhere; None
-    if nothing was.
+    """Return what was requested of the newest start of a job, by `bhist -l`, which breaks lines anywhere; None if
+    nothing was requested.
     """
     newest = re.sub(r"\s+", "", history).rpartition("Starting(Pid")[2]
     asked = re.findall(r"Signal<(\w{1,40})>requested", newest)
@@ -239,7 +240,7 @@ def read_hosts(text: str) -> list[ExecHost]:
 
 
 def _host(one: Mapping[str, Any]) -> ExecHost:
-    """Return a record as a host."""
+    """Return the host in a record of bhosts."""
     status = _text(one, "STATUS")
     gpus, taken = (number(_text(one, name)) for name in ("NGPUS", "NGPUS_ALLOC"))
     return ExecHost(
@@ -255,14 +256,14 @@ def _host(one: Mapping[str, Any]) -> ExecHost:
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """Return the text of a field, or "" if it has none."""
+    """Return the text of a field, or "" if the record lacks it."""
     found = one.get(name)
     return found.strip()[:10_000] if isinstance(found, str) else ""
 
 
 def read_duration(text: str, unit_s: float) -> float | None:
-    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; None if
-    it is none of these.
+    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; None if the
+    text is none of these.
     """
     parts = text.removesuffix("second(s)").strip().split(":")
     known = [value for part in parts if (value := number(part)) is not None]

@@ -24,7 +24,10 @@ WORDS = QueueNames(
 
 
 class PbsDoctor(BatchDoctor):
-    """The checks of a PBS, which query its server; output of pbs_tmrsh is in PBS's own files, its exit code here."""
+    """The checks of a PBS, which query its server.
+
+    The output of pbs_tmrsh is in PBS's own files, so only its exit code is seen.
+    """
 
     words, by_stdin = WORDS, False
 

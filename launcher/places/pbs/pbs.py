@@ -56,7 +56,7 @@ _PUT_BACK = range(60, 64)  # JOB_SUBSTATE_RERUN and what follows it: it runs, an
 
 
 class PbsCluster(BatchCluster):
-    """PBS as a cluster to submit to."""
+    """PBS as a cluster to which runs are submitted."""
 
     doctor = "launcher.places.pbs.doctor"
     takes = ("priority", "after", "hold", "at")
@@ -66,7 +66,7 @@ class PbsCluster(BatchCluster):
 
 
 class PbsSystem(BatchSystem):
-    """The command lines of PBS."""
+    """The command lines of PBS and the parsing of its answers."""
 
     kind, called, ask = "pbs", CALLED, staticmethod(ask)
     submits = ("qsub",)
@@ -88,7 +88,7 @@ class PbsSystem(BatchSystem):
         return script_of(self.kind, lines, where, plan.spec.resources.time_s, self.warn_before_s(plan))
 
     def submitted(self, text: str) -> str | None:
-        """Return the id of the accepted job from qsub's output, or None."""
+        """Return the id of the accepted job from qsub's output, or None if the output has none."""
         found = [line.strip() for line in text.splitlines() if _JOB_ID.fullmatch(line.strip())]
         return found[0] if len(found) == 1 else None
 
@@ -97,7 +97,7 @@ class PbsSystem(BatchSystem):
         return job.replace("[]", f"[{element}]", 1)
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return these jobs, those of the run named `called`, or all of this user, by qstat."""
+        """Return the jobs with these ids, those of the run named `called`, or all of this user, by qstat."""
         user = pwd.getpwuid(os.geteuid()).pw_name
         if not ids and (listed := ask(["qselect", "-u", user], limit_s=limit_s)).code:
             raise Unreachable(f"qselect cannot tell: {listed.refusal}")
@@ -110,7 +110,7 @@ class PbsSystem(BatchSystem):
         return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
 
     def _shown(self, ids: Sequence[str], *more: str, limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs that are known: one that has just gone makes qstat fail, but the others are shown."""
+        """Return the jobs that PBS knows: a job that has just gone makes qstat fail, but the others are shown."""
         if not ids:
             return []
         answer = ask(["qstat", *more, "-t", "-f", "-F", "json", *ids], limit_s=limit_s)
@@ -121,13 +121,14 @@ class PbsSystem(BatchSystem):
         return read_jobs(answer.out)
 
     def requeue(self, job: str) -> str:
-        """Requeue the job and return why not, or ""; most sites let only operators do it, and a new job follows
-        then.
+        """Requeue the job; return why PBS refuses, or "".
+
+        Most sites let only operators requeue, and a new job follows then.
         """
         return ask(["qrerun", job]).refusal
 
     def this_start(self) -> JobStart:
-        """Return the job that this process is in, and which of an array's runs."""
+        """Return the job in which this process runs, and the number of its run in an array."""
         index = os.environ.get("PBS_ARRAY_INDEX")
         return JobStart(os.environ[self.id_variable], int(index) if index else None)
 
@@ -141,8 +142,8 @@ class PbsSystem(BatchSystem):
 
 
 def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequence[str] = ()) -> list[str]:
-    """Return the directives of a script; `follows` are jobs to be waited for, however they end, as the job itself
-    checks the runs.
+    """Return the directives of a script; `follows` are jobs to wait for, however they end, as the job itself checks the
+    runs.
 
     PBS takes no range of nodes, so as many are requested as the run may use.
     """
@@ -182,9 +183,8 @@ def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequenc
 
 
 def read_jobs(text: str) -> list[QueuedJob]:
-    """Return the jobs of `qstat -t -f -F json`, without arrays as a whole; raise Unreachable if the answer is damaged.
-
-    A job that is left out would seem gone.
+    """Return the jobs of `qstat -t -f -F json`, without arrays as a whole; raise Unreachable if the answer is damaged,
+    as a job left out would seem gone.
     """
     told = read_json(CALLED, text).get("Jobs", {})
     if not isinstance(told, dict):
@@ -196,7 +196,7 @@ def read_jobs(text: str) -> list[QueuedJob]:
 
 
 def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
-    """Return a record as a job."""
+    """Return the job in a record of qstat."""
     word, comment, code = _text(one, "job_state"), _text(one, "comment"), _number(one.get("Exit_status"))
     ended_by_hand = "terminated" in comment  # "... and terminated by me@login"; it still runs for a moment
     phase = phase_of(word, ended_by_hand=ended_by_hand)
@@ -226,7 +226,9 @@ def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
 
 
 def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
-    """Return the phase for the letter that qstat shows."""
+    """Return the phase for the letter that qstat shows; a running job that a user has ended (`ended_by_hand`) is
+    ending.
+    """
     if word in _ENDED:
         return Phase.ENDED
     if word == "E" or (word in _RUNS and ended_by_hand):
@@ -235,7 +237,7 @@ def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
 
 
 def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
-    """Return the hosts of `pbsnodes -a -F json`; one host may be several virtual nodes."""
+    """Return the hosts of `pbsnodes -a -F json`, in which one host may be several virtual nodes."""
     told, found = read_json(CALLED, text).get("nodes", {}), dict[str, list[Mapping[str, Any]]]()
     for name, one in (told if isinstance(told, dict) else {}).items():
         if isinstance(one, dict):
@@ -265,31 +267,31 @@ def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
 
 
 def _inner(one: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a field that is an object, empty if it is none."""
+    """Return a field that is an object, or an empty mapping if it is none."""
     found = one.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """Return a field as text, as PBS writes whatever looks like a number as a number."""
+    """Return a field as text, because PBS writes text that looks like a number as a number."""
     found = one.get(name)
     return str(found)[:10_000] if isinstance(found, str | int | float) else ""
 
 
 def _number(value: object) -> int | None:
-    """Return the value as a number, or None."""
+    """Return the value as a number, or None if it is none."""
     return int(value) if isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)) else None
 
 
 def _exit_code(status: int | None) -> int | None:
-    """Return the exit code of an exit status, or None if it has none."""
+    """Return the exit code in an exit status, or None if the status has none."""
     if status is None or status < 0:
         return None
     return status if status < _SIGNALLED else 128 + status - _SIGNALLED
 
 
 def read_time(text: str) -> float | None:
-    """Return the Unix time that qstat prints by ctime in this machine's time zone, or None."""
+    """Return the Unix time that qstat prints by ctime in this machine's time zone, or None if the text is no time."""
     try:
         return time.mktime(time.strptime(text))
     except (ValueError, OverflowError):
@@ -297,7 +299,7 @@ def read_time(text: str) -> float | None:
 
 
 def read_duration(text: str) -> float | None:
-    """Return the seconds of [[HOURS:]MINUTES:]SECONDS, or None."""
+    """Return the seconds of [[HOURS:]MINUTES:]SECONDS, or None if the text has another form."""
     parts = text.split(":")
     if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
         return None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SlurmCluster(BatchCluster):
-    """Slurm as a cluster to submit to."""
+    """Slurm as a cluster to which runs are submitted."""
 
     doctor = "launcher.places.slurm.doctor"
     takes_roles = True
@@ -47,7 +47,7 @@ class SlurmCluster(BatchCluster):
         return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what nodes of the partition offer: the fewest cores, the most GPUs, and how many nodes there are."""
+        """Return what every node of the partition offers: the fewest cores, the most GPUs, and the number of nodes."""
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
         if not self._nodes:
@@ -73,15 +73,17 @@ class SlurmCluster(BatchCluster):
         )
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the nodes of the spec's partition, or all, with the user's own jobs on them but not those of
-        others.
+        """Return the nodes of the spec's partition, or of all, with the user's own jobs on them but not those of other
+        users.
         """
         partition, jobs = spec.slurm.partition, self._slurm.jobs()
         nodes = read_nodes(ask(show_nodes(details=True)).out).values()
         return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start the host that inspects ranks on this node, by srun in the run's job."""
+        """Start the process that inspects ranks on the node, by srun in the run's job, and return the connection
+        to it.
+        """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
         from launcher.places.slurm.steps import step_command  # late: see above
 

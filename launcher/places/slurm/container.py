@@ -25,8 +25,10 @@ class Container(msgspec.Struct, frozen=True):
 
 
 def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Container | None:
-    """Return the container that the spec's `slurm.container` describes, or None; raise ValueError if it is not
-    a command or image.
+    """Return the container that the spec's `slurm.container` describes, or None if it is not set; raise ValueError if
+    it is not a command or image.
+
+    `gpus` says that the job has GPUs.
     """
     if text is None:
         return None
@@ -45,7 +47,7 @@ def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Contain
 
 
 def is_path(text: str) -> str | None:
-    """Return the container's file if it is a path on this file system, else None."""
+    """Return the container's file if the text is a path on this file system, else None."""
     words = shlex.split(text)
     last = words[-1]
     return last if last.startswith("/") else None
@@ -59,9 +61,7 @@ def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
 
 
 def container_problems(text: str) -> list[str]:
-    """Return why nothing could start in the container, as far as this machine shows; empty if nothing is known
-    against it.
-    """
+    """Return why nothing could start in the container, as far as this machine shows, or an empty list."""
     try:
         container = container_of(text, (), gpus=False)
     except ValueError as error:

@@ -42,7 +42,7 @@ WORDS = QueueNames(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the nodes that a job may get have in common."""
+    """What all nodes that a job may get have in common."""
 
     nodes: int  # that take jobs
     gpus: int  # that each of them has
@@ -51,13 +51,15 @@ class Shape:
 
 
 def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the site; `tell` is called with a line about what takes long."""
+    """Yield findings about the site; call `tell` with a line of text before each check that takes long."""
     request.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
     return all_findings(_site(request), WORDS, request, tell)
 
 
 def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
-    """Yield findings about its programs and controller; return the job by which nodes may be tried, or None."""
+    """Yield findings about the site's programs and controller; return how to submit a trial, or None if none is
+    possible.
+    """
     sbatch = shutil.which("sbatch")
     version = site.read_version(ask(["sbatch", "--version"]).out) if sbatch is not None else None
     yield checks.sbatch_finding(sbatch, version)
@@ -85,7 +87,7 @@ def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
 
 
 def _what_keeps_accounts_from_us(config: site.Config) -> str:
-    """Return why sacct does not answer, or "" if it does."""
+    """Return why sacct does not answer this user, or "" if it does."""
     if config.accounting is False:
         return "there is none"
     try:
@@ -96,7 +98,7 @@ def _what_keeps_accounts_from_us(config: site.Config) -> str:
 
 
 def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Shape:
-    """Return what the nodes of these partitions have in common."""
+    """Return what the nodes of the chosen partitions have in common."""
     names = {partition.name for partition in chosen}
     able = [node for node in known if node.partition in names and node.takes_jobs]
     return Shape(
@@ -124,7 +126,7 @@ class SlurmTrials(TrialJobs):
 
 
 def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
-    """Return what submits trial jobs of this shape."""
+    """Return how to submit trial jobs of this shape."""
     nodes = min(request.nodes or 2, max(1, shape.nodes))
     srun = [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",

@@ -48,7 +48,9 @@ def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], c
 def partition_findings(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node], wanted: str | None
 ) -> Iterable[Finding]:
-    """Yield a table of all partitions, and what is wrong with the wanted ones, or else Slurm's default."""
+    """Yield a table of all partitions, and the problems of the partitions in `wanted` or, without it, of Slurm's
+    default.
+    """
     yield ok("partitions", str(len(partitions)), _table(partitions, rules, nodes))
     known = {partition.name: partition for partition in partitions}
     for name in strangers(partitions, wanted):
@@ -66,14 +68,14 @@ def partition_findings(
 
 
 def chosen_partitions(partitions: Sequence[Partition], wanted: str | None) -> list[Partition]:
-    """Return the partitions that a job may go to."""
+    """Return the partitions to which a job may go: those in `wanted` or, without it, Slurm's default."""
     if wanted is None:
         return [partition for partition in partitions if partition.default]
     return [partition for partition in partitions if partition.name in wanted.split(",")]
 
 
 def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
-    """Return the wanted partitions that do not exist."""
+    """Return those of the wanted partitions that do not exist."""
     known = {partition.name for partition in partitions}
     return [name for name in (wanted or "").split(",") if name and name not in known]
 
@@ -99,7 +101,7 @@ def _node_findings(partition: str, nodes: Sequence[Node]) -> Iterable[Finding]:
 
 
 def _why(node: Node) -> str:
-    """Return the node's state, with the administrator's reason if there is one."""
+    """Return the node's state, with the administrator's reason if one is set."""
     state = " ".join(word.lower().replace("_", " ") for word in node.state)
     return f"{state}: {node.reason}" if node.reason else state
 
@@ -142,7 +144,7 @@ def _preempted(rules: PartitionRules | None) -> str:
 
 
 def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
-    """Return the finding of `sbatch --test-only` for a job of one node."""
+    """Return the finding about when a job of one node could start; `words` is what `sbatch --test-only` said."""
     if starts_at is None:
         hint = "--partition, --account and --qos here, and those of slurm in a spec, ask for others"
         return problem("start", f"Slurm would refuse a job of one node: {words}", hint)
@@ -156,7 +158,9 @@ def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
 
 
 def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedites: bool) -> Iterable[Finding]:
-    """Yield what the controller's configuration means for runs."""
+    """Yield findings about the controller's configuration; `expedites` says that Slurm requeues a run at once and first
+    after a lost node.
+    """
     yield requeue_finding(config.requeue, expedites=expedites)
     yield preemption_finding(config.preempt_type, config.preempt_mode, {rule.preempt_mode for rule in rules})
     yield kill_wait_finding(config.kill_wait_s)
@@ -165,7 +169,10 @@ def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedit
 
 
 def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
-    """Return the finding about requeueing; `expedites` is whether Slurm puts a run back at once and first."""
+    """Return the finding about requeueing; `default` is JobRequeue, None if Slurm does not show it.
+
+    `expedites` says that Slurm requeues a run at once and first after a lost node.
+    """
     how = (
         "; after a lost node at once and first (enable_expedited_requeue), so its jobs end with exit code 0"
         if expedites
@@ -179,7 +186,9 @@ def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
 
 
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
-    """Return the finding about accounting: `kept` by the configuration, `said` by sacct if it does not answer."""
+    """Return the finding about accounting: `kept` is the configuration's value, `said` sacct's error or "" if it
+    answers.
+    """
     known = "" if min_job_age_s is None else f" for {time_words(min_job_age_s)} (MinJobAge)"
     lost = f"how a job ended that left no word in its run's folder is known{known} only"
     if kept is False:
@@ -191,7 +200,9 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
 
 
 def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
-    """Return the finding about how long Slurm remembers jobs that have ended."""
+    """Return the finding about how long Slurm remembers jobs that have ended; `accounting` says that it keeps
+    accounting too.
+    """
     if min_job_age_s is None:
         return warning("MinJobAge", "Slurm does not say how long it knows of ended jobs", _ASK)
     text = f"{time_words(min_job_age_s)}: so long Slurm knows of a job that has ended"
@@ -202,7 +213,9 @@ def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
 
 
 def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
-    """Return the finding about preemption; `mode` is the cluster's, and those of partitions count if they differ."""
+    """Return the finding about preemption; `mode` is the cluster's, and the modes of partitions are named if they
+    differ.
+    """
     if kind in (None, "preempt/none", "(null)") or mode == "OFF":
         return ok("preemption", "off: no job makes way for another")
     suspends = [one for one in ({mode or ""} | of_partitions) if any(word in one.upper() for word in _SUSPENDS)]

@@ -16,7 +16,7 @@ from launcher.places.slurm.reach import ask
 
 
 class SbatchExecutor(SlurmExecutor):
-    """One job: `options` are sbatch's long ones, `command` is all that it runs."""
+    """A submitter of one job: `options` are sbatch's long options, `command` is all that the job runs."""
 
     def __init__(self, options: Mapping[str, str | bool] | None = None, command: str = "") -> None:
         super().__init__(folder="/")
@@ -54,8 +54,8 @@ class SbatchExecutor(SlurmExecutor):
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
     def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
-        """Submit a script that is on disk and return the job's id, within a time limit; submitit would wait for
-        sbatch for ever.
+        """Submit a script that is on disk and return the job's id within `limit_s`; submitit would wait for sbatch for
+        ever.
         """
         argv = self._make_submission_command(script)
         answer = ask(argv, limit_s=limit_s, environ=environ, pass_fds=[lock])

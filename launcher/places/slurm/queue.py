@@ -82,14 +82,15 @@ class SlurmSystem(BatchSystem):
 
     @cached_property
     def config(self) -> Config:
-        """Return the controller's configuration; asked once."""
+        """Return the controller's configuration, which is queried only once."""
         return read_config(ask(show_config()).out)
 
     @cached_property
     def expedites(self) -> bool:
-        """Return whether jobs may ask for Slurm's expedited requeue: the controller allows it and this sbatch knows it.
+        """Return whether jobs may ask for Slurm's expedited requeue: the controller allows it and this sbatch supports
+        it.
 
-        Elsewhere the option would have the job refused.
+        On any other site the option would have the job refused.
         """
         try:
             if not self.config.expedites:
@@ -100,11 +101,13 @@ class SlurmSystem(BatchSystem):
         return (read_release(version) or (0, 0)) >= _EXPEDITES_SINCE
 
     def get_ready(self) -> None:
-        """Begin in the background what a submit will need: importing submitit takes 100 ms, and Slurm has to answer."""
+        """Begin in the background to import submitit, which takes 100 ms, and to query Slurm, as a submit will need
+        both.
+        """
         threading.Thread(target=self._get_ready).start()
 
     def _get_ready(self) -> None:
-        """Import submitit and ask for the configuration."""
+        """Import submitit and query the configuration."""
         with contextlib.suppress(Unreachable):  # the next caller that needs the answer asks again
             _ = self.config
         import_module(_EXECUTOR)
@@ -138,7 +141,7 @@ class SlurmSystem(BatchSystem):
         return f"{job}_{element}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return these jobs, those of the run named `called`, or all of this user, by squeue."""
+        """Return the jobs with these ids, those of the run named `called`, or all of this user, by squeue."""
         return [_queued(job) for job in read_jobs(ask(squeue_jobs(ids, called), limit_s=limit_s).out)]
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:
@@ -155,12 +158,12 @@ class SlurmSystem(BatchSystem):
         ask(cancel(job))
 
     def fate(self, job: str) -> Fate:
-        """Return why the job's batch process was asked to leave, by scontrol."""
+        """Return why the job's batch process was asked to exit, by scontrol."""
         return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
     def puts_back_within_s(self, plan: Plan, job: str) -> float | None:
-        """Return within how many seconds Slurm may requeue this job by itself after it lost a node; None if it
-        does not, or does not answer.
+        """Return within how many seconds Slurm may itself requeue this job after it lost a node; None if Slurm does
+        not, or does not answer.
         """
         if script.outlives_a_node(plan):
             return None
@@ -172,11 +175,11 @@ class SlurmSystem(BatchSystem):
             return None
 
     def requeue(self, job: str) -> str:
-        """Requeue the job; return why that is refused, or ""."""
+        """Requeue the job; return why Slurm refuses, or ""."""
         return ask(requeue(job), in_job=True).refusal
 
     def release(self, job: str) -> str:
-        """Release a held job; return why that is refused, or ""."""
+        """Release a held job; return why Slurm refuses, or ""."""
         return ask(release(job)).refusal
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
@@ -192,9 +195,10 @@ class SlurmSystem(BatchSystem):
         )
 
     def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
-        """Return the nodes to avoid that leave enough nodes for the run, preferring those lost last.
+        """Return those of the nodes to avoid that leave enough nodes for the run, preferring those lost last.
 
-        A job that may not have as many nodes as it needs never starts. Empty if Slurm does not report its nodes.
+        A job that may not have as many nodes as it needs never starts. Return an empty list if Slurm does not report
+        its nodes.
         """
         if not avoid:
             return []
@@ -227,7 +231,7 @@ class SlurmSystem(BatchSystem):
         return addresses_of(hosts_of(os.environ["SLURM_JOB_NODELIST"]))
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return the processes to start: node 0's agent, and srun for the others."""
+        """Return the processes to start: node 0's agent, and srun for the other agents."""
         return steps.processes(plan, attempt)
 
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
@@ -274,25 +278,29 @@ def _queued(job: SlurmJob) -> QueuedJob:
 
 
 def _ended_waiting(job: SlurmJob) -> str:
-    """Return why a job ended that waited for another one, as Slurm keeps the reason it waited for; else ""."""
+    """Return why a job ended that waited for another, as Slurm keeps the reason for which it waited; "" for any other
+    job.
+    """
     if job.reason not in _DEPENDS:
         return ""
     return "while it waited for a job that has ended otherwise than it demands, unless a user ended it"
 
 
 def _word_on(node: Node) -> NodeAnswer:
-    """Return the node's state as an answer about it."""
+    """Return the node's state in the form that all batch systems share."""
     reason = f": {node.reason}" if node.reason else ""
     return NodeAnswer(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)
 
 
 def dependency_of(awaited: Sequence[AwaitedRun]) -> str:
-    """Return the value of --dependency, or "" if all that the run waits for has happened."""
+    """Return the value of --dependency, or "" if everything that the run waits for has happened."""
     return ",".join(f"{_WORDS[one.until]}:{job}" for one, job in jobs_to_follow(awaited))
 
 
 def hosts_of(nodelist: str) -> list[str]:
-    """Return the names in a list such as `node[0-2,7]`, in Slurm's order; needs no controller. Raise LaunchError."""
+    """Return the names in a list such as `node[0-2,7]`, in Slurm's order, without asking a controller; raise
+    LaunchError if it is damaged.
+    """
     answer = ask(show_hostnames(nodelist))
     names = read_hostnames(answer.out) if answer.code == 0 else []
     if not names:
@@ -301,7 +309,7 @@ def hosts_of(nodelist: str) -> list[str]:
 
 
 def addresses_of(hosts: Sequence[str]) -> dict[str, str]:
-    """Return the address by which others reach each host: Slurm's own, or else what its name resolves to."""
+    """Return the address by which others reach each host: Slurm's own, or that to which the host's name resolves."""
     try:
         known = {name: node.address for name, node in read_nodes(ask(show_nodes(hosts)).out).items()}
     except Unreachable:

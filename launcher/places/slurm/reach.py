@@ -40,14 +40,14 @@ _NO_ANSWER = (
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables by which another job, or a user's preference, would change
-    Slurm's clients.
+    """Return the environment without variables by which another job, or a user's preference, would change what Slurm's
+    clients do.
     """
     return {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
 
 
 def _readable_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return that environment with times and sizes in the format that the parsers read."""
+    """Return `clean_environment` with times and sizes set to the format that the parsers read."""
     return clean_environment(environ) | _FOR_ANSWERS
 
 
@@ -65,7 +65,10 @@ def ask(
     pass_fds: Sequence[int] = (),
     in_job: bool = False,
 ) -> Answer:
-    """Return the client's answer; raise Unreachable if it is missing, too slow, or got no answer itself."""
+    """Return the client's answer; raise Unreachable if it is missing, too slow, or got no answer itself.
+
+    `in_job` says that the job of this process may be ending, so that the client must ignore its SIGTERM.
+    """
     program = os.path.basename(argv[0])
     is_submit = program == "sbatch" and "--test-only" not in argv
     asked = _DATABASE if program == "sacct" else _SUBMITTING if is_submit else _CONTROLLER

@@ -33,7 +33,7 @@ def options(
 ) -> dict[str, str | bool]:
     """Return the long options of sbatch, without their dashes.
 
-    `output` is the file for the batch process's output; `expedites` is whether the site requeues jobs at once and first
+    `output` is the file for the batch process's output; `expedites` says that the site requeues jobs at once and first
     after they lose a node.
     """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
@@ -78,7 +78,9 @@ def options(
 
 
 def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
-    """Return the sbatch options for what the job waits for, beside free nodes."""
+    """Return the sbatch options for what the job waits for besides free nodes; an option that does not apply is
+    None.
+    """
     queue, at = plan.spec.queue, plan.starts_at
     return {
         "hold": queue.hold or None,
@@ -90,7 +92,7 @@ def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
 
 
 def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
-    """Return the nodes that the job must not get: the spec's, and those to avoid.
+    """Return the nodes that the job must not get: those that the spec excludes, and those to avoid.
 
     Nodes that the spec requires are not excluded, as Slurm would refuse such a job or never start it.
     """
@@ -110,7 +112,7 @@ def fewest_nodes(plan: Plan) -> int:
 
 
 def gres_of(plan: Plan) -> str | None:
-    """Return the generic resources of each node: the spec's, or else its GPUs."""
+    """Return the generic resources of each node, the spec's or its GPUs, or None if it has neither."""
     gpus = most_of_a_host(plan).gpus
     return plan.spec.slurm.gres or (f"gpu:{gpus}" if gpus else None)
 
@@ -129,7 +131,11 @@ def script_of(
     *,
     expedites: bool = False,
 ) -> str:
-    """Return the script for sbatch; `where` is the folder named to the batch process, where its first output goes."""
+    """Return the script for sbatch.
+
+    `where` is the folder that the batch process gets, and of its first output; `expedites` says that the site requeues
+    jobs at once and first after they lose a node.
+    """
     chosen = options(plan, submit_token, _output(submit_token, str(where)), avoid, dependency, expedites=expedites)
     # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.
     always_0 = f" {ENDS_WITH_0}" if expedites else ""

@@ -41,7 +41,7 @@ def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentPr
 
 
 def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan) -> AgentProcess:
-    """Return an srun for a supervisor on each of these hosts; `whole` is the plan of the job."""
+    """Return an srun for a supervisor on each of the hosts; `whole` is the plan of the job."""
     container = container_of(plan.spec.slurm.container, mounts(whole), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
     argv = node_command("slurm", plan, attempt)
@@ -74,8 +74,8 @@ def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attemp
 
 
 def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:
-    """Return an srun for one task on each of these hosts, in which neither a failed task nor a lost node ends
-    the others.
+    """Return an srun for one task on each of the hosts, in which neither a failed task nor a lost node ends the
+    others.
     """
     return (
         "srun",

@@ -79,7 +79,7 @@ class JobEndRequests:
         self._kind = "limit"
 
     def next_check(self) -> float | None:
-        """Return the time at which to read the requests again, or None if the attempt is to end already."""
+        """Return the time at which to read the requests again."""
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:

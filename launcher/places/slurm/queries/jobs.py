@@ -35,7 +35,7 @@ _JOBS_OF_A_ROW = re.compile(f"{JOB_ID.pattern}|{_ELEMENTS.pattern}")
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """One job, or one element of an array. squeue lists those that wait or run, and for MinJobAge those that ended."""
+    """One job, or one element of an array. squeue lists jobs that wait or run, and for MinJobAge those that ended."""
 
     id: str  # `7`, or `5_3` in an array: what the clients take
     raw_id: str  # what the job itself has as SLURM_JOB_ID; elements that wait share the array's
@@ -54,7 +54,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
     @property
     def submit_tokens(self) -> frozenset[str]:
-        """Return the submit tokens in its comment."""
+        """Return the submit tokens in the job's comment."""
         return submit_tokens_in(self.comment)
 
 
@@ -62,8 +62,8 @@ def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
     """Return the squeue command for the jobs with these ids, or all of the caller, also in hidden partitions.
 
     `name` limits them to jobs of that name. With one id that it has forgotten, squeue exits 1 with "Invalid job id";
-    with several it leaves it out. `read_jobs` splits waiting elements: with --array squeue leaves out the last one if
-    they are evenly spaced.
+    with several it leaves that id out. `read_jobs` splits waiting elements: with --array squeue leaves out the last one
+    if they are evenly spaced.
     """
     asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
     argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
@@ -83,7 +83,7 @@ def read_jobs(text: str) -> list[SlurmJob]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Return the ids of all jobs that share a row."""
+    """Yield the ids of all jobs that share a row."""
     found = _ELEMENTS.fullmatch(text)
     if found is None:
         return iter([text])
@@ -98,7 +98,7 @@ def _indices(piece: str) -> range:
 
 
 def _job(name: str, row: Sequence[str]) -> SlurmJob:
-    """Return a job from a row."""
+    """Return the job in a row of squeue, under the id `name`."""
     raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
     job_id, array = _identity(name)
     return SlurmJob(
@@ -117,7 +117,7 @@ def _job(name: str, row: Sequence[str]) -> SlurmJob:
 
 
 def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
-    """Return the sacct command for the newest start of each job; an id used before `since` (Unix time) is
+    """Return the sacct command for the newest start of each job; an id that was used before `since` (Unix time) is
     another job's.
     """
     return [
@@ -128,7 +128,7 @@ def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
 
 
 def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
-    """Return the rows of `sacct_jobs`, one for each job with its newest start; None if this cluster keeps no
+    """Return the rows of `sacct_jobs`, one for each job with its newest start, or None if this cluster keeps no
     accounting.
     """
     if code != 0 or "accounting storage is disabled" in (out + err).lower():
@@ -181,8 +181,9 @@ def release(job_id: str) -> list[str]:
 
 
 def cancel(job_id: str, signal: str | None = None, batch: bool = False) -> list[str]:
-    """Return the command that ends a job, or with a signal sends it to the job's steps, or to its batch script
-    alone.
+    """Return the command that ends a job.
+
+    With `signal` it sends that to the job's steps instead, or with `batch` to its batch script alone.
     """
     # Without --state, a signal for a job that waits keeps scancel busy for 95 s before it fails.
     how = [] if signal is None else [f"--signal={signal}", "--state=RUNNING"]
@@ -193,7 +194,7 @@ _SBATCH_SAYS = re.compile(r"^(?:sbatch: )?(?:fatal: |error: |allocation failure:
 
 
 def read_test_only(text: str) -> tuple[float | None, str]:
-    """Return when and where `sbatch --test-only` says the job could start, or None and why not."""
+    """Return (when the job could start, where) by `sbatch --test-only`, or (None, why it could not)."""
     estimate = re.search(r"Job \S+ to start at (\S+) using (.+)", text)
     if estimate is not None:
         starts_at = read_time(estimate[1])
@@ -203,7 +204,7 @@ def read_test_only(text: str) -> tuple[float | None, str]:
 
 
 def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
-    """Return a job's id, and if it is an element of an array, that array's id and its index."""
+    """Return (a job's id, (id of its array, its index in it) or None if it is in no array)."""
     found = JOB_ID.fullmatch(text)
     if found is None or found["index"] is None:
         return text, None
@@ -211,25 +212,25 @@ def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
 
 
 def _job_id(text: str) -> str:
-    """Return an id that is safe in a command line; raise ValueError."""
+    """Return the id if it is safe in a command line; raise ValueError if not."""
     if JOB_ID.fullmatch(text) is None:
         raise ValueError(f"expected the id of a Slurm job, got {text!r}")
     return text
 
 
 def show_job(job: str) -> list[str]:
-    """Return the command that shows all that the controller knows of this job."""
+    """Return the command that shows all that the controller knows of the job."""
     return ["scontrol", "--oneliner", "show", "job", job]
 
 
 def is_expedited(text: str) -> bool:
-    """Return whether Slurm requeues this job at once, and first, after it loses a node, by `scontrol show job`."""
+    """Return whether Slurm requeues the job at once, and first, after the job loses a node, by `scontrol show job`."""
     return read_fields(text).get("ExpeditedRequeue") == "Yes"
 
 
 def fate_of(text: str, restarts: int) -> Fate:
-    """Return what happens to the job, from `scontrol show job`; `restarts` is how often it had been requeued
-    when this start began.
+    """Return what Slurm does with the job, by `scontrol show job`; `restarts` is how often it had been requeued when
+    this start began.
     """
     fields = read_fields(text)
     counted = read_number(fields.get("Restarts", ""))

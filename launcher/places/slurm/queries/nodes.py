@@ -21,7 +21,7 @@ _PARTITION_FORMAT = ("%P", "%a", "%l", "%L", "%F")
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node, and from sinfo one of its partitions; unknown values are empty or 0."""
+    """A node, and from sinfo one of its partitions; values that are not known are empty or 0."""
 
     name: str
     state: tuple[str, ...]
@@ -52,7 +52,7 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def takes_jobs(self) -> bool:
-        """Return whether every word of its state allows jobs; an unknown word does not."""
+        """Return whether every word of the node's state allows jobs; an unknown word does not."""
         return bool(self.state) and _UP.issuperset(self.state)
 
 
@@ -81,13 +81,15 @@ def show_hostnames(hostlist: str) -> list[str]:
 
 
 def read_hostnames(text: str) -> list[str]:
-    """Return one name from each line, without what cannot be a name, as scontrol prints such text for damaged lists."""
+    """Return one name from each line, leaving out lines that cannot be a name, which scontrol prints for damaged
+    lists.
+    """
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", line)]
 
 
 def is_in_hostlist(host: str, text: str) -> bool:
-    """Return whether this host is among the names in a list such as `node[00-03,7]`."""
+    """Return whether the host is among the names in a list such as `node[00-03,7]`."""
     return any(_is_behind(host, part) for part in re.split(r",(?![^\[]*\])", text))
 
 
@@ -111,9 +113,10 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 def show_nodes(hosts: Sequence[str] = (), *, details: bool = False) -> list[str]:
-    """Return the command for the records of these nodes, or of all; it exits 1 if one is unknown and shows the others.
+    """Return the command for the records of these nodes, or of all; it exits 1 if a node is unknown and shows the
+    others.
 
-    `details` adds how much of its gres is taken.
+    `details` adds how much of each node's gres is taken.
     """
     more = ["--details"] if details else []
     return ["scontrol", "--oneliner", *more, "show", "node", *([_operand(",".join(hosts))] if hosts else [])]
@@ -150,8 +153,8 @@ def _node(line: str) -> Node:
 
 
 def partition_nodes(partition: str | None = None) -> list[str]:
-    """Return the command for every node of a partition, or of all; sinfo shows none, and no error, if it does
-    not exist.
+    """Return the command for every node of a partition, or of all; for an unknown partition sinfo shows none, and no
+    error.
     """
     return ["sinfo", "--noheader", "--Node", *_of(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
 
@@ -180,7 +183,7 @@ def partitions(partition: str | None = None) -> list[str]:
 
 
 def read_partitions(text: str) -> list[Partition]:
-    """Return the rows of `partitions`; a star marks the default one."""
+    """Return the rows of `partitions`; a star marks Slurm's default partition."""
     found = []
     for name, availability, longest, usual, counts in read_rows(text, len(_PARTITION_FORMAT), _ANY)[0]:
         numbers = [read_number(part) or 0 for part in counts.split("/")]  # allocated/idle/other/total
@@ -229,12 +232,12 @@ _ANY = re.compile(r".+")
 
 
 def _operand(text: str) -> str:
-    """Return a list of hosts that cannot be mistaken for an option; raise ValueError."""
+    """Return a list of hosts, checked so that it cannot be mistaken for an option; raise ValueError."""
     if not text or text.startswith("-"):
         raise ValueError(f"expected a list of hosts, got {text!r}")
     return text
 
 
 def _of(partition: str | None) -> list[str]:
-    """Return the option that limits sinfo to this partition, or nothing."""
+    """Return the option that limits sinfo to the partition, or an empty list for None."""
     return [] if partition is None else [f"--partition={partition}"]

@@ -108,7 +108,7 @@ _THINGS = {
 
 
 def plain(reason: str) -> str:
-    """Return why a pending job does not start, in plain words, and what the user can do if anything."""
+    """Return why a pending job does not start, in plain words, and what the user can do, if anything."""
     said = " ".join("".join(char if char.isprintable() else " " for char in reason[:_LONGEST]).split())
     if said.startswith("(") and said.endswith(")"):
         said = said[1:-1].strip()

@@ -11,7 +11,7 @@ _PARTITIONS = "`sinfo` lists what there is"
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """One known refusal: a part of Slurm's message, its meaning, and what to do."""
+    """One known refusal: a part of Slurm's message, its meaning, and what the user can do."""
 
     sign: str
     words: str

@@ -9,8 +9,8 @@ from launcher.places.slurm.queries.values import read_fields, read_number
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The settings that `scontrol show config` shows, as far as the launcher uses them; None if it does not
-    show one.
+    """The settings that `scontrol show config` shows, as far as the launcher uses them; None for a setting that is not
+    shown.
     """
 
     version: str | None
@@ -89,12 +89,12 @@ def read_version(text: str) -> str | None:
 
 
 def read_release(version: str | None) -> tuple[int, int] | None:
-    """Return the release of a version: (25, 11) of `25.11.2`."""
+    """Return (year, month) of a version's release, such as (25, 11) of `25.11.2`, or None if the version is unknown."""
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(found[1]), int(found[2])) if found else None
 
 
 def _seconds(text: str) -> float | None:
-    """Return the seconds of `30 sec`, or None."""
+    """Return the seconds of a text such as `30 sec`, or None if it is none."""
     found = re.fullmatch(r"([0-9]{1,9})(?: sec)?", text)
     return float(found[1]) if found else None

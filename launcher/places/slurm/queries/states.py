@@ -9,7 +9,7 @@ from launcher.states import Cause, State
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """The word that decides, its phase, and who cancelled the job if Slurm shows that."""
+    """The state of a job: the word that decides, its phase, and who cancelled the job if Slurm shows that."""
 
     word: str
     phase: Phase
@@ -88,7 +88,7 @@ def _word(part: str) -> str | None:
 
 
 def _deciding(words: set[str]) -> tuple[str, Phase]:
-    """Return the word that decides among several, and its phase."""
+    """Return (the word that decides among several, its phase)."""
     for flag, phase in _FLAGS.items():
         if flag in words:
             return flag, phase
@@ -101,7 +101,9 @@ def _deciding(words: set[str]) -> tuple[str, Phase]:
 
 
 def end_of(word: str) -> tuple[State, Cause | None]:
-    """Return how a run ended whose job ended in this state and left no end record."""
+    """Return (state, cause) of a run whose job ended in this state and left no end record; the cause is None if the
+    state does not tell.
+    """
     match word:
         case "CANCELLED":
             return State.CANCELLED, Cause.CANCELLED

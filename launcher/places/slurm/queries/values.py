@@ -11,7 +11,7 @@ _NO_ESTIMATE = 4_102_444_800.0  # 2100: for a job that cannot start, Slurm estim
 
 
 def read_time(text: str) -> float | None:
-    """Return the Unix time of a date, or None if Slurm has none; a date without a zone is read as local time."""
+    """Return the Unix time of a date, or None if the field has none; a date without a zone is read as local time."""
     said = text.strip()
     try:
         when = float(said) if re.fullmatch(r"[0-9]{1,15}", said) else datetime.fromisoformat(said).timestamp()
@@ -39,9 +39,9 @@ def read_duration(text: str) -> float | None:
 
 
 def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[list[list[str]], list[str]]:
-    """Return the rows of `width` fields whose first one matches, and the damaged ones.
+    """Return (the rows of `width` fields whose first one matches, the damaged rows).
 
-    What a site prints around them is in no row, and whatever a user wrote into the last field does not end one.
+    Text that a site prints around them is in no row, and whatever a user wrote into the last field does not end one.
     """
     *ended, rest = text.split(ROW)
     rows, damaged = [], [rest] if FIELD in rest else []
@@ -61,10 +61,10 @@ def read_fields(text: str) -> dict[str, str]:
 
 
 def read_word(text: str) -> str:
-    """Return the text of a field, or "" if Slurm writes that there is none."""
+    """Return the text of a field, or "" if Slurm's word for no value is in it."""
     return "" if text.strip().lower() in _NOTHING else text.strip()
 
 
 def read_number(text: str) -> int | None:
-    """Return the number in a field, or None if it is not one."""
+    """Return the number in a field, or None if it holds no number."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
