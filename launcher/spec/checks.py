@@ -52,7 +52,7 @@ def env_or_secret(job: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
 
 
 def _secret_name(item: Node) -> str | None:
-    """Return the name of a secret, or None if it cannot be read."""
+    """Return the name of a secret, or None if the item has none that can be read."""
     if isinstance(item, Scalar):
         return item.text
     return next(iter(item.entries), None) if isinstance(item, Mapping) else None
@@ -117,7 +117,7 @@ def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Probl
 
 
 def notice_needs_a_source(notice: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if a lead is set for a notice but no source of notices."""
+    """Yield a problem if `notice` sets a lead but no source of notices."""
     if "lead" in notice.entries and not {"file", "command", "signal"} & {*notice.entries}:
         hint = "write file: PATH, command: [...] or signal: PWR beside it"
         yield Problem(notice.mark, "nothing tells that a host is about to go", hint, ("lead",))
@@ -134,7 +134,7 @@ def lead_covers_grace(job: Mapping, values: Values[str, Any]) -> Iterator[Proble
 
 
 def _resources(job: Mapping, values: Values[str, Any]) -> Resources | None:
-    """Return the resources, defaults if none are written, or None if they cannot be read."""
+    """Return the job's resources, with defaults if none are written, or None if they cannot be read."""
     found = values.get("resources")
     if isinstance(found, Resources):
         return found

@@ -49,7 +49,7 @@ SLURM = Section(
 
 
 def _own_options(program: str, ours: str) -> TableOf:
-    """Return the kind of further options for a submitting program.
+    """Return the kind of value that holds further options for a submitting program.
 
     `ours` are the options that the launcher writes itself.
     """

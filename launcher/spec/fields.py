@@ -15,7 +15,7 @@ from launcher.spec.kinds.queueing import PredecessorName, Priority, WrittenMomen
 from launcher.spec.kinds.roles import PORT_NAME, ROLE_NAME, PortToTry, RolesTable
 from launcher.spec.kinds.sections import Field, Section, Shorthand
 from launcher.spec.kinds.steps import NEEDS, NEEDS_KEY, ON, ON_KEY, StepsTable
-from launcher.spec.kinds.targets import WhoHears
+from launcher.spec.kinds.targets import NotifyRecipient
 from launcher.spec.kinds.text import RUN_DIR_NAMES, Choice, InnerPath, StoreAddress, Text, any_path
 from launcher.spec.kinds.times import Duration, DurationRange, Every, HangAfter
 from launcher.spec.model import (
@@ -40,12 +40,12 @@ _NEVER = (*_NONE, "unlimited")
 
 
 def _instead_of_a_script(text: str) -> str:
-    """Return a hint if a file stands where a command or module is expected, else ""."""
+    """Return a hint if a file is written where a command or module is expected, else ""."""
     return "a file is named by run.script" if "/" in text or text.endswith(".py") else ""
 
 
 def _auto(minimum: int) -> WordOr:
-    """Return the kind of `auto` or an integer of at least `minimum`."""
+    """Return the kind of value that is `auto` or an integer of at least `minimum`."""
     return WordOr("auto", Integer(minimum, 4096), ("all", "any", "default"))
 
 
@@ -149,7 +149,7 @@ _BUDGET_DOC = "Restarts after {}: a number, unlimited, or {{restarts, backoff, r
 
 
 class _BudgetSection(Section, frozen=True, dict=True):
-    """The section of a restart budget; it notes whether the number of restarts is written or the default."""
+    """The section of a restart budget, which records whether the number of restarts is written or the default."""
 
     def made(self, values: dict[str, Any]) -> Any:
         """Return the budget, with `explicit` saying whether a number of restarts is written."""
@@ -232,12 +232,13 @@ OCCASIONS = ("started", "restarted", "stalled", "ended")
 
 
 def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
-    """Return the fields of `notify`; with `spelled_out`, addresses may be written out, as in the user's own
-    settings.
+    """Return the fields of `notify`.
+
+    With `spelled_out`, secret addresses may be written themselves, as in the user's own settings.
     """
     return (
-        Field("to", ListOf(WhoHears(spelled_out), single=True, may_be_blank=True), "Who is notified of the run: slack, "
-              "discord, teams or json with the variable that holds the webhook's address, or {file: PATH}; apprise "
+        Field("to", ListOf(NotifyRecipient(spelled_out), single=True, may_be_blank=True), "Who is notified of the run: "
+              "slack, discord, teams or json with the variable that holds the webhook's address, or {file: PATH}; apprise "
               "with that of a URL of apprise; email; or a command that gets the message as JSON on stdin. [] is nobody",
               example="[{slack: SLACK_WEBHOOK}, {email: me@example.org}]"),
         Field("on", ListOf(Choice(OCCASIONS), single=True), "What is notified; by default all of started, restarted, "
@@ -311,7 +312,7 @@ _ENTRY = {"oneOf": [{"required": ["script"]}, {"required": ["module"]}, {"requir
 
 
 def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return the options, with `steps` and `roles`, each of which may have these options too."""
+    """Return the options with `steps` and `roles` added, in each of which these options may stand too."""
     keys = tuple(field.key for field in options if field.key not in _OF_ALL_STEPS)
     kept = tuple(field for field in options if field.key not in ("steps", "roles"))
     doc = (
@@ -376,7 +377,7 @@ JOB = _Job(
 
 
 def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a spec, with these sections of plug-ins.
+    """Return the JSON Schema (draft 2020-12) of a spec, with the sections of `plugins`.
 
     Editors read YAML 1.2 values, so the schema is a little wider than the reader, never narrower.
     """
@@ -395,18 +396,18 @@ def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
 
 
 def with_plugins(sections: Mapping[str, Section]) -> Section:
-    """Return the table of options with one section more for each of these plug-ins."""
+    """Return the table of options with one more section for each plug-in."""
     more = (Field(kind, section, f"Options on {kind} clusters") for kind, section in sections.items())
     return replace(JOB, options=_with_steps((*JOB.options, *more)))
 
 
 def step_section(job: Section) -> Section:
-    """Return the table of a step: what it needs, where it runs, and options from the table `job`."""
+    """Return the table of a step's options: the steps it needs, where it runs, and the options of the table `job`."""
     needs = Field(NEEDS_KEY, NEEDS, "Steps that must have succeeded before")
     on = Field(ON_KEY, ON, "The cluster of this step; without it that of `--on`")
     return replace(job, options=(needs, on, *(field for field in job.options if field.key not in _OF_ALL_STEPS)))
 
 
 def role_section(job: Section) -> Section:
-    """Return the table of a role: how it relates to other roles, and options from the table `job`."""
+    """Return the table of a role's options: its relation to other roles, and the options of the table `job`."""
     return replace(job, options=(*ROLE.options, *(field for field in job.options if field.key in _OF_A_ROLE)))

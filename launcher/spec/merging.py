@@ -6,7 +6,9 @@ _ENTRIES = ("script", "module", "command")  # of `run`: who names one takes none
 
 
 def merged(common: Mapping, own: Mapping) -> Mapping:
-    """Return `own` laid over `common`: mappings are merged, all else is replaced, and `null` removes what is common."""
+    """Return `common` with the options of `own` on top: mappings are merged, other values replaced, and `null` removes
+    a common option.
+    """
     own_run, run = own.find("run"), common.find("run")
     if own_run is not None and run is not None and _names_an_entry(own_run) and isinstance(run.value, Mapping):
         kept = {key: entry for key, entry in run.value.entries.items() if key not in _ENTRIES}
@@ -20,7 +22,7 @@ def _names_an_entry(run: Entry) -> bool:
 
 
 def _laid_over(common: Mapping, own: Mapping) -> Mapping:
-    """Return `own` laid over `common`, mapping by mapping."""
+    """Return `common` with the entries of `own` on top, mapping by mapping."""
     entries = dict(common.entries)
     for key, entry in own.entries.items():
         there = entries.get(key)

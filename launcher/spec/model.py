@@ -52,7 +52,7 @@ class Secret(Struct, frozen=True):
 
 
 class Code(Struct, frozen=True):
-    """The choice of the code that is frozen."""
+    """The files that are frozen as the job's code, and the limit on their size."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class Budget(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True):
-    """How a run is restarted after failures: budgets, hang limits, mode of recovery."""
+    """The rules by which a run is restarted after failures: budgets, limits on hangs, and the mode of recovery."""
 
     user_error: Budget = Budget(3, refill_s=86_400.0)
     out_of_memory: Budget = Budget(3, refill_s=21_600.0)
@@ -135,7 +135,9 @@ class NotifyTarget(Struct, frozen=True):
 
 
 class NotifyOptions(Struct, frozen=True):
-    """Addresses that are notified of a run, and of what; None means the user's settings, or else the default."""
+    """Who is notified of a run, and on which occasions; None means the user's settings, or the default if they are
+    silent.
+    """
 
     to: tuple[NotifyTarget, ...] | None = None
     on: tuple[str, ...] | None = None
@@ -144,7 +146,7 @@ class NotifyOptions(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """The ways in which a host announces that it is about to leave; one is enough."""
+    """The ways in which a host announces that it is about to go away; one is enough."""
 
     file: str | None = None
     command: tuple[str, ...] = ()
@@ -153,12 +155,12 @@ class Notice(Struct, frozen=True):
 
     @property
     def is_given(self) -> bool:
-        """Whether any way is given."""
+        """Whether a way is set in which the host gives notice."""
         return self.file is not None or self.command != () or self.signal is not None
 
 
 class Predecessor(Struct, frozen=True):
-    """A run that another one waits for, and the state or step that it must have reached."""
+    """A run for which another one waits, and the state or step that it must have reached."""
 
     run: str  # an id, a unique beginning of one, a name, or `last`
     until: str = "succeeded"  # succeeded, ended; step: it has made `step` steps
@@ -169,7 +171,7 @@ class Predecessor(Struct, frozen=True):
 
 
 class QueueOptions(Struct, frozen=True):
-    """Conditions that a run waits for before it starts, and its priority."""
+    """The conditions for which a run waits before it starts, and its priority."""
 
     priority: int = 0
     after: tuple[Predecessor, ...] = ()
@@ -181,7 +183,7 @@ class QueueOptions(Struct, frozen=True):
 
 
 class Slurm(Struct, frozen=True):
-    """Options of a job on Slurm."""
+    """The options that a spec sets for a job on Slurm."""
 
     partition: str | None = None
     account: str | None = None
@@ -200,7 +202,7 @@ class Slurm(Struct, frozen=True):
 
 
 class GridEngine(Struct, frozen=True):
-    """Options of a job on Grid Engine."""
+    """The options that a spec sets for a job on Grid Engine."""
 
     pe: str | None = None
     queue: str | None = None
@@ -213,7 +215,7 @@ class GridEngine(Struct, frozen=True):
 
 
 class Pbs(Struct, frozen=True):
-    """Options of a job on PBS."""
+    """The options that a spec sets for a job on PBS."""
 
     queue: str | None = None
     project: str | None = None
@@ -227,7 +229,7 @@ class Pbs(Struct, frozen=True):
 
 
 class Lsf(Struct, frozen=True):
-    """Options of a job on LSF."""
+    """The options that a spec sets for a job on LSF."""
 
     queue: str | None = None
     project: str | None = None
@@ -241,7 +243,7 @@ class Lsf(Struct, frozen=True):
 
 
 class Kubernetes(Struct, frozen=True):
-    """Options of a job on Kubernetes."""
+    """The options that a spec sets for a job on Kubernetes."""
 
     image: str | None = None
     claim: str | None = None
@@ -252,7 +254,7 @@ class Kubernetes(Struct, frozen=True):
 
 
 class SshHost(Struct, frozen=True):
-    """One host of a pool; None means the pool's own option, or else the default."""
+    """One host of a pool; None means the pool's own option, or the default if the pool has none."""
 
     name: str
     address: str | None = None
@@ -266,7 +268,7 @@ class SshHost(Struct, frozen=True):
 
 
 class Ssh(Struct, frozen=True):
-    """A pool of hosts, with options for those that have none of their own."""
+    """A pool of hosts, with the options of hosts that set none themselves."""
 
     hosts: tuple[SshHost, ...] = ()
     shared: bool = False
@@ -314,7 +316,7 @@ class EarlyStop(Struct, frozen=True):
 
 
 class SweepBudget(Struct, frozen=True):
-    """The limits of a sweep."""
+    """The time limit of a sweep."""
 
     time_s: float | None = None  # `time:` after which no new trial begins
 
@@ -335,7 +337,7 @@ class SweepOptions(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True):
-    """The condition under which a role counts as ready; exactly one of these applies to each of its ranks."""
+    """The condition under which a rank of a role counts as ready; exactly one of the options is set."""
 
     port: bool | str = False  # its own port takes connections; or that of this name does
     path: str | None = None  # an HTTP request for it, to that port, is answered with 200
@@ -357,7 +359,7 @@ class Role(Struct, frozen=True):
 
 
 class JobSpec(Struct, frozen=True):
-    """A whole job."""
+    """A whole job as its spec describes it."""
 
     name: str
     run: RunOptions

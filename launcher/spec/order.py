@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 
 
 def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the steps, each after those it needs and else in the order of the file; there must be no cycle."""
+    """Return the steps so that each comes after those it needs, otherwise in the order of the file; the steps must have
+    no cycle.
+    """
     done = dict[str, None]()
     while len(done) < len(needs):
         done |= dict.fromkeys([next(name for name in needs if name not in done and done.keys() >= {*needs[name]})])
@@ -12,7 +14,9 @@ def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return steps that form a cycle, each needing the next and the last the first; empty if there is none."""
+    """Return steps that form a cycle, each needing the next and the last the first, or an empty list if there is
+    none.
+    """
     left = {name: [one for one in some if one in needs] for name, some in needs.items()}
     while free := [name for name, some in left.items() if not some]:
         left = {name: [one for one in some if one not in free] for name, some in left.items() if name not in free}
@@ -25,7 +29,7 @@ def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def needed_by(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return every step that must have succeeded before this one starts."""
+    """Return every step that must have succeeded before step `name` starts."""
     found, left = set[str](), [*needs[name]]
     while left:
         one = left.pop()

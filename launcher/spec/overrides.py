@@ -22,7 +22,7 @@ Step = tuple[str, Kind | None]  # a key, and the kind of what stands there; None
 
 
 def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Problem]:
-    """Write every override into the tree, and return the problems of those that cannot be written."""
+    """Write every override into the tree, and return a problem for each that cannot be written."""
     gather = Gather()
     for text in overrides:
         try:
@@ -33,7 +33,7 @@ def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Prob
 
 
 def keys_of(path: str) -> list[str]:
-    """Return the keys from the root to the option that `--set` names. Raises Wrong."""
+    """Return the keys from the root to the option that `--set` names; raise Wrong if the path is malformed."""
     return [key for key, _ in _steps(path, JOB)]
 
 
@@ -51,7 +51,7 @@ def problems_of_space(root: Mapping, job: Section) -> list[Problem]:
 
 
 def _apply(root: Mapping, text: str, job: Section) -> None:
-    """Write one override into the tree. Raises Wrong."""
+    """Write one override into the tree; raise Wrong if it cannot be."""
     path, equals, value = text.partition("=")
     adds, path = path.endswith("+"), path.removesuffix("+")
     if not equals or not path:
@@ -67,7 +67,7 @@ def _apply(root: Mapping, text: str, job: Section) -> None:
 
 
 def _value(text: str) -> Node:
-    """Return the node that a value stands for. Raises Wrong."""
+    """Return the node for a value given to `--set`; raise Wrong if it is not valid YAML."""
     read = read_tree(text, at=FROM_COMMAND_LINE)
     if read.problems:
         raise Wrong(*read.problems)
@@ -75,7 +75,10 @@ def _value(text: str) -> Node:
 
 
 def _steps(path: str, job: Section) -> list[Step]:
-    """Return the path as keys, each checked against the table; below free keys, dots are part of the key."""
+    """Return the keys of the path, each checked against the table of options.
+
+    Below keys that users choose, dots are part of the key.
+    """
     steps: list[Step] = []
     kind: Kind = job
     rest = path
@@ -102,12 +105,12 @@ def _steps(path: str, job: Section) -> list[Step]:
 
 
 def _keys(steps: list[Step], last: str) -> tuple[str, ...]:
-    """Return the keys of a path as a problem names them."""
+    """Return the keys of a path in the form in which a problem names them."""
     return (*(key for key, _ in steps), *last.split("."))
 
 
 def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None:
-    """Write a value into the tree, or add it to the present one. Raises Wrong."""
+    """Write a value into the tree or, with `adds`, add it to the present value; raise Wrong if it does not fit."""
     node = root
     for key, kind in steps[:-1]:
         below = _below(node, key, kind)
@@ -127,7 +130,9 @@ def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None
 
 
 def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | None:
-    """Return the node to write an option into, creating it or opening a short form; None if it is of another shape."""
+    """Return the mapping or list at `key` into which an option is to be written, creating it if necessary; None if the
+    value there has another shape.
+    """
     entry = node.entries.get(key)
     found = entry.value if entry is not None else None
     if found is None or (isinstance(found, Scalar) and found.is_null):
@@ -161,12 +166,12 @@ def _longer(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
 
 
 def _append(args: Sequence, key: Scalar, value: Node) -> None:
-    """Add an option or words to a list of arguments. Raises Wrong."""
+    """Add an option or words to a list of arguments; raise Wrong if the value does not fit."""
     if isinstance(value, Scalar) and value.plain and value.text in ("false", "null"):
         raise wrong(value, "args is a list here, and nothing can be taken out of it", "set run.args as a whole")
     args.items.extend(option_words(key, value))
 
 
 def _key(text: str) -> Scalar:
-    """Return a key that no file has."""
+    """Return a scalar for a key that is in no file."""
     return Scalar(text, False, FROM_COMMAND_LINE)

@@ -20,7 +20,7 @@ N = TypeVar("N", bound=Node)
 
 
 class Problem(Struct, frozen=True):
-    """What is wrong at one place of a spec, with a hint."""
+    """One problem at one place of a spec, with a hint."""
 
     mark: Mark
     reason: str
@@ -32,7 +32,7 @@ class Problem(Struct, frozen=True):
 
 
 class Wrong(Exception):
-    """Raised if a value cannot be read, with its problems; without any, they were reported already."""
+    """Raised with the problems if a value cannot be read; without any, they were reported already."""
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(problems)
@@ -40,7 +40,7 @@ class Wrong(Exception):
 
 
 def wrong(node: Node, reason: str, hint: str = "") -> Wrong:
-    """Return a Wrong with one problem at this node."""
+    """Return a Wrong with one problem at the node."""
     return Wrong(Problem(node.mark, reason, hint))
 
 
@@ -52,7 +52,7 @@ class Gather:
         self._failed = False
 
     def add(self, problem: Problem) -> None:
-        """Add a problem."""
+        """Add a problem to those to be reported."""
         self._failed = True
         self.problems.append(problem)
 
@@ -70,16 +70,16 @@ class Gather:
         self.problems += [replace(problem, key=(*names, *problem.key)) for problem in error.problems]
 
     def close(self) -> None:
-        """Raise Wrong if there was any problem."""
+        """Raise Wrong with all problems if there are any."""
         if self._failed:
             raise Wrong(*self.problems)
 
 
 def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], str]) -> list[str]:
-    """Return the first 50 problems as lines, and one that counts the rest.
+    """Return the first 50 problems as lines, and one line that counts the rest.
 
     They are in the file's order, those of the command line last, each hint on its own line. `elsewhere` returns a hint
-    for a word that is known in another place, or "".
+    for a word that is known in another section, or "".
     """
     ordered = sorted(problems, key=lambda problem: (problem.mark.line == 0, problem.mark.line, problem.mark.column))
     lines: list[str] = []
@@ -92,7 +92,7 @@ def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], 
 
 
 def _where(problem: Problem, file: str) -> str:
-    """Return where a problem is: file, line, column and key."""
+    """Return the place of a problem as text: file, line, column and key."""
     key = "".join(f"[{name}]" if isinstance(name, int) else f".{shown_key(name)}" for name in problem.key)
     if problem.mark == FROM_COMMAND_LINE:
         return f"--set {key.lstrip('.') or 'spec'}"
@@ -100,7 +100,7 @@ def _where(problem: Problem, file: str) -> str:
 
 
 def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
-    """Return a hint with the known word that is most like this one, or ""."""
+    """Return a hint with the known word that is most like the problem's word, or ""."""
     if problem.word is None or len(problem.word) > _LONGEST_WORD:
         return ""
     word = problem.word.lower().replace("-", "_")
@@ -120,7 +120,7 @@ def shown(text: str) -> str:
 
 
 def shown_key(name: str) -> str:
-    """Return a key as it is shown: quoted unless it is plain."""
+    """Return a key as messages show it: quoted unless it is plain."""
     return name if re.fullmatch(_PLAIN_KEY, name) else shown(name)
 
 

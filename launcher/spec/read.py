@@ -16,7 +16,10 @@ from launcher.spec.yaml_text import read_text
 
 
 def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
-    """Return the spec in the file with the overrides applied. Raises BadInput. `job` is the table of options."""
+    """Return the spec in the file with the overrides applied; raise BadInput with every problem.
+
+    `job` is the table of options.
+    """
     file = printable(str(path))
     try:
         text = read_text(path, file)
@@ -26,7 +29,10 @@ def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> 
 
 
 def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
-    """Return the spec in the text with the overrides applied. Raises BadInput."""
+    """Return the spec in the text with the overrides applied; raise BadInput with every problem.
+
+    `file` is its name for messages.
+    """
     read = read_tree(text)
     problems = list(read.problems)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
@@ -58,7 +64,7 @@ def steps_of(root: Node | None) -> Node | None:
 
 
 def position(text: str, key: str) -> tuple[int, int]:
-    """Return line and column of what is written at a key path such as run.script, or of the part that would
+    """Return (line, column) of what is written at a key path such as run.script, or of the part that would
     contain it.
     """
     node = read_tree(text).root
@@ -74,7 +80,9 @@ def position(text: str, key: str) -> tuple[int, int]:
 
 
 def written_at(text: str, overrides: Sequence[str], key: str) -> Scalar | None:
-    """Return the single value at a key such as run.args.model, or None; the spec must be readable."""
+    """Return the single value written at a key such as run.args.model, or None if there is none; the spec must be
+    readable.
+    """
     root = read_tree(text).root
     if not isinstance(root, Mapping):
         return None
@@ -96,7 +104,7 @@ _KNOWN_AS = {
 
 
 def elsewhere_of(word: str) -> str:
-    """Return a hint for a key that belongs in another section or has another name here, or ""."""
+    """Return a hint for a key that belongs in another section or has another name in this one, or ""."""
     if word in _KNOWN_AS:
         return f"did you mean {_KNOWN_AS[word]}?"
     for field in JOB.options:

@@ -27,7 +27,7 @@ def has_roles(root: Node | None) -> bool:
 
 
 def parse_roles(root: Mapping, job: Section) -> JobSpec:
-    """Return the spec of a run with roles. Raises Wrong with every problem."""
+    """Return the spec of a run with roles; raise Wrong with every problem."""
     # In a pool spares are the run's, whose roles have more nodes together: the plan knows what each place can do.
     job = replace(job, checks=tuple(check for check in job.checks if check is not spares_need_nodes))
     gather = Gather()
@@ -56,7 +56,7 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
 
 
 def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """Yield what is wrong with how the roles relate to each other."""
+    """Yield a problem for each wrong relation between the roles."""
     mains = [name for name, role in roles.items() if role.main]
     whole = root.entries[_KEY].key.mark
     serves = next((name for name, role in roles.items() if role.ready and (role.ready.port or role.ready.path)), None)
@@ -99,7 +99,7 @@ def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
 def _on_the_same_nodes(
     root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with roles that are to be on the nodes of others."""
+    """Yield a problem for each role that cannot be on the nodes of another as the spec asks."""
     for name, role in roles.items():
         other, key, mark = role.colocate, (_KEY, name, "colocate"), _mark(root, name, "colocate")
         if other is None:
@@ -119,7 +119,9 @@ def _on_the_same_nodes(
 
 
 def _of_ranks_alone(root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]) -> Iterator[Problem]:
-    """Yield what says nothing of a role whose ranks restart alone: each is on one node, and comes back there."""
+    """Yield a problem for each option that has no meaning for a role whose ranks restart alone: each rank is on one
+    node, and comes back there.
+    """
     for name, role in roles.items():
         spec, own = specs.get(name), _own(root, name)
         if role.restart != "alone" or spec is None:
@@ -136,7 +138,7 @@ def _of_ranks_alone(root: Mapping, roles: Values[str, Role], specs: Values[str, 
 
 
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
-    """Return the spec of one role. Raises Wrong, with keys as in the spec of a single job."""
+    """Return the spec of one role; raise Wrong, with keys as in the spec of a single job."""
     allowed, own, gather = role_section(job), _own(root, name), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all roles", f"write {key.text} beside `roles`", (key.text,))
@@ -151,14 +153,16 @@ def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
 
 
 def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the key where the user finds it: in the role, or in the part common to all."""
+    """Return the problem with the key under which the user finds it: in the role, or in the part common to all
+    roles.
+    """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else (_KEY, name, *key))
 
 
 def _of_ports(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """Yield what is wrong with the names of ports."""
+    """Yield a problem for each wrong name of a port."""
     for name, role in roles.items():
         port = role.ready.port if role.ready is not None else False
         if isinstance(port, str) and port not in role.ports:
@@ -170,7 +174,9 @@ def _of_ports(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
 
 
 def _own_role(root: Mapping) -> str:
-    """Return the role whose plan and records are the run's own: the main one, or the first where none is."""
+    """Return the role whose plan and records are the run's own: the main one, or the first if no role is the
+    main one.
+    """
     table = root.entries[_KEY].value
     names = [entry.key.text for entry in table] if isinstance(table, Mapping) else []
     return next((name for name in names if _is_main(_own(root, name))), names[0] if names else "")
@@ -194,12 +200,12 @@ def _of_a_helper(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
 
 
 def _own(root: Mapping, name: str) -> Mapping:
-    """Return a role's own options."""
+    """Return the options that are written in the role itself."""
     entry = root.find(_KEY, name)
     return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
 
 
 def _mark(root: Mapping, name: str, key: str) -> Mark:
-    """Return where a role's option is written."""
+    """Return the position of a role's option."""
     entry = root.find(_KEY, name, key)
     return entry.value.mark if entry is not None else root.mark

@@ -21,14 +21,14 @@ _UNLIMITED = WordOr("unlimited", Integer(1, 1_000_000), ("infinite", "never", "n
 
 
 class SearchOrFile(Leaf, frozen=True):
-    """A way to search, or a file of points."""
+    """A way to search, such as `random`, or the path of a file with points."""
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"one of {', '.join(SEARCHES)}, or the path of a .csv file of points"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if scalar.text in SEARCHES:
             return scalar.text
         if not scalar.text.endswith(".csv"):
@@ -37,12 +37,12 @@ class SearchOrFile(Leaf, frozen=True):
         return str(InnerPath("the path of a file of points", "the project").convert(scalar))
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"anyOf": [{"enum": [*SEARCHES]}, {"type": "string", "pattern": r"\.csv$"}]}
 
 
 def _search_as_option(sweep: Mapping) -> Problem | None:
-    """Return a problem for `sweep: {grid: ...}`, which is how other tools write it, or None."""
+    """Return a problem for `sweep: {grid: ...}`, the form that other tools have, or None if it is not written so."""
     named = next((entry.key for key, entry in sweep.entries.items() if key in SEARCHES), None)
     if named is None:
         return None
@@ -52,7 +52,7 @@ def _search_as_option(sweep: Mapping) -> Problem | None:
 
 
 def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if a search that has no end of its own lacks a number of trials."""
+    """Yield a problem if a search that never ends by itself lacks a number of trials."""
     search = values.get("search", "tpe")
     if search in _ENDLESS and "trials" not in sweep.entries:
         named = search if "search" in sweep.entries else f"search is {search} by default, which"

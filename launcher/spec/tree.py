@@ -16,7 +16,7 @@ FROM_COMMAND_LINE = Mark(0, 0)
 
 
 class Scalar(Struct, frozen=True):
-    """A single value."""
+    """A single value of a spec, kept as text."""
 
     text: str
     plain: bool  # written without quotes
@@ -29,7 +29,7 @@ class Scalar(Struct, frozen=True):
 
 
 class Sequence(Struct, frozen=True):
-    """A list."""
+    """A YAML list."""
 
     items: "list[Node]"
     mark: Mark
@@ -43,13 +43,13 @@ class Entry(Struct, frozen=True):
 
 
 class Mapping(Struct, frozen=True):
-    """A YAML mapping; keys are unique, as the reader drops a second one with a problem."""
+    """A YAML mapping; its keys are unique, as the reader drops a second entry of a key with a problem."""
 
     entries: dict[str, Entry]
     mark: Mark
 
     def find(self, *keys: str) -> Entry | None:
-        """Return the entry at a path of keys, or None."""
+        """Return the entry at a path of keys, or None if there is none."""
         node: Node = self
         entry = None
         for key in keys:

@@ -12,7 +12,7 @@ from launcher.errors import BadInput
 def written(spec: object) -> str:
     """Return a spec as JSON, which is YAML too; fields that are None are left out and so have their defaults.
 
-    Raises BadInput for anything but a mapping, or if it contains what no spec can.
+    Raise BadInput for anything but a mapping, and for values that no spec can have.
     """
     try:
         plain = msgspec.to_builtins(spec, str_keys=True, enc_hook=_plain)
@@ -25,8 +25,8 @@ def written(spec: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Return a plain value for a path, a mapping of another kind, or a number of an array. Raises TypeError for
-    others.
+    """Return a plain value for a path, a mapping of another kind, or a number of an array; raise TypeError for other
+    values.
     """
     if hasattr(value, "__fspath__"):
         return value.__fspath__()

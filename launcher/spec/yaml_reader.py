@@ -54,7 +54,7 @@ class _Open(Struct):
 
 
 class _Builder(Struct):
-    """Builds the tree from events, and collects problems."""
+    """A builder of the tree from parser events, which also collects problems."""
 
     at: Mark | None
     root: Node | None = None
@@ -63,7 +63,7 @@ class _Builder(Struct):
     nodes: int = 0
 
     def event(self, event: yaml.Event) -> None:
-        """Handle one event."""
+        """Extend the tree by one event of the parser."""
         if isinstance(event, yaml.NodeEvent):
             self._node(event)
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -146,11 +146,11 @@ class _Builder(Struct):
         return tuple(names)
 
     def _say(self, mark: Mark, reason: str, hint: str) -> None:
-        """Note a problem."""
+        """Add a problem at the innermost open list or mapping."""
         self.problems.append(Problem(mark, reason, hint, self._path() or ("yaml",)))
 
     def _mark(self, event: yaml.Event) -> Mark:
-        """Return where an event is in the file."""
+        """Return the position of an event in the file."""
         start = event.start_mark
         if self.at is not None or start is None:
             return self.at or Mark(1, 1)
@@ -175,7 +175,7 @@ class _TooDeep(Exception):
 
 
 def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) -> Read:
-    """Read one document; `at` is used as the place of everything in a text that comes from no file."""
+    """Return the tree of one document; `at` is used as the position of everything in a text that comes from no file."""
     text = text.replace("\r\n", "\n")
     builder = _Builder(at)
     try:
@@ -192,7 +192,7 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
 
 
 def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
-    """Yield PyYAML's events. Raises yaml.YAMLError."""
+    """Yield PyYAML's events; raise yaml.YAMLError for invalid YAML."""
     events = yaml.parse(text, Loader=loader)
     while True:
         try:
@@ -208,7 +208,7 @@ def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
 
 
 def problem_of(error: Exception, text: str) -> Problem:
-    """Return where and why the text is not valid YAML."""
+    """Return the problem that says where and why the text is not valid YAML."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         # The Python parser lets int() and chr() speak for themselves.
         return Problem(Mark(1, 1), "not valid YAML: an escape or a number out of range", key=("yaml",))
@@ -228,6 +228,7 @@ def problem_of(error: Exception, text: str) -> Problem:
 
 
 def _bad_start(text: str, place: yaml.Mark) -> Problem:
+    """Return the problem of a tab in the indentation, or of a character with which no value can begin."""
     char = text.split("\n")[place.line][place.column : place.column + 1]
     if char == "\t":
         return Problem(_mark(place), "a tab in the indentation", "indent with spaces", ("yaml",))
@@ -235,4 +236,5 @@ def _bad_start(text: str, place: yaml.Mark) -> Problem:
 
 
 def _mark(mark: yaml.Mark) -> Mark:
+    """Return the parser's position as one counted from 1."""
     return Mark(mark.line + 1, mark.column + 1)

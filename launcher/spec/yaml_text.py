@@ -20,13 +20,15 @@ _IN_LINE = re.compile(f"[{_INVISIBLE}\t\n]")
 
 
 def control_character(text: str, *, lines: bool) -> str | None:
-    """Return the name of the first control character in a value, or None; with `lines`, newline and tab are allowed."""
+    """Return the name of the first control character in a value, or None; with `lines`, newlines and tabs are
+    allowed.
+    """
     found = (_IN_LINES if lines else _IN_LINE).search(text)
     return None if found is None else _name(found.group())
 
 
 def read_text(path: Path, file: str) -> str:
-    """Return the file's text. Raises BadInput if it cannot be read, Wrong if it is not UTF-8."""
+    """Return the file's text; raise BadInput if it cannot be read, Wrong if it is not UTF-8."""
     try:
         # Looked at first: opening a pipe would wait for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -45,7 +47,7 @@ def read_text(path: Path, file: str) -> str:
 
 
 def check_text(text: str) -> list[Problem]:
-    """Return problems with the characters of the text."""
+    """Return a problem for each character that the text may not have."""
     if text.startswith("\ufeff"):
         hint = "save it as UTF-8 without a byte order mark"
         return [Problem(Mark(1, 1), "begins with a byte order mark", hint, ("yaml",))]

@@ -50,7 +50,9 @@ class _Words(msgspec.Struct, frozen=True):
 
 
 def about(run: RunDir, attempt: int) -> About:
-    """Return what can be read about a run; the arguments are those of this attempt."""
+    """Return the description of a run, as far as it can be read; the arguments are those of attempt number
+    `attempt`.
+    """
     words = None
     with contextlib.suppress(LaunchError, OSError):
         words = plan_as(run, attempt, _Words)
@@ -71,13 +73,15 @@ def about(run: RunDir, attempt: int) -> About:
 
 
 def labels(run: RunDir) -> Labels:
-    """Return the run's labels, empty if there are none."""
+    """Return the run's labels, which are empty if no user has set any."""
     return readable(run.labels, Labels) or Labels()
 
 
 def argument(args: Sequence[str], name: str) -> str | None:
-    """Return the value of an option: `0.1` for `--lr 0.1` or `--lr=0.1`, `true` for a bare one; the last one wins.
-    Return None if it is absent.
+    """Return the value of an option: `0.1` for `--lr 0.1` or `--lr=0.1`, `true` for a bare one, or None if it is
+    absent.
+
+    The last one counts.
     """
     wanted = name.replace("_", "-")
     given = options_in(args).items()
@@ -85,7 +89,7 @@ def argument(args: Sequence[str], name: str) -> str | None:
 
 
 def options_in(args: Sequence[str]) -> dict[str, str]:
-    """Return the value of each option; an argument that belongs to no option is named by its position."""
+    """Return the value of each option by its name; an argument that belongs to no option is named by its position."""
     found: dict[str, str] = {}
     option, places = "", 0
     for word in args:

@@ -33,7 +33,7 @@ class Condition(StrEnum):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One row of `launch checkpoints`; this is what its --json prints."""
+    """One row of `launch checkpoints`, in the form that its --json prints."""
 
     step: int
     kind: Kind  # step: what starts go on from; best: kept apart by a monitored value
@@ -58,7 +58,7 @@ class Kept:
 
 
 def by_script(step: int) -> str:
-    """Return the text that every page shows for a checkpoint that a script saves in its own way."""
+    """Return the text that every page shows for a checkpoint that a script saves in its own format."""
     return f"step {step}, saved by the script itself"
 
 
@@ -73,7 +73,7 @@ def kept(run: RunDir) -> Kept:
 def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
     """Yield the newest checkpoints first, then the best ones, then damaged ones that were renamed.
 
-    Each is read when it is yielded.
+    Each is read when it is yielded; with `verify` all its bytes are compared.
     """
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
@@ -122,18 +122,22 @@ def checkpoint_folders(run: RunDir) -> list[Path]:
 
 
 def _plan(run: RunDir) -> _Plan:
-    """Return that part of the newest attempt's plan."""
+    """Return the part of the newest attempt's plan that gives the checkpoint directory."""
     attempt = newest(run)
     return plan_as(run, attempt.number if attempt is not None else 1, _Plan)
 
 
 def _newest_steps_first(entry: Entry) -> tuple[bool, int]:
-    """Return the sort key: newest steps first, best ones last."""
+    """Return (whether it is a best one, minus its step), a sort key that puts the newest steps first and best ones
+    last.
+    """
     return entry.kind == "best", -entry.step
 
 
 def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
-    """Return a checkpoint, or None if it was pruned meanwhile."""
+    """Return a checkpoint with its condition, or None if it was pruned meanwhile; with `verify` all its bytes are
+    compared.
+    """
     state, reason = Condition.VERIFIED if verify else Condition.OK, ""
     found: Manifest | None
     try:
@@ -160,14 +164,14 @@ def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
 
 
 def _manifest_alone(entry: Entry) -> Manifest | None:
-    """Return the manifest of a damaged checkpoint, or None if it is damaged too."""
+    """Return the manifest of a damaged checkpoint, or None if the manifest is damaged too."""
     with contextlib.suppress(CheckpointDamaged, OSError):
         return manifest.decode(durable.read_small(entry.path / layout.MANIFEST))
     return None
 
 
 def _reason(error: Exception, path: Path) -> str:
-    """Return what is wrong, without the path, which is shown anyway."""
+    """Return what is wrong with a checkpoint, without its path, which is shown anyway."""
     if isinstance(error, OSError):
         where = os.path.basename(os.fsdecode(error.filename)) if error.filename is not None else ""
         return f"{where}: {error.strerror}" if where else str(error)
@@ -175,12 +179,14 @@ def _reason(error: Exception, path: Path) -> str:
 
 
 def _committed(folder: Path) -> list[Entry]:
-    """Return checkpoints that are folders; a file of such a name is a script's own checkpoint, in an unknown format."""
+    """Return the checkpoints that are folders; a file of such a name is a script's own checkpoint, in an unknown
+    format.
+    """
     return [entry for entry in catalog.entries(folder) if entry.path.is_dir()]
 
 
 def _set_aside(folder: Path) -> list[Entry]:
-    """Return the damaged checkpoints that starts have renamed, by their former names."""
+    """Return the damaged checkpoints that starts of the run have renamed, by their former names."""
     found = []
     for path in catalog.set_aside(folder):
         was = layout.parse_folder_name(path.name.partition("-")[2].rpartition("-")[0])  # .bad-<name>-<nonce>

@@ -38,8 +38,9 @@ class CodeComparison(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The comparison of several runs: all results, and of everything else only what differs. `launch compare --json`
-    prints it.
+    """The comparison of several runs: all results, and of everything else only the differences.
+
+    `launch compare --json` prints it.
     """
 
     runs: tuple[str, ...]
@@ -56,7 +57,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One run with everything that is compared."""
+    """One of the runs that are compared, with everything that is compared."""
 
     run: RunDir
     status: RunStatus
@@ -67,7 +68,7 @@ class Side:
 
 
 def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
-    """Return a comparison of two or more runs by their newest attempts."""
+    """Return the comparison of two or more runs by their newest attempts."""
     sides = [_side(run, status) for run, status in statuses]
     now = time.time()
     return Comparison(
@@ -85,7 +86,7 @@ def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
 
 
 def _side(run: RunDir, status: RunStatus) -> Side:
-    """Return what is compared of one run."""
+    """Return everything that is compared of one run."""
     plan = None
     with contextlib.suppress(LaunchError, OSError):
         plan = read_plan(run, status.attempt)
@@ -94,7 +95,7 @@ def _side(run: RunDir, status: RunStatus) -> Side:
 
 
 def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
-    """Return the environments that nodes recorded, node by node, in the newest attempt that has any."""
+    """Return the environments that nodes recorded, node by node, in the newest attempt up to `attempt` that has any."""
     for number in range(attempt, 0, -1):
         files = sorted(run.metrics.glob(run.environment(number, 0).name.replace(".n000.", ".n*.")))
         if found := tuple(one for file in files if (one := readable(file, Environment)) is not None):
@@ -103,25 +104,25 @@ def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
 
 
 def _table(sides: Sequence[Side], facts: Callable[[Side], Mapping[str, Value]]) -> Table:
-    """Return a fact of each run by name, None where a run lacks it."""
+    """Return the facts by name, each with one value for every run, None where a run lacks it."""
     found = [facts(side) for side in sides]
     return {name: tuple(one.get(name) for one in found) for name in _names(found)}
 
 
 def _names(found: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return all names, each once."""
+    """Return all names in order, each once."""
     return [*dict.fromkeys(name for one in found for name in one)]
 
 
 def _other(table: Table) -> Table:
-    """Return the rows in which not all values are equal."""
+    """Return those rows of the table in which not all values are equal."""
     return {name: values for name, values in table.items() if any(one != other for one, other in pairwise(values))}
 
 
 def _environment_other(sides: Sequence[Side]) -> Table:
-    """Return facts about the environment that differ between runs that recorded it.
+    """Return the facts about the environment that differ between runs that recorded it.
 
-    Of others only the interpreter is known.
+    For runs that did not, only the interpreter is known.
     """
     found = _table(sides, _environment)
     recorded = {
@@ -132,7 +133,7 @@ def _environment_other(sides: Sequence[Side]) -> Table:
 
 
 def _metrics(sides: Sequence[Side]) -> dict[str, tuple[Figure | None, ...]]:
-    """Return each metric of each run."""
+    """Return each metric with its summary for every run, None where a run lacks it."""
     return {name: tuple(side.figures.get(name) for side in sides) for name in _names([side.figures for side in sides])}
 
 
@@ -156,7 +157,7 @@ def _results(status: RunStatus, now: float) -> dict[str, Value]:
 
 
 def _spec(side: Side) -> dict[str, Value]:
-    """Return the values of a run's spec."""
+    """Return the options of a run's spec that have a value."""
     if side.plan is None:
         return {}
     found = {"cluster": side.plan.cluster, **spec_values(side.plan.spec)}
@@ -164,7 +165,7 @@ def _spec(side: Side) -> dict[str, Value]:
 
 
 def spec_values(spec: JobSpec) -> dict[str, Value]:
-    """Return each option that has a value, durations and sizes with their unit."""
+    """Return each option that has a value by its key, durations and sizes with their unit."""
     more = ((f"{kind}.{key}", value) for kind, values in spec.plugins.items() for key, value in values.items())
     return dict(_values(JOB, spec, "")) | {name: _plain(value) for name, value in more}
 
@@ -185,7 +186,7 @@ def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, 
 
 
 def _plain(value: object, unit: str = "") -> Value:
-    """Return a number, a text, or anything else as JSON; a number with a unit as text such as `7200 s`."""
+    """Return a number or a text as it is, anything else as JSON; a number with a unit becomes text such as `7200 s`."""
     if isinstance(value, NodeRange):
         return str(value)
     if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -209,7 +210,7 @@ def _environment(side: Side) -> dict[str, Value]:
 
 
 def _packages(side: Side) -> dict[str, Value]:
-    """Return the versions of a run's packages."""
+    """Return the versions of a run's installed packages by name."""
     return {**side.found[0].packages} if side.found else {}
 
 
@@ -217,7 +218,7 @@ def _packages(side: Side) -> dict[str, Value]:
 
 
 def since_commit(run: RunDir, attempt: int) -> CodeComparison:
-    """Return how an attempt's code differs from the commit that its project was at when the run was submitted."""
+    """Return how an attempt's code differs from the commit of its project at submit."""
     name, origin = str(run.id), readable(run.origin, Origin)
     if origin is None:
         return CodeComparison(name, unknown="no commit was known when it was submitted")

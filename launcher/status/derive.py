@@ -33,7 +33,7 @@ _OLD_S = 10.0  # a coordinator writes once a second
 
 
 class Restarts(msgspec.Struct, frozen=True):
-    """The number of a run's restarts, and of those by cause."""
+    """The number of a run's restarts, in total and by cause."""
 
     total: int
     by_cause: dict[str, int]
@@ -82,12 +82,12 @@ class RunStatus(msgspec.Struct, frozen=True):
 
     @property
     def last_word(self) -> str:
-        """Return the summary of its last failure, or the message of its state if there was none."""
+        """Return the summary of the run's last failure, or the message of its state if it had none."""
         return self.failure.summary if self.failure is not None else self.message
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """The conclusion from the facts about the newest attempt."""
+    """The conclusion about a run's state, drawn from the facts about its newest attempt."""
 
     state: State
     message: str = ""
@@ -150,8 +150,9 @@ def derive(facts: RunFacts) -> RunStatus:
 
 
 def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
-    """Return the facts of a role beside the main one, with what the cluster answered about the whole run if another
-    machine has its supervisor.
+    """Return the facts of a role beside the main one.
+
+    If another machine has the run's supervisor, they get the cluster's answer about the whole run.
     """
     if role.living.supervisor is not None:
         return role
@@ -162,13 +163,13 @@ def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> R
 
 
 def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
-    """Return the nodes; those of an ended run are shown as `left`."""
+    """Return the recorded nodes of a run; with `ended` each is shown as `left`."""
     nodes = own.nodes if own is not None else ()
     return tuple(replace(node, state="left") if ended and node.state in _HERE else node for node in nodes)
 
 
 def next_command(run: str, state: State, cause: Cause | None = None, own: RunState | None = None) -> str:
-    """Return the command that a user most likely needs now: resuming a run whose code fails helps only after a
+    """Return the command that a user most likely needs now: `resume` helps a run whose code fails only after a
     correction.
     """
     match state:
@@ -187,8 +188,9 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
 
 
 def _left_out(own: RunState | None) -> str:
-    """Return the file whose absence from the frozen code made the run fail, or "" if that is not why or a shell would
-    not take the name unquoted.
+    """Return the file whose absence from the frozen code made the run fail.
+
+    Return "" if that is not the reason, or if a shell would not take the name unquoted.
     """
     name = own.failure.left_out if own is not None and own.failure is not None else ""
     return name if _PLAIN.fullmatch(name) else ""
@@ -208,7 +210,7 @@ def state_text(status: RunStatus) -> str:
 
 
 def duration_s(status: RunStatus, now: float) -> float | None:
-    """Return the seconds from the first start to the end, or to now; None if they are unknown."""
+    """Return the seconds from the first start to the end, or to now, or None if the start is unknown."""
     if status.started_at is None:
         return None
     if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
@@ -218,7 +220,7 @@ def duration_s(status: RunStatus, now: float) -> float | None:
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """Return the exit code of `wait` and `--follow`: that of the run."""
+    """Return the exit code with which `wait` and `--follow` end, which is the run's."""
     if status.exit_code is not None:
         return status.exit_code
     return Exit.OK if status.state is State.SUCCEEDED else Exit.LAUNCHER_FAULT
@@ -272,7 +274,7 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
 
 
 def _cluster_verdict(facts: RunFacts, word: ClusterAnswer) -> _Verdict:
-    """Return the verdict from what the cluster says of the job, because no record of the run says how it ended."""
+    """Return the verdict from the cluster's answer about the job, because no record of the run says how it ended."""
     own, end = _own_state(facts), facts.end
     cause = end.cause if end is not None else None
     if word.silent:
@@ -305,25 +307,25 @@ def _cluster_verdict(facts: RunFacts, word: ClusterAnswer) -> _Verdict:
 
 
 def _avoids(facts: RunFacts) -> str:
-    """Return which nodes a waiting job must avoid for now."""
+    """Return as text which nodes a waiting job must avoid for now."""
     times = [f"{one.host} until {time.strftime('%H:%M', time.localtime(one.until))}" for one in facts.avoided]
     return f"it avoids {', '.join(times)}" if times else ""
 
 
 def _who(word: ClusterAnswer) -> str:
-    """Return who gave the cluster's answer."""
+    """Return as text who gave the cluster's answer."""
     return word.said_by or "the cluster"
 
 
 def _last_seen(word: ClusterAnswer, own: RunState | None) -> str:
-    """Return when the job was last seen, and in which state."""
+    """Return as text when the job was last seen, and in which state."""
     if own is not None and own.updated_at >= word.at:
         return f"last seen {own.state.upper()} at {_clock(own.updated_at)}"
     return f"last seen {word.word or word.phase.upper()} at {_clock(word.at)}" if word.at else "never seen"
 
 
 def _clock(at: float) -> str:
-    """Return a date and time."""
+    """Return a Unix time as a date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
@@ -337,7 +339,7 @@ def _recorded_verdict(own: RunState | None) -> _Verdict:
 
 
 def _without_supervisor(facts: RunFacts, own: RunState | None) -> _Verdict:
-    """Return the verdict on a run whose supervisor is dead while other processes of it are not."""
+    """Return the verdict on a run whose supervisor is dead while other processes of the run live."""
     if facts.living.coordinator:
         said = _recorded_verdict(own)
         warning = "its supervisor is gone: the run goes on, but no further attempt would follow"
@@ -373,7 +375,7 @@ def _unknown(message: str, next_: str | None = None) -> _Verdict:
 
 
 def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
-    """Return the verdict with a note if the run was asked to end."""
+    """Return the verdict with a note added if the run was asked to end."""
     if facts.stop is None or verdict.state.ended or verdict.state is State.UNKNOWN:
         return verdict
     word = "it was asked to end (cancel)" if facts.stop.kind == "cancel" else f"it was asked to end ({facts.stop.kind})"
@@ -381,14 +383,14 @@ def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
 
 
 def _with_disk(facts: RunFacts, verdict: _Verdict) -> _Verdict:
-    """Return the verdict with a note if the disk is full."""
+    """Return the verdict with a note added if the disk is full."""
     if not facts.no_room or verdict.state.ended:
         return verdict
     return msgspec.structs.replace(verdict, message=_joined(verdict.message, f"records wait: {facts.no_room}"))
 
 
 def _own_state(facts: RunFacts) -> RunState | None:
-    """Return the recorded state if it is that of the newest attempt."""
+    """Return the recorded state if it is that of the newest attempt, else None."""
     return facts.state if facts.state is not None and facts.state.attempt == facts.attempt else None
 
 

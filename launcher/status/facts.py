@@ -40,7 +40,7 @@ _LEAST_BYTES = 64 << 10  # records are smaller
 
 
 class PlanHead(msgspec.Struct, frozen=True):
-    """The part of plan.json that names the run, for one whose state cannot be read."""
+    """The part of plan.json that names the run, for a run whose state cannot be read."""
 
     name: str
     cluster: str
@@ -64,7 +64,7 @@ class Living:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time and boot at which the facts were read."""
+    """The time, and the id of this machine's boot, when the facts were read."""
 
     now: float  # wall clock, for people
     monotonic_s: float  # with the boot id, for ages
@@ -129,7 +129,7 @@ class RunFacts:
 
 
 def any_of(answers: Iterable[bool | None]) -> bool | None:
-    """Return True if any is, False if all are, else None."""
+    """Return True if any answer is True, False if all are False, else None."""
     seen = list(answers)
     if True in seen:
         return True
@@ -137,14 +137,14 @@ def any_of(answers: Iterable[bool | None]) -> bool | None:
 
 
 def read_facts(path: Path) -> RunFacts:
-    """Return everything that status is derived from. Nothing is written and no cluster is asked."""
+    """Return everything from which a run's status is derived; nothing is written and no cluster is queried."""
     roles = role_dirs(RunDir(path))
     facts = _facts_of(path)
     return replace(facts, roles=tuple(map(_facts_of, roles))) if roles else facts
 
 
 def role_dirs(run: RunDir) -> list[Path]:
-    """Return the run directories of its roles beside the main one, or of their ranks that restart alone."""
+    """Return the run directories of a run's roles beside the main one, or of their ranks that restart alone."""
     try:
         return sorted(one for one in run.roles.iterdir() if is_run_id(one.name))
     except OSError:
@@ -167,12 +167,12 @@ def _facts_of(path: Path) -> RunFacts:
 
 
 def _moment() -> Moment:
-    """Return the present moment."""
+    """Return the present time and the id of this boot."""
     return Moment(time.time(), boottime(), boot_id())
 
 
 def _no_room(path: Path) -> str:
-    """Return why the file system takes no data, or "" if it does; a quota does not show here."""
+    """Return why the file system takes no data, or "" if it does; a quota is not seen."""
     try:
         disk = os.statvfs(path)
     except OSError as error:
@@ -184,14 +184,14 @@ def _no_room(path: Path) -> str:
 
 
 class _Look:
-    """Reads the records of one run; what cannot be read is noted and does not end the reading."""
+    """A reader of one run's records, which notes those that cannot be read and goes on."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._trouble: dict[str, None] = {}
 
     def read(self, path: Path, kind: type[T]) -> T | None:
-        """Return a record, or None if there is none or it is damaged."""
+        """Return a record, or None if it is missing or damaged; note a damaged one."""
         try:
             return read_record(path, kind)
         except Damaged as damaged:
@@ -201,7 +201,7 @@ class _Look:
         return None
 
     def at_attempt(self, attempt: AttemptDir) -> RunFacts:
-        """Return the facts about the run in this attempt."""
+        """Return the facts about the run when `attempt` is its newest."""
         intent = self.read(attempt.intent, Intent)
         handle = self.read(attempt.handle, Handle)
         supervisor = handle.supervisor if handle is not None else self.read(attempt.started, ProcessId)
@@ -229,7 +229,7 @@ class _Look:
         )
 
     def _avoided(self) -> tuple[Exclusion, ...]:
-        """Return the exclusions that still hold."""
+        """Return the exclusions that have not expired."""
         now = time.time()
         return tuple(
             exclusion for exclusion in self.read(self.run.avoided, list[Exclusion]) or () if exclusion.until > now
@@ -244,7 +244,9 @@ class _Look:
     def _living(
         self, attempt: AttemptDir, handle: Handle | None, supervisor: ProcessId | None, intent: Intent | None
     ) -> tuple[Living, bool | None]:
-        """Return which processes of an attempt live, and whether its supervisor does."""
+        """Return (which processes of an attempt live, whether its supervisor does or None if this machine cannot
+        tell).
+        """
         if supervisor is None and handle is not None:
             return Living(supervisor=None, coordinator=None, agents=None), False
         submitter = alive(intent.created_by) if supervisor is None and intent is not None else False

@@ -47,7 +47,7 @@ def table_html(statuses: Sequence[RunStatus], now: float) -> str:
 
 
 def _row(status: RunStatus, now: float) -> str:
-    """Return a table row."""
+    """Return the table row of one run."""
     cells = (
         _text(status.run), _state(status), _text(_steps(status)), _bar(status), _text(_metrics(status)),
         _text(str(status.restarts.total)), _text(_duration(status, now)), _text(status.cluster),
@@ -56,12 +56,12 @@ def _row(status: RunStatus, now: float) -> str:
 
 
 def _cells(cells: Iterable[str]) -> str:
-    """Return cells of a table."""
+    """Return the texts as cells of a table row."""
     return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
 def _text(text: str, *, lines: bool = False) -> str:
-    """Return text as HTML without control characters."""
+    """Return text as HTML without control characters; with `lines` newlines stay."""
     return "\n".join(html.escape(plain(line)) for line in text.split("\n")) if lines else html.escape(plain(text))
 
 
@@ -72,21 +72,21 @@ def _state(status: RunStatus) -> str:
 
 
 def _steps(status: RunStatus) -> str:
-    """Return the step, and the last one if it is known."""
+    """Return the newest step, with the total if it is known."""
     if status.step is None:
         return ""
     return str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}"
 
 
 def _bar(status: RunStatus) -> str:
-    """Return a progress bar, or ""."""
+    """Return a progress bar, or "" if the total is unknown."""
     if status.step is None or not status.total_steps:
         return ""
     return f'<progress value="{int(status.step)}" max="{int(status.total_steps)}"></progress>'
 
 
 def _metrics(status: RunStatus) -> str:
-    """Return the newest metrics."""
+    """Return the newest metrics as text."""
     values: Mapping[str, str] = {
         **{name: f"{value:.5g}" for name, value in status.metrics.items()},
         **{name: one.value for name, one in status.not_finite.items()},
@@ -95,11 +95,11 @@ def _metrics(status: RunStatus) -> str:
 
 
 def _duration(status: RunStatus, now: float) -> str:
-    """Return the duration."""
+    """Return the run's duration as text."""
     seconds = duration_s(status, now)
     return "" if seconds is None else _time(seconds)
 
 
 def _time(seconds: float) -> str:
-    """Return a duration such as `0:03:07`."""
+    """Return seconds as a duration such as `0:03:07`."""
     return str(timedelta(seconds=int(max(0.0, seconds))))

@@ -23,7 +23,7 @@ from launcher.status.derive import RunStatus
 
 
 class Doing(StrEnum):
-    """What a stretch of a run's time was spent on."""
+    """The activity on which a stretch of a run's time was spent."""
 
     WAITING = "waiting"  # in a queue, for a delay to pass, for nodes
     STARTING = "starting"  # until the first step after a person's word
@@ -35,7 +35,7 @@ class Doing(StrEnum):
 
 
 class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """A stretch of time spent on one thing."""
+    """A stretch of a run's time that was spent on one activity."""
 
     kind: Doing
     since: float
@@ -84,8 +84,9 @@ def read_life(status: RunStatus, now: float) -> Life:
 
 
 def life_of(events: Sequence[Event], until: float, step: int | None = None) -> Life:
-    """Return the timeline; `until` is when the run ended or was last known to be active, `step` its
-    newest step then.
+    """Return the timeline of the events.
+
+    `until` is when the run ended or was last known to be active, `step` its newest step then.
     """
     with_steps = step is not None or any(event.step is not None for event in events)
     strip = _Strip(with_steps=with_steps)
@@ -112,7 +113,7 @@ def marks_of(events: Iterable[Event]) -> Iterator[LifeMark]:
 
 
 def _mark(event: Event) -> LifeMark:
-    """Return the mark of an event."""
+    """Return the mark on the timeline for an event."""
     log = None
     if event.kind == "failure" and event.rank is not None and event.generation:
         log = str(RunDir(Path()).rank_log(event.attempt, event.generation, event.rank))
@@ -143,7 +144,7 @@ class _Stretch:
 
 
 class _Strip:
-    """Builds the timeline from events in order; time never goes backward, whatever clocks say."""
+    """A timeline that is built from events in order; its time never goes backward, whatever clocks say."""
 
     def __init__(self, *, with_steps: bool) -> None:
         self._with_steps = with_steps
@@ -155,7 +156,7 @@ class _Strip:
         self._newest: int | None = None  # step that was known when the last generation ended
 
     def take(self, event: Event) -> None:
-        """Take the next event."""
+        """Extend the timeline by the next event."""
         if not self._stretches:
             self._enter(Doing.WAITING, event.at, event)
         if event.attempt < self._now.attempt:
@@ -191,7 +192,7 @@ class _Strip:
         self._heard_at = max(self._heard_at, event.at)
 
     def ended(self, until: float, step: int | None) -> list[_Stretch]:
-        """Return all stretches; there is none after the end of a run that was not resumed."""
+        """Return all stretches up to `until`; none follows the end of a run that was not resumed."""
         if not self._stretches:
             return []
         self._reach(step)
@@ -214,7 +215,7 @@ class _Strip:
     def _awaits_agents(self, event: Event) -> bool:
         """Return whether the run waits for its attempt's first agents: the attempt is new, or had no generation yet.
 
-        Agents that come while a run waits to regroup do not count.
+        Agents that join while a run waits to regroup do not count.
         """
         begins = event.attempt > self._now.attempt or not self._now.generation
         return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)
@@ -242,7 +243,7 @@ class _Strip:
             self._newest = step
 
     def _enter(self, kind: Doing, at: float, event: Event) -> None:
-        """Begin a stretch of this kind."""
+        """Begin a stretch of the activity `kind`."""
         if self._stretches:
             at = max(at, self._now.since)
             self._now.until = at
@@ -265,8 +266,8 @@ def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
 
 
 def _lost_share(one: _Stretch, made_again_from: float) -> float:
-    """Return the share of a stretch that was repeated later, taking all its steps as equally long; the first step is
-    not in the stretch.
+    """Return the share of a stretch that was repeated later, if all its steps take equally long; its first step lies
+    before the stretch.
     """
     if one.last < made_again_from:
         return 0.0
@@ -276,5 +277,5 @@ def _lost_share(one: _Stretch, made_again_from: float) -> float:
 
 
 def _part(one: _Stretch, kind: Doing, since: float, until: float) -> Segment:
-    """Return part of a stretch as a segment."""
+    """Return the part of a stretch between two times as a segment."""
     return Segment(kind, since, until, one.attempt, one.generation, one.text)

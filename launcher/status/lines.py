@@ -8,12 +8,12 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 def text_of(line: bytes) -> str:
-    """Return what a terminal would show of the line: the last state of a progress bar."""
+    """Return the text that a terminal would show of the line: of a progress bar, the last state."""
     return coloured(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
 
 
 class LineSplitter:
-    """Splits a stream into lines, each with the offset after it; an unfinished line waits for its rest."""
+    """A splitter of a stream into lines, each with the offset after it; an unfinished line waits for its rest."""
 
     def __init__(self, offset: int = 0) -> None:
         self.offset = offset  # of the first byte not yet in a line that was given out
@@ -23,7 +23,7 @@ class LineSplitter:
         self._drawn = False  # it has been drawn over before
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """Yield the lines that these bytes complete."""
+        """Yield (offset after the line, line) for each line that the data completes."""
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._hold(data[start:end])
@@ -40,7 +40,7 @@ class LineSplitter:
         return text_of(held)
 
     def rest(self) -> Iterator[tuple[int, str]]:
-        """Yield the unfinished line at the end of the log."""
+        """Yield (offset after the line, line) for the unfinished line at the end of the log, if there is one."""
         if self._length:
             yield self._give(newline=0)
 
@@ -60,7 +60,7 @@ class LineSplitter:
             self._cut += surplus
 
     def _give(self, newline: int) -> tuple[int, str]:
-        """Return the line that has ended, and the offset after it."""
+        """Return (the offset after the line that has ended, the line)."""
         text = text_of(bytes(self._held))
         if self._cut:
             text += f" … (and {self._cut} bytes more)"

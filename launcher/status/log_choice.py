@@ -16,7 +16,7 @@ _LONGEST_BYTES = 1 << 20  # a line beyond it is taken for one that begins here
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
-    """The lines of a log that are wanted; None means all."""
+    """The part of a log that a user wants; None in a field means no limit."""
 
     ranks: frozenset[int] | None = None
     nodes: frozenset[int] | None = None
@@ -35,7 +35,7 @@ class LogChoice:
 
 
 def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
-    """Return the offset at which to begin to read this file, and how many of the last lines follow it."""
+    """Return (the offset at which to begin to read the file, how many of the last wanted lines follow it)."""
     with open_log(log) as fd:
         if fd is None:
             return 0, 0
@@ -47,7 +47,7 @@ def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
 
 
 def _offset_at(log: Path, moment: float) -> int:
-    """Return the length that the log had at the last note before that moment."""
+    """Return the length that the log had at the agent's last note before `moment`."""
     before = 0
     for offset, at in read_notes(log):
         if at >= moment:
@@ -57,14 +57,14 @@ def _offset_at(log: Path, moment: float) -> int:
 
 
 def _line_at(fd: int, offset: int) -> int:
-    """Return where the line begins that holds the byte at this offset."""
+    """Return the start of the line that holds the byte at `offset`."""
     if offset == 0 or os.pread(fd, 1, offset - 1) == b"\n":
         return offset
     return next((start for start, _ in _backwards(fd, offset)), 0)
 
 
 def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
-    """Return where the last wanted lines begin, and how many there are."""
+    """Return (the start of the last wanted lines, how many there are)."""
     begin, found = os.fstat(fd).st_size, 0
     for start, line in _backwards(fd, begin):
         if found >= most:
@@ -80,7 +80,7 @@ def _shown(line: bytes) -> str:
 
 
 def _backwards(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines before this offset with the start of each, last one first."""
+    """Yield (start, line) for each line before the offset `end`, the last one first."""
     position, rest, is_end = end, b"", True
     while position > 0 and len(rest) < _LONGEST_BYTES:
         size = min(_BLOCK_BYTES, position)

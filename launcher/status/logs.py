@@ -31,7 +31,7 @@ _Key = tuple[int, int, int]  # attempt, generation, rank
 
 
 class Placement:
-    """Looks up the nodes of a run's ranks."""
+    """A table of the nodes on which a run's ranks were, filled from the records as it is asked."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -66,7 +66,7 @@ class Placement:
         return self._only[attempt]
 
     def _in_plan(self, attempt: int) -> int | None:
-        """Return the index of the plan's only node, or None."""
+        """Return the index of the plan's only node, or None if the plan has several."""
         try:
             nodes = read_plan(self._run, attempt).nodes
         except LaunchError:
@@ -109,9 +109,10 @@ def merged_logs(
     renew: Callable[[], bool] | None = None,
     choice: LogChoice | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the merged log as it is now, or with `follow` as it grows until the run has ended. `renew` returns
-    whether the run has ended, after fetching what its ranks do not write into the run's folder themselves. Without it
-    only the folder is read.
+    """Yield the merged log as it is now or, with `follow`, as it grows until the run has ended.
+
+    `renew` fetches the logs of ranks that do not write into the run's folder, and returns whether the run has ended.
+    Without it only the folder is read.
     """
     reader = LogReader(run, ranks, choice=choice)
     ask = renew or (lambda: derive(read_facts(run.path)).state.ended)
@@ -123,7 +124,9 @@ def merged_logs(
 
 
 class LogReader:
-    """Reads a run's log from where the last call stopped; `clock` gives the time of lines that have none."""
+    """A reader of a run's log that continues where the last call stopped; `clock` gives the time of lines that have
+    none.
+    """
 
     def __init__(
         self,
@@ -142,14 +145,14 @@ class LogReader:
         self._began = False
 
     def read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines that are wanted; `final` means that nothing will be added."""
+        """Yield all new lines that are wanted; `final` says that nothing more will be written."""
         if self._began or self._choice.last is None:
             yield from filter(self._is_chosen, self._read(final=final))
         else:
             yield from deque(filter(self._is_chosen, self._read(final=final)), self._choice.last)
 
     def _read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines."""
+        """Yield all new lines, wanted or not; `final` says that nothing more will be written."""
         if not self._began and self._choice.last is not None:
             self._begin_near_the_end(self._choice.last)
         self._discover()
@@ -176,7 +179,7 @@ class LogReader:
         return choice.matches(line.text)
 
     def _begin_near_the_end(self, last: int) -> None:
-        """Leave out generations before those that have so many lines."""
+        """Leave out the generations before those that contain the last `last` lines."""
         found = 0
         for key, folder in sorted(self._folders(), reverse=True):
             if found >= last:
@@ -189,13 +192,13 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _folders(self) -> Iterator[tuple[tuple[int, int], Path]]:
-        """Yield the log folders with attempt and generation."""
+        """Yield ((attempt, generation), path) of each log folder."""
         for folder in _entries(self._run.logs):
             if (key := parse_log_folder(folder.name)) is not None:
                 yield key, folder
 
     def _files(self, key: tuple[int, int], folder: Path) -> Iterator[tuple[int, Path]]:
-        """Yield the wanted log files in a folder, with their ranks."""
+        """Yield (rank, path) of each wanted log file in a folder."""
         for file in _entries(folder):
             number = parse_log_file(file.name)
             if number is not None and self._wanted(key, number):
@@ -216,7 +219,7 @@ class LogReader:
         return True
 
     def _lines(self, key: tuple[int, int], final: bool, seen_at: float | None) -> Iterator[LogLine]:
-        """Yield the new lines of one generation in order."""
+        """Yield the new lines of one generation in order; with `final` also those that are not finished."""
         logs = [log.lines(final=final, seen_at=seen_at) for log in self._open[key].values()]
         attempt, generation = key
         for line in heapq.merge(*logs, key=_order):
@@ -239,7 +242,7 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _wanted(self, key: tuple[int, int], number: int) -> bool:
-        """Return whether the lines of this rank or node are wanted."""
+        """Return whether the lines of rank `number`, or of that node's setup, are wanted."""
         ranks, nodes = self._choice.ranks, self._choice.nodes
         if nodes is not None:
             node = self._placement.node(*key, number) if key[1] else number
@@ -249,7 +252,7 @@ class LogReader:
 
 
 def _order(line: StampedLine) -> tuple[float, int]:
-    """Return the sort key of a line."""
+    """Return (time, rank), the sort key of a line."""
     return (inf if line.at is None else line.at, line.rank)
 
 

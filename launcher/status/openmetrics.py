@@ -20,7 +20,7 @@ Sample = tuple[Labels, float | None]  # None: not known, and left out
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The samples of one metric name."""
+    """The samples of one metric name, in the sense of OpenMetrics."""
 
     name: str
     help: str
@@ -39,14 +39,16 @@ def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
 
 
 def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives: Mapping[str, Life]) -> str:
-    """Return the text: `statuses` are counted by state, each of `shown` gets series; `lives` are by run."""
+    """Return the text: `statuses` are counted by state, each run of `shown` gets series; `lives` are the timelines by
+    run.
+    """
     of_runs = (*_of_runs(shown), *_of_lives(lives))
     families = [_by_state(statuses), *of_runs, *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
     return "".join(line for family in families for line in lines_of(family)) + "# EOF\n"
 
 
 def lines_of(family: Family) -> Iterator[str]:
-    """Yield the lines of a family; none if it has no known value."""
+    """Yield the lines of a family, or none if it has no known value."""
     known = [(labels, value) for labels, value in family.samples if value is not None]
     if not known:
         return
@@ -129,7 +131,7 @@ def _of_lives(lives: Mapping[str, Life]) -> Iterator[Family]:
 
 
 def _measured(status: RunStatus) -> dict[str, float]:
-    """Return a run's newest metrics, also those that are not finite."""
+    """Return a run's newest metrics, including those that are not finite."""
     return status.metrics | {name: float(one.value) for name, one in status.not_finite.items()}
 
 
@@ -183,7 +185,7 @@ def _of_ranks(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _loads(shown: Sequence[RunStatus]) -> Iterator[tuple[Labels, NodeLoad]]:
-    """Yield the load of each node with its labels."""
+    """Yield (labels, load) of each node."""
     for status in shown:
         hosts = {node.node: node.host or node.address for node in status.nodes}
         for load in status.loads:

@@ -28,7 +28,7 @@ class StampedLine:
 
 @contextmanager
 def open_log(path: Path) -> Iterator[int | None]:
-    """Yield a descriptor to read from, or None if there is no such file."""
+    """Yield a descriptor from which to read the log, or None if the file does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -43,7 +43,7 @@ def open_log(path: Path) -> Iterator[int | None]:
 
 
 def read_notes(log: Path) -> Iterator[tuple[int, float]]:
-    """Yield the lengths of the log and their times, as the agent noted them."""
+    """Yield (length of the log, time) for each note of the agent."""
     tail, rest = GrowingFile(times_of(log)), b""
     while data := tail.read():
         *lines, rest = (rest + data).split(b"\n")
@@ -51,7 +51,7 @@ def read_notes(log: Path) -> Iterator[tuple[int, float]]:
 
 
 def _note_before(times: Path, offset: int) -> int:
-    """Return where to begin in a file of notes so that none about what follows this offset is missed."""
+    """Return where to begin in a file of notes so that no note about bytes after `offset` is missed."""
     with open_log(times) as fd:
         start = size = os.fstat(fd).st_size if fd is not None else 0
         while fd is not None and start > 0:
@@ -63,7 +63,9 @@ def _note_before(times: Path, offset: int) -> int:
 
 
 class Growth:
-    """Reads the `.times` file beside a log: `unix_ms offset` means that the log had that many bytes by then."""
+    """A reader of the `.times` file beside a log, in which `unix_ms offset` means that the log had that many bytes by
+    then.
+    """
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self._tail = GrowingFile(path, _note_before(path, start) if start else 0)
@@ -71,7 +73,10 @@ class Growth:
         self._notes: list[tuple[int, float]] = []  # the nearest last
 
     def at(self, offset: int) -> float | None:
-        """Return when the byte before this offset was written, or None if not noted. Offsets must not decrease."""
+        """Return when the byte before `offset` was written, or None if that is not noted.
+
+        Offsets must not decrease between calls.
+        """
         while True:
             while self._notes and self._notes[-1][0] < offset:
                 self._notes.pop()
@@ -92,7 +97,7 @@ class GrowingFile:
         self._offset = offset
 
     def read(self) -> bytes:
-        """Return the next bytes, or nothing if there are none now."""
+        """Return the next bytes, or b"" if the file has no more now."""
         with open_log(self._path) as fd:
             data = os.pread(fd, _CHUNK_BYTES, self._offset) if fd is not None else b""
         self._offset += len(data)
@@ -100,7 +105,7 @@ class GrowingFile:
 
 
 class RankLog:
-    """The log file of a rank, or of a node's setup."""
+    """A reader of the log file of a rank, or of a node's setup."""
 
     def __init__(self, path: Path, rank: int, start: int = 0) -> None:
         self.rank = rank
@@ -109,8 +114,9 @@ class RankLog:
         self._splitter = LineSplitter(start)
 
     def lines(self, *, final: bool, seen_at: float | None) -> Iterator[StampedLine]:
-        """Yield all lines that are there now; with `final` also the last one, finished or not. `seen_at` replaces the
-        time of a line that the agent has not noted yet.
+        """Yield all complete new lines; with `final` also an unfinished last one.
+
+        `seen_at` replaces the time of a line that the agent has not noted yet.
         """
         while data := self._tail.read():
             for offset, text in self._splitter.feed(data):
@@ -125,13 +131,15 @@ class RankLog:
         return self._splitter.moving
 
     def _stamped(self, offset: int, text: str, seen_at: float | None) -> StampedLine:
-        """Return a line with its time."""
+        """Return the line that ends at `offset`, with its time."""
         at = self._growth.at(offset)
         return StampedLine(seen_at if at is None else at, self.rank, text)
 
 
 def _note(line: bytes) -> tuple[int, float] | None:
-    """Return a note, or None for a damaged line, such as two that ran into each other where the file was cut."""
+    """Return (offset, Unix time) of a note, or None for a damaged line, such as two that ran into each other where the
+    file was cut.
+    """
     moment, _, offset = line.partition(b" ")
     short = len(moment) <= _DIGITS_OF_MS and len(offset) <= _DIGITS_OF_BYTES
     return (int(offset), int(moment) / 1000) if short and moment.isdigit() and offset.isdigit() else None

@@ -15,24 +15,24 @@ _KINDS = frozenset({"regroup", "requeue", "resumed", EXPLAINED})
 
 
 class RestartReader:
-    """Reads new restarts; it must be read before the log, so that no restart is shown too late."""
+    """A reader of a run's restarts, which must be read before the log, so that no restart is shown too late."""
 
     def __init__(self, run: RunDir, *, late: bool = False) -> None:
-        """Start to read the events of restarts; with `late` those before the first shown line are skipped."""
+        """Start to read the events of restarts; with `late`, restarts before the first shown line are skipped."""
         self._tail = GrowingFile(run.events)
         self._rest = b""
         self._due: deque[Event] = deque()
         self._late = late
 
     def read(self) -> None:
-        """Read new events."""
+        """Read the restarts that were recorded since the last call."""
         while data := self._tail.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             events = (record_in(line, Event) for line in lines)  # the log is worth reading without what is torn
             self._due.extend(event for event in events if event is not None and event.kind in _KINDS)
 
     def before(self, attempt: int, generation: int) -> Iterator[str]:
-        """Yield the restarts after which this generation began."""
+        """Yield as text the restarts after which the generation began."""
         told = not self._late
         while self._due and _after(self._due[0]) < (attempt, generation):
             event = self._due.popleft()
@@ -41,13 +41,13 @@ class RestartReader:
         self._late = False
 
     def all(self) -> Iterator[str]:
-        """Yield the restarts after which no rank has written to the log yet."""
+        """Yield as text the restarts after which no rank has written to the log yet."""
         yield from self.before(_NEVER, 0)
 
 
 def _after(event: Event) -> tuple[int, float]:
-    """Return the attempt and generation that had ended; the last generation if the attempt's end was written by
-    another process.
+    """Return (attempt, generation) that had ended; the generation is infinity, the last, if the attempt's end was
+    written by another process.
     """
     if event.kind == "resumed":
         return event.attempt - 1, inf
@@ -55,7 +55,7 @@ def _after(event: Event) -> tuple[int, float]:
 
 
 def _words(event: Event) -> str:
-    """Return a restart as text."""
+    """Return the text that is shown for a restart."""
     brief = event.brief or event.text
     if event.kind == EXPLAINED:
         brief = f"{event.cause}: {event.text}"

@@ -53,7 +53,7 @@ _reports = msgspec.json.Decoder(_Line)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A summary of one metric of a run; `best` is given if its name shows whether larger or smaller is better."""
+    """A summary of one metric of a run; `best` is set if the name shows whether larger or smaller values are better."""
 
     name: str
     last: float
@@ -63,7 +63,7 @@ class Figure:
 
 
 def read_rows(run: RunDir) -> Rows:
-    """Return the values by step, in order, with `at`, the Unix time, if it is known."""
+    """Return the values by step, in order, with `at`, the Unix time, where it is known."""
     rows: Rows = {}
     for lines in _starts(run).values():
         _put(rows, lines)
@@ -78,10 +78,7 @@ def read_rows(run: RunDir) -> Rows:
 
 
 def thinned(run: RunDir) -> tuple[int, int] | None:
-    """Return how many reports were kept and how many there were, for the metrics with the most.
-
-    None if all were kept.
-    """
+    """Return (reports kept, reports made) for the metrics with the most reports, or None if all were kept."""
     if files_in(run.metrics) or not any(_LEFT_OUT in _read(path) for path in run.metrics.glob("*.jsonl")):
         return None
     lines: list[_Line] = []
@@ -98,8 +95,10 @@ def thinned(run: RunDir) -> tuple[int, int] | None:
 
 
 def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
-    """Return what each rank reported by step. If the trainer wrote values that hold for all ranks, only these are
-    returned, as rank 0's, because they do not depend on how quickly the steps came.
+    """Return the values that each rank reported, by rank and step.
+
+    If the trainer wrote values that hold for all ranks, only these are returned, as rank 0's, because they do not
+    depend on how quickly the steps came.
     """
     if files_in(run.metrics):
         return {0: {line[STEP]: dict(flat(line)) for line in read_metrics(run.metrics)}}
@@ -111,8 +110,8 @@ def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
 
 
 def newest_reported(run: RunDir, attempt: int) -> int:
-    """Return the last step that a rank of the attempt has reported with a number, earlier than the run's own records
-    show it.
+    """Return the last step that a rank of the attempt has reported with a metric, which is known earlier than from the
+    run's own records.
     """
     steps = [0]
     for path in run.metrics.glob(run.reported(attempt, 0).name.replace(".n000.", ".n*.")):
@@ -125,7 +124,7 @@ def newest_reported(run: RunDir, attempt: int) -> int:
 
 
 def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
-    """Yield each step once with its values; `over` returns whether nothing will be added, and is called before each
+    """Yield (step, values), each step once; `over` returns whether no more will be written, and is called before each
     read.
     """
     last, seen = -1, -1
@@ -143,7 +142,7 @@ def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]
 
 
 def size(run: RunDir) -> int:
-    """Return how many bytes of metrics there are to read; a link that leads nowhere, or in a circle, has none."""
+    """Return how many bytes of metrics a reader would read; a link that leads nowhere, or in a circle, counts as 0."""
     sizes = 0
     for path in run.metrics.glob("*.jsonl"):
         with contextlib.suppress(OSError):
@@ -157,7 +156,7 @@ def names_in(rows: Rows) -> list[str]:
 
 
 def figures_of(rows: Rows) -> list[Figure]:
-    """Return the last value of each metric, and the best with its step."""
+    """Return the summary of each metric: its last value, and the best value with its step."""
     values: dict[str, list[tuple[int, float]]] = {name: [] for name in names_in(rows)}
     for step, row in rows.items():
         for name, value in row.items():
@@ -178,18 +177,18 @@ def _figure(name: str, values: list[tuple[int, float]]) -> Figure:
 
 
 def better(name: str) -> int:
-    """Return 1 if larger is better, -1 if smaller is better, or 0 if the name does not tell."""
+    """Return 1 if larger values of the metric are better, -1 if smaller are, or 0 if its name does not tell."""
     words = re.split(r"[^a-z0-9]+", name.lower())
     return -1 if any(word in _LEAST for word in words) else int(any(word in _MOST for word in words))
 
 
 def first_steps(run: RunDir) -> dict[tuple[int, int], int]:
-    """Return the first step that each start of ranks has reported, by attempt and generation."""
+    """Return the first step that each start of ranks has reported, by (attempt, generation)."""
     return {start: min(line.step for line in lines) for start, lines in _starts(run).items() if lines}
 
 
 def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
-    """Return the reports of all nodes together, start by start in order."""
+    """Return the reports of all nodes together, by (attempt, generation) in order."""
     starts: defaultdict[tuple[int, int], list[_Line]] = defaultdict(list)
     for path in run.metrics.glob("*.jsonl"):
         if (found := _REPORTED.fullmatch(path.name)) is None:
@@ -204,7 +203,7 @@ def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
 
 
 def _put(rows: Rows, lines: list[_Line]) -> None:
-    """Replace the rows from the start's first step on; the lowest rank that reports a metric counts."""
+    """Replace the rows from the first step of `lines` on; the lowest rank that reports a metric counts."""
     if not lines:
         return
     first = min(line.step for line in lines)
@@ -222,7 +221,9 @@ def _put(rows: Rows, lines: list[_Line]) -> None:
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a line under printable names: JSON has some that are not valid text."""
+    """Yield (name, number) for each number of a line, also in nested objects, under printable names: JSON has some that
+    are not valid text.
+    """
     for key, value in line.items():
         name = f"{prefix}{key.encode(errors='replace').decode()}"
         if isinstance(value, Mapping):
@@ -242,7 +243,7 @@ def _as_float(value: float) -> float:
 
 
 def _decoded(path: Path) -> Iterable[_Line]:
-    """Yield the valid lines of a file; others are skipped."""
+    """Yield the valid lines of a file, skipping all others."""
     data = _read(path)
     try:
         yield from _reports.decode_lines(data)
@@ -256,7 +257,7 @@ def _decoded(path: Path) -> Iterable[_Line]:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of the file, or nothing if it cannot be read."""
+    """Return the content of the file, or b"" if it cannot be read."""
     try:
         with open_file(path) as file:
             return file.read()

@@ -17,7 +17,9 @@ _MISSED = re.compile(r"No module named '?(?P<name>\w[\w.]*)")
 
 
 def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """Return lines that name the folder and, if a file was missing, how to include it; none if that cannot be told."""
+    """Return lines that name the folder of a failed rank and, if a file was missing, how to include it; empty if that
+    is not known.
+    """
     run = RunDir(Path(run_dir))
     with contextlib.suppress(OSError, LaunchError, ValueError):  # the failure is worth showing without it
         plan = read_plan(run, failure.attempt)
@@ -29,7 +31,7 @@ def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
 
 
 def way_to_have(failure: Failure, python: str) -> list[str]:
-    """Return how to install the module that was missing, or nothing if none was."""
+    """Return lines on how to install the module that was missing, or an empty list if none was."""
     found = _MISSED.search(" ".join((failure.summary, *failure.tail[-1:])))
     if found is None:
         return []

@@ -35,7 +35,7 @@ _STAND_IN = "/of-another-step"  # for what is known once there are runs
 
 
 class StepSpec(Struct, frozen=True):
-    """One step as it is written; references to other steps are not filled in yet."""
+    """One step as it is written, before references to other steps are filled in."""
 
     name: str
     needs: tuple[str, ...]
@@ -46,7 +46,7 @@ class StepSpec(Struct, frozen=True):
 
 
 class GraphSpec(Struct, frozen=True):
-    """Several jobs as steps, each after those that it needs."""
+    """Several jobs as steps, each of which runs after the steps that it needs."""
 
     name: str
     steps: tuple[StepSpec, ...]
@@ -58,8 +58,8 @@ class GraphSpec(Struct, frozen=True):
 
 
 def is_graph(path: Path) -> bool:
-    """Return whether the file has steps; False for one that cannot be read, whose error its reader as a single
-    job shows.
+    """Return whether the file has steps; return False for a file that cannot be read, as the reader of a single job
+    shows the error.
     """
     try:
         return steps_of(read_tree(read_text(path, str(path))).root) is not None
@@ -68,7 +68,7 @@ def is_graph(path: Path) -> bool:
 
 
 def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> GraphSpec:
-    """Return the steps in the file. Raises BadInput with all problems."""
+    """Return the steps in the file; raise BadInput with all problems."""
     file = printable(str(path))
     try:
         return _parsed(read_text(path, file), overrides, job)
@@ -77,9 +77,9 @@ def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> Gr
 
 
 def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
-    """Return line, column and full key of what a step, or else the part for all steps, has at a key such as run.script.
+    """Return (line, column, full key) of what a step, or else the part for all steps, has at a key such as run.script.
 
-    For `queue.after` that nobody wrote, this is the step's `needs`.
+    For `queue.after` that is not written, this is the step's `needs`.
     """
     root = read_tree(text).root
     whole = root if isinstance(root, Mapping) else Mapping({}, Mark(1, 1))
@@ -94,7 +94,7 @@ def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
 
 
 def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
-    """Return the steps in the text. Raises Wrong."""
+    """Return the steps in the text; raise Wrong with all problems."""
     read = read_tree(text)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
     problems = [*read.problems, *command_line.apply(root, overrides, job)]
@@ -115,13 +115,15 @@ def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
 
 
 def _name_of(root: Mapping) -> Node:
-    """Return the node of the graph's name."""
+    """Return the node in which the graph's name is written."""
     entry = root.entries.get("name")
     return entry.value if entry is not None else Scalar("", True, root.mark)
 
 
 def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ...]]) -> None:
-    """Note a problem for each step that is needed but does not exist, and for a cycle."""
+    """Note a problem for each step that is needed but does not exist, and for steps that need each other in a
+    circle.
+    """
     for name, needs in steps.items():
         for other in needs:
             if other not in steps:
@@ -135,7 +137,7 @@ def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ..
 
 
 def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name: str, _: Node) -> StepSpec:
-    """Return the step of this name. Raises Wrong, with keys as in a spec of a single job."""
+    """Return the step with this name; raise Wrong, with keys as in a spec of a single job."""
     needed, given = needed_by(name, steps), set[tuple[str, str]]()
     gather = Gather()
     own = _own(root, name)
@@ -143,7 +145,7 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
     on: str | None = gather.take(ON_KEY, ON.parse, own.entries[ON_KEY].value) if ON_KEY in own.entries else None
 
     def give(reference: str, mark: Mark) -> str:
-        """Check a reference and note that the step uses it."""
+        """Return a placeholder for the reference after checking it, and record that the step uses it."""
         check_reference(reference, mark, name, steps, needed)
         other, _, word = reference.partition(".")
         given.add((other, word))
@@ -174,7 +176,7 @@ def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
 
 
 def _laid_over_all(root: Mapping, name: str) -> Mapping:
-    """Return the options common to all steps with this step's own laid over them, and a job name of its own."""
+    """Return the options common to all steps, overridden by this step's own options, with a job name for the step."""
     called = root.entries["name"]
     text = called.value.text if isinstance(called.value, Scalar) else ""
     common = {key: entry for key, entry in root.entries.items() if key != "steps"}
@@ -184,20 +186,22 @@ def _laid_over_all(root: Mapping, name: str) -> Mapping:
 
 
 def _own(root: Mapping, name: str) -> Mapping:
-    """Return a step's own options."""
+    """Return the options that are written in the step itself."""
     entry = root.find("steps", name)
     return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
 
 
 def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the key where the user finds it: in the step, or in the part common to all."""
+    """Return the problem with the key under which the user finds it: in the step, or in the part common to all
+    steps.
+    """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else ("steps", name, *key))
 
 
 def _mark(root: Mapping, *key: str) -> Mark:
-    """Return where the entry at these keys is written."""
+    """Return the position of the entry at these keys."""
     entry = root.find(*key)
     return entry.value.mark if entry is not None else root.mark
 
@@ -209,7 +213,7 @@ def _output(outputs: Values[str, StepOutputs], reference: str) -> str:
 
 
 def _following(tree: Mapping, after: Texts[str]) -> Mapping:
-    """Return the spec with these runs added to those that it waits for."""
+    """Return the spec with the runs `after` added to those for which it waits."""
     if not after:
         return tree
     queue = tree.entries.get("queue")
@@ -225,7 +229,7 @@ def _following(tree: Mapping, after: Texts[str]) -> Mapping:
 
 
 def _key(text: str) -> Scalar:
-    """Return a key that no file has."""
+    """Return a scalar for a key that is in no file."""
     return Scalar(text, True, FROM_COMMAND_LINE)
 
 

@@ -18,7 +18,7 @@ Give = Callable[[str, Mark], str]  # what stands for `train.run_dir`, written th
 
 
 class StepOutputs(Struct, frozen=True):
-    """The outputs of a step that other steps can use; all are known before the step starts."""
+    """The outputs of a step that other steps can use, all of which are known before the step starts."""
 
     run: str  # the id of its run
     run_dir: str
@@ -30,7 +30,7 @@ OUTPUTS = StepOutputs.__struct_fields__
 
 
 def filled_in(tree: Mapping, give: Give) -> Mapping:
-    """Return the spec of a step with every reference replaced. Raises Wrong for those that cannot be."""
+    """Return the spec of a step with every reference replaced; raise Wrong for references that cannot be."""
     gather = Gather()
     sections = {
         name: Entry(entry.key, _filled(gather, (name,), entry.value, give))
@@ -42,7 +42,9 @@ def filled_in(tree: Mapping, give: Give) -> Mapping:
 
 
 def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str], needed: Collection[str]) -> None:
-    """Raise Wrong if the step `mine` may not use this reference."""
+    """Raise Wrong if the step `mine` may not use the reference, because the other step is not in `known` or not in
+    `needed`.
+    """
     step, _, word = reference.partition(".")
     shown = f"${{steps.{reference}}}"
     if step not in known:

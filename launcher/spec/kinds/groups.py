@@ -19,7 +19,7 @@ _BARE_WORDS = re.compile(r"[\w./=+-][\w./=+ -]{,60}", re.ASCII)  # that need no 
 
 
 class ListOf(Struct, frozen=True):
-    """A list, as a tuple."""
+    """A list of values of one kind, read as a tuple."""
 
     item: Kind
     single: bool = False  # one item may stand without a list
@@ -28,11 +28,11 @@ class ListOf(Struct, frozen=True):
     name_of: Callable[[Any], object] | None = None  # no two items may have the same
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"{self.item.words()}, or a list" if self.single else f"a list, each {self.item.words()}"
 
     def parse(self, node: Node) -> tuple[Any, ...]:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Unusable):
             raise Wrong
         if isinstance(node, Sequence):
@@ -47,7 +47,7 @@ class ListOf(Struct, frozen=True):
         raise wrong(node, f"expected {self.words()}, got {got(node)}", hint)
 
     def _items(self, node: Sequence) -> tuple[Any, ...]:
-        """Return the values of a list's items. Raises Wrong."""
+        """Return the values of a list's items; raise Wrong with every problem."""
         if len(node.items) < self.minimum:
             raise wrong(node, f"expected {self.words()}, got an empty list")
         gather = Gather()
@@ -65,7 +65,7 @@ class ListOf(Struct, frozen=True):
         return tuple(values)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         item = self.item.schema()
         kinds = ["array", "null"] if self.may_be_blank else "array"
         array = {"type": kinds, "items": item, **({"minItems": self.minimum} if self.minimum else {})}
@@ -73,17 +73,17 @@ class ListOf(Struct, frozen=True):
 
 
 class TableOf(Struct, frozen=True):
-    """A mapping with keys that the user chooses, as a dict; a value that is read as None is left out."""
+    """A mapping with keys that the user chooses, read as a dict; an entry whose value is read as None is left out."""
 
     key: Leaf
     value: Kind
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"a mapping from {self.key.words()} to {self.value.words()}"
 
     def parse(self, node: Node) -> dict[str, Any]:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Scalar) and node.is_null:
             return {}
         if isinstance(node, Unusable):
@@ -101,7 +101,7 @@ class TableOf(Struct, frozen=True):
         return values
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {
             "type": ["object", "null"],
             "propertyNames": self.key.schema(),
@@ -110,7 +110,7 @@ class TableOf(Struct, frozen=True):
 
 
 class ByShape(Struct, frozen=True):
-    """One kind for a scalar, another for a list, another for a mapping."""
+    """A value of one kind if it is written as a scalar, of another for a list, and of another for a mapping."""
 
     scalar: Kind | None = None
     sequence: Kind | None = None
@@ -118,11 +118,11 @@ class ByShape(Struct, frozen=True):
     blank: Any = None  # what nothing written is
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return " or ".join(kind.words() for kind in self._kinds())
 
     def parse(self, node: Node) -> Any:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         match node:
             case Unusable():
                 raise Wrong
@@ -139,32 +139,34 @@ class ByShape(Struct, frozen=True):
         return kind.parse(node)
 
     def _as_list(self, node: Node) -> str:
-        """Return a hint if a text of several words stands where a list is meant, else ""."""
+        """Return a hint if a text of several words is written where a list is expected, else ""."""
         text = node.text if self.sequence is not None and isinstance(node, Scalar) else ""
         return f"write [{', '.join(text.split())}]" if _BARE_WORDS.fullmatch(text) else ""
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         blank = [] if self.blank is None else [{"type": "null"}]
         return {"anyOf": [*(kind.schema() for kind in self._kinds()), *blank]}
 
     def _kinds(self) -> list[Kind]:
-        """Return the kinds for a scalar, a list and a mapping, as far as there are any."""
+        """Return those of the kinds for a scalar, a list and a mapping that are set."""
         return [kind for kind in (self.scalar, self.sequence, self.mapping) if kind is not None]
 
 
 class Flag(Leaf, frozen=True):
-    """The value of an option of a program: true is the bare option, false leaves it out (None)."""
+    """The value of an option of a program: true gives the bare option, false leaves it out (None)."""
 
     text: Leaf
     bare: str = ""
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"true, false or {self.text.words()}"
 
     def convert(self, scalar: Scalar) -> str | None:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value of the program's option, or None if the option is left out; raise Unfit if the text is not
+        of this kind.
+        """
         if not scalar.plain:
             return str(self.text.convert(scalar))
         if scalar.text in ("true", "false"):
@@ -173,12 +175,12 @@ class Flag(Leaf, frozen=True):
         return str(self.text.convert(scalar))
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return self.text.schema()
 
 
 def refuse_surprise(scalar: Scalar) -> None:
-    """Raise Unfit for a bare word that YAML readers disagree on, such as `yes`, or for nothing."""
+    """Raise Unfit for a bare word on which YAML readers disagree, such as `yes`, and for an empty value."""
     word = scalar.text.lower()
     if word in ("true", "yes", "on"):
         raise Unfit(f"write true, or quote it if you mean text: '{scalar.text}'")
@@ -195,11 +197,11 @@ class ArgsTable(Struct, frozen=True):
     """
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return "a mapping that becomes `--key value`"
 
     def parse(self, node: Node) -> tuple[str, ...]:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if not isinstance(node, Mapping):
             raise Wrong
         gather = Gather()
@@ -210,7 +212,7 @@ class ArgsTable(Struct, frozen=True):
         return tuple(words)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         value = WORD.schema()
         either = {"anyOf": [value, {"type": "array", "items": value}]}
         sizes = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}, "minProperties": 1}
@@ -223,12 +225,12 @@ class ArgsTable(Struct, frozen=True):
 
 
 def _option(key: Scalar, value: Node) -> list[str]:
-    """Return one entry of the mapping as words of a command line. Raises Wrong."""
+    """Return one entry of the mapping as words of a command line; raise Wrong if its value cannot be."""
     return [WORD.parse(word) for word in option_words(key, value)]
 
 
 def option_words(key: Scalar, value: Node) -> list[Scalar]:
-    """Return one entry of the mapping as words of a command line. Raises Wrong."""
+    """Return one entry of the mapping as scalars, the words of a command line; raise Wrong if its value cannot be."""
     if not re.fullmatch(_OPTION, key.text):
         raise wrong(key, "expected the name of an option, without white space and =")
     option = Scalar(key.text if key.text.startswith("-") else f"--{key.text}", False, key.mark)
@@ -247,7 +249,7 @@ def option_words(key: Scalar, value: Node) -> list[Scalar]:
 
 
 def _mesh(value: Mapping) -> Scalar:
-    """Return a mesh as text, such as `pp=2,dp=2`. Raises Wrong."""
+    """Return a mesh as text, such as `pp=2,dp=2`; raise Wrong if a size is no number."""
     gather = Gather()
     sizes = [
         f"{entry.key.text}={gather.take(entry.key.text, _whole_number, entry.value)}"
@@ -260,14 +262,14 @@ def _mesh(value: Mapping) -> Scalar:
 
 
 def _whole_number(value: Node) -> str:
-    """Return a number of ranks as text. Raises Wrong."""
+    """Return a number of ranks as text; raise Wrong if it is none."""
     if isinstance(value, Scalar) and re.fullmatch(r"[1-9][0-9]{0,5}", value.text):
         return value.text
     raise wrong(value, f"expected a number of ranks, got {got(value)}")
 
 
 def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
-    """Return an option with one value as words."""
+    """Return the words of an option that has one value."""
     if not value.plain:
         return [option, value]
     if value.text in ("true", "false"):
@@ -280,7 +282,7 @@ def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
 
 
 def _scalars(values: Sequence) -> list[Scalar]:
-    """Return the items of a list as words. Raises Wrong."""
+    """Return the items of a list as words; raise Wrong for an item that is no scalar."""
     gather = Gather()
     for index, item in enumerate(values.items):
         gather.take(index, WORD.parse, item)

@@ -11,20 +11,20 @@ Json = dict[str, Any]
 
 
 class Kind(Protocol):
-    """The interface of a kind of values."""
+    """The interface of a kind of value: how it is read, shown and described by JSON Schema."""
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
 
     def parse(self, node: Node) -> Any:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written, as far as one can express it."""
+        """Return the JSON Schema of all values of this kind, as far as JSON Schema can express it."""
 
 
 class Unfit(Exception):
-    """Raised if a text is not of this kind; `reason` is given if "expected ..., got ..." does not suffice."""
+    """Raised if a text is not of a kind; `reason` is set if the message "expected ..., got ..." does not suffice."""
 
     def __init__(self, hint: str = "", reason: str = "") -> None:
         super().__init__(hint, reason)
@@ -33,29 +33,29 @@ class Unfit(Exception):
 
 
 class Leaf(Struct, frozen=True):
-    """A kind that is written as one scalar."""
+    """A kind of value that is written as one scalar."""
 
     WORDS: ClassVar[str] = ""
     PATTERN: ClassVar[str] = ""  # of all that can be written; Python and JSON Schema read it alike
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return self.WORDS
 
     def convert(self, scalar: Scalar) -> Any:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         raise NotImplementedError
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"type": "string", "pattern": f"^{self.PATTERN}$"}
 
     def show(self, value: Any) -> Any:
-        """Return the value as JSON, as it would be written; the inverse of `convert`."""
+        """Return the value as it would be written in a spec, for JSON; the inverse of `convert`."""
         return value
 
     def parse(self, node: Node) -> Any:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Unusable):
             raise Wrong
         expected = f"expected {self.words()}, got {got(node)}"
@@ -68,7 +68,7 @@ class Leaf(Struct, frozen=True):
 
 
 class WordOr(Leaf, frozen=True):
-    """A word that stands for None, such as auto, off or unlimited; or another kind."""
+    """Either a word that stands for None, such as auto, off or unlimited, or a value of another kind."""
 
     word: str
     other: Leaf
@@ -76,11 +76,11 @@ class WordOr(Leaf, frozen=True):
     none: tuple[str, ...] = ()  # what they write for 0 of the other kind
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"{self.word} or {self.other.words()}"
 
     def convert(self, scalar: Scalar) -> Any:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if scalar.text == self.word:
             return None
         try:
@@ -93,9 +93,9 @@ class WordOr(Leaf, frozen=True):
             raise
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"anyOf": [{"const": self.word}, self.other.schema()]}
 
     def show(self, value: Any) -> Any:
-        """Return the value as JSON, as it would be written."""
+        """Return the value as it would be written in a spec, for JSON."""
         return self.word if value is None else self.other.show(value)

@@ -17,12 +17,12 @@ _LONGEST_VARIABLE = 256
 
 
 def job_name() -> Text:
-    """Return the kind of a job name."""
+    """Return the kind of value for a job's name."""
     return Text("a name of a-z, 0-9, _ and -, at most 63 long", JOB_NAME, cure=_job_name_like)
 
 
 def _job_name_like(text: str) -> str:
-    """Return a hint with a valid name like this one."""
+    """Return a hint with a valid name that resembles the text."""
     like = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:63]
     return f"for example {like}" if like else ""
 
@@ -34,7 +34,7 @@ class VariableName(Leaf, frozen=True):
     PATTERN = f"(?!(?:{EXPRESSION})$){_VARIABLE}"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         name = scalar.text
         # Never shown: where a name is expected, a careless paste may have put a secret's value.
         if not re.fullmatch(_VARIABLE, name) or len(name) > _LONGEST_VARIABLE:
@@ -70,7 +70,7 @@ class SlurmOption(Leaf, frozen=True):
     PATTERN = f"(?!(?:{'|'.join(_OUR_OPTIONS)})$)[a-z][a-z-]*"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         name = scalar.text
         if not re.fullmatch("[a-z][a-z-]*", name):
             bare = name.lstrip("-").replace("_", "-")
@@ -87,14 +87,14 @@ _SECRET, _FILE = VariableName(), any_path("the path of a file")
 
 
 class SecretSource(Struct, frozen=True):
-    """One secret: a name whose value is in the submitting environment, or a name and a file."""
+    """One secret: the name of a variable whose value is in the submitting environment, or a name and a file."""
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return "a variable name or `NAME: path/to/file`"
 
     def parse(self, node: Node) -> Secret:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Scalar | Unusable):
             return Secret(_SECRET.parse(node))
         if isinstance(node, Sequence):
@@ -112,7 +112,7 @@ class SecretSource(Struct, frozen=True):
         return Secret(name, file)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         names, file = _SECRET.schema(), _FILE.schema()
         one = {"minProperties": 1, "maxProperties": 1, "propertyNames": names, "additionalProperties": file}
         return {"anyOf": [names, {"type": "object", **one}]}

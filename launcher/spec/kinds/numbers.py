@@ -23,11 +23,11 @@ class Integer(Leaf, frozen=True):
     maximum: int = 1_000_000_000
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"an integer of at least {self.minimum}" if self.minimum else "an integer"
 
     def convert(self, scalar: Scalar) -> int:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if not re.fullmatch(_DIGITS, scalar.text):
             raise Unfit(_in_digits(scalar.text))
         if not scalar.plain:
@@ -40,7 +40,7 @@ class Integer(Leaf, frozen=True):
         return value
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
@@ -51,7 +51,7 @@ class Number(Leaf, frozen=True):
     WORDS = "a number above 0"
 
     def convert(self, scalar: Scalar) -> float:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if not re.fullmatch(rf"(?:{_DIGITS})(?:\.[0-9]{{1,9}})?", scalar.text):
             raise Unfit(_in_digits(scalar.text))
         if not scalar.plain:
@@ -62,7 +62,7 @@ class Number(Leaf, frozen=True):
         return value
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"type": "number", "exclusiveMinimum": 0, "maximum": self.maximum}
 
 
@@ -72,7 +72,7 @@ class Boolean(Leaf, frozen=True):
     WORDS = "true or false"
 
     def convert(self, scalar: Scalar) -> bool:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if scalar.text in ("true", "false"):
             if scalar.plain:
                 return scalar.text == "true"
@@ -83,7 +83,7 @@ class Boolean(Leaf, frozen=True):
         raise Unfit("write false" if word in ("false", "no", "off", "0") else "")
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"type": "boolean"}
 
 
@@ -104,7 +104,7 @@ class Nodes(Leaf, frozen=True):
     WORDS = "an integer or a range like 2..4"
 
     def convert(self, scalar: Scalar) -> NodeRange:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         text = scalar.text
         if re.fullmatch(_COUNT, text):
             if not scalar.plain:
@@ -116,17 +116,17 @@ class Nodes(Leaf, frozen=True):
         return _range(int(ends[1]), int(ends[2]))
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         text = {"type": "string", "pattern": rf"^{_COUNT}\.\.{_COUNT}$"}
         return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": _MOST_NODES}, text]}
 
     def show(self, value: NodeRange) -> int | str:
-        """Return the value as JSON, as it would be written."""
+        """Return the value as it would be written in a spec, for JSON."""
         return value.min if value.min == value.max else str(value)
 
 
 def _range(low: int, high: int) -> NodeRange:
-    """Return the range of nodes. Raises Unfit."""
+    """Return the range of nodes; raise Unfit if it is empty or too large."""
     if low > high:
         raise Unfit(f"write {high}..{low}", f"expected a range that goes up, got {low}..{high}")
     if high > _MOST_NODES:
@@ -150,7 +150,7 @@ class Size(Leaf, frozen=True):
     PATTERN = _SIZE
 
     def convert(self, scalar: Scalar) -> int:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if not re.fullmatch(_SIZE, scalar.text):
             raise Unfit(_size_cure(scalar.text))
         number = scalar.text.rstrip("KMGTiB")
@@ -160,7 +160,7 @@ class Size(Leaf, frozen=True):
         return value
 
     def show(self, value: int) -> str:
-        """Return the value as JSON, as it would be written."""
+        """Return the value as it would be written in a spec, for JSON."""
         unit = next(unit for unit in reversed(list(_SIZE_UNITS)[:5]) if value % _SIZE_UNITS[unit] == 0)
         return f"{value // _SIZE_UNITS[unit]}{unit}"
 

@@ -20,16 +20,15 @@ _SATURDAY, _WORK = 5, (8, 18)  # hours
 
 
 class WrittenMoment(Leaf, frozen=True):
-    """A time of the day or a date by this machine's clock.
-
-    Kept as written, because its meaning depends on the present.
+    """A time of the day or a date by this machine's clock, kept as written, because its meaning depends on the
+    present.
     """
 
     WORDS = f"a moment such as 22:00 or 2027-01-31 22:00, or {AFTER_HOURS}"
     PATTERN = f"(?:{_DATE}(?:[ T]{_CLOCK})?|{_CLOCK}|{AFTER_HOURS})"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if not re.fullmatch(self.PATTERN, scalar.text):
             bare = re.fullmatch(r"([0-9]):([0-5][0-9])", scalar.text)
             raise Unfit(f"write 0{scalar.text}" if bare else "")
@@ -41,7 +40,7 @@ class WrittenMoment(Leaf, frozen=True):
 
 
 def moment(text: str, now: float) -> float | None:
-    """Return the Unix time of a moment, or None for now. Raises ValueError.
+    """Return the Unix time of a moment, or None for now; raise ValueError for any other text.
 
     `22:00` is the next one after `now`; a date may have a time or none; `after-hours` is the end of working hours, on
     weekdays from 8 to 18, or now outside of them.
@@ -60,13 +59,13 @@ def moment(text: str, now: float) -> float | None:
 
 
 def _end_of_work(now: time.struct_time) -> float | None:
-    """Return the end of today's working hours, or None outside of them."""
+    """Return the end of today's working hours, or None outside of working hours."""
     working = now.tm_wday < _SATURDAY and _WORK[0] <= now.tm_hour < _WORK[1]
     return _of_date(time.strftime(f"%Y-%m-%d {_WORK[1]}:00", now)) if working else None
 
 
 def _of_date(text: str) -> float:
-    """Return the Unix time of a date. Raises ValueError."""
+    """Return the Unix time of a date; raise ValueError if the text is none."""
     for form in _FORMATS:
         try:
             return time.mktime(time.strptime(text, form))
@@ -82,7 +81,7 @@ class PredecessorName(Leaf, frozen=True):
     PATTERN = rf"{_RUN}(?::(?:succeeded|ended|step {_STEP}))?"
 
     def convert(self, scalar: Scalar) -> Predecessor:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         text = scalar.text
         if not re.fullmatch(self.PATTERN, text):
             near = re.fullmatch(rf"({_RUN}):(?:step[:=_-]?)?({_STEP})", text)
@@ -93,12 +92,12 @@ class PredecessorName(Leaf, frozen=True):
 
 
 class Priority(Leaf, frozen=True):
-    """A small number, which may be negative."""
+    """The priority of a run: a small integer, which may be negative."""
 
     WORDS = f"an integer from -{_FAR} to {_FAR}"
 
     def convert(self, scalar: Scalar) -> int:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if not re.fullmatch("0|-?[1-9][0-9]?", scalar.text):
             raise Unfit
         if not scalar.plain:
@@ -106,5 +105,5 @@ class Priority(Leaf, frozen=True):
         return int(scalar.text)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"type": "integer", "minimum": -_FAR, "maximum": _FAR}

@@ -16,31 +16,33 @@ PORT_NAME = Text("the name of a port, of a-z, 0-9 and _, at most 31 long", r"[a-
 
 
 class PortToTry(Leaf, frozen=True):
-    """The port by which a rank shows that it is ready: its own, or the one of a name."""
+    """The port by which a rank shows that it is ready: true for its own, or the name of one of the role's ports."""
 
     WORDS = "true or the name of a port"
 
     def convert(self, scalar: Scalar) -> bool | str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         return True if scalar.text == "true" else PORT_NAME.convert(scalar)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"anyOf": [{"const": True}, PORT_NAME.schema()]}
 
 
 class RolesTable(Struct, frozen=True):
-    """The table of roles; the rest of each role is read after it is laid over the part common to all."""
+    """The table of roles, read for how they relate; the rest of each role is read once the options common to all are
+    merged in.
+    """
 
     among: Section  # what a role is among the others
     of_a_spec: tuple[str, ...]  # the options that a role may have
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return "a mapping from the names of roles to their specs"
 
     def parse(self, node: Node) -> dict[str, Role]:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping) or not node.entries:
@@ -55,7 +57,7 @@ class RolesTable(Struct, frozen=True):
         return found
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         own = {key: {"$ref": f"#/properties/{key}"} for key in self.of_a_spec}
         among = self.among.schema()["properties"]
         role = {"type": "object", "additionalProperties": False, "properties": {**among, **own}}
@@ -67,7 +69,7 @@ class RolesTable(Struct, frozen=True):
         }
 
     def _role(self, node: Node) -> Role:
-        """Return how one role relates to the others. Raises Wrong."""
+        """Return how one role relates to the others; raise Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping):

@@ -51,7 +51,7 @@ class Section(Struct, frozen=True, dict=True):
         return {field.key: field for field in self.options}
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"a mapping with {', '.join(self.by_key)}" if len(self.options) < 4 else "a mapping of options"
 
     @cached_property
@@ -63,12 +63,14 @@ class Section(Struct, frozen=True, dict=True):
         return self.model(*[NODEFAULT] * required)
 
     def default(self, field: Field) -> Any:
-        """Return the default of an option's attributes: one value, a tuple of several, or NODEFAULT."""
+        """Return the default of an option: one value, a tuple for several attributes, or NODEFAULT if it is
+        required.
+        """
         values = tuple(getattr(self._usual, name, None) for name in field.attributes)
         return values if len(values) > 1 else values[0]
 
     def parse(self, node: Node) -> Any:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Unusable):
             raise Wrong
         if isinstance(node, Scalar) and node.is_null and not self.required:
@@ -93,11 +95,11 @@ class Section(Struct, frozen=True, dict=True):
         return self.made(values)
 
     def made(self, values: dict[str, Any]) -> Any:
-        """Return the instance with these values."""
+        """Return the instance of `model` with these values."""
         return replace(self.base, **values) if self.base is not None else self.model(**values)
 
     def _entry(self, gather: Gather, entry: Entry) -> dict[str, Any]:
-        """Return the attributes that an entry sets; note its problems."""
+        """Return the attributes that an entry sets by name; note its problems in `gather`."""
         field = self.by_key.get(entry.key.text)
         if field is None:
             gather.add(self.unknown(entry.key))
@@ -120,7 +122,7 @@ class Section(Struct, frozen=True, dict=True):
         return Problem(key.mark, UNKNOWN, key=(key.text,), word=key.text, options=tuple(self.by_key))
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         missing = [field.key for field in self.options if self.default(field) is NODEFAULT]
         return {
             "type": "object" if self.required else ["object", "null"],
@@ -134,7 +136,7 @@ class Section(Struct, frozen=True, dict=True):
         }
 
     def shown_default(self, field: Field) -> Json:
-        """Return {"default": …} as the default would be written, or {} if it cannot be."""
+        """Return {"default": …} as the default would be written in a spec, or {} if it cannot be written."""
         value = self.default(field)
         unwritten = value is None and not isinstance(field.kind, WordOr)
         if unwritten or not isinstance(field.kind, Leaf | Shorthand) or value in (NODEFAULT, "", (None, None)):
@@ -143,17 +145,17 @@ class Section(Struct, frozen=True, dict=True):
 
 
 class Shorthand(Struct, frozen=True):
-    """A section that may be written as a scalar, which then is the value of one of its options."""
+    """A section that may also be written as a scalar, which then is the value of one of its options."""
 
     section: Section
     key: str
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"{self._kind.words()}, or {self.section.words()}"
 
     def parse(self, node: Node) -> Any:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Sequence):
             raise wrong(node, f"expected {self.words()}, got a list")
         if isinstance(node, Scalar):
@@ -165,11 +167,11 @@ class Shorthand(Struct, frozen=True):
         return Mapping({self.key: Entry(Scalar(self.key, True, node.mark), node)}, node.mark)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"anyOf": [self._kind.schema(), self.section.schema()]}
 
     def show(self, value: Any) -> Any:
-        """Return the value as JSON, as it would be written."""
+        """Return the value as it would be written in a spec, for JSON."""
         return self._kind.show(getattr(value, self.key))
 
     @property

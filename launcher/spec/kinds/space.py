@@ -20,12 +20,12 @@ _KEY = r"[a-z_]+(?:\.[^\s=.]+)+"
 
 
 class Real(Leaf, frozen=True):
-    """A number of any sign and size, 1e-5 too: an int where it is written as one."""
+    """A number of any sign and size, such as 1e-5; it is an int if it is written as one."""
 
     WORDS = "a number"
 
     def convert(self, scalar: Scalar) -> float:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if not re.fullmatch(_REAL, scalar.text):
             raise Unfit
         if not scalar.plain:
@@ -33,17 +33,17 @@ class Real(Leaf, frozen=True):
         return int(scalar.text) if re.fullmatch(_WHOLE, scalar.text) else float(scalar.text)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"type": "number"}
 
 
 class PlainWord(Leaf, frozen=True):
-    """A number, a truth value or text, whichever it looks like."""
+    """A number, a truth value or a text, by what the scalar looks like."""
 
     WORDS = "a value"
 
     def convert(self, scalar: Scalar) -> Word:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if scalar.plain and scalar.text in ("true", "false"):
             return scalar.text == "true"
         if scalar.plain and re.fullmatch(_REAL, scalar.text):
@@ -51,7 +51,7 @@ class PlainWord(Leaf, frozen=True):
         return _TEXT.convert(scalar)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return _TEXT.schema()
 
 
@@ -62,7 +62,7 @@ class WhenText(Leaf, frozen=True):
     PATTERN = rf"{_KEY} *== *\S.*"
 
     def convert(self, scalar: Scalar) -> tuple[str, Word]:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return (the other option's key, its value); raise Unfit if the text is no condition."""
         if not re.fullmatch(self.PATTERN, scalar.text):
             raise Unfit
         key, _, value = scalar.text.partition("==")
@@ -85,14 +85,16 @@ _RANGE = Section(
 
 
 class Choices(Struct, frozen=True):
-    """The choices for one option, such as `[32, 64]` or `{from: 1e-5, to: 1e-1, log: true}`, perhaps with `when`."""
+    """The choices of a sweep for one option, such as `[32, 64]` or `{from: 1e-5, to: 1e-1, log: true}`, perhaps with
+    `when`.
+    """
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return "a list of values, or a range such as {from: 1e-5, to: 1e-1, log: true}"
 
     def parse(self, node: Node) -> Dimension:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         match node:
             case Unusable():
                 raise Wrong
@@ -103,7 +105,7 @@ class Choices(Struct, frozen=True):
         raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write [{node.text}]")
 
     def _of(self, node: Mapping) -> Dimension:
-        """Return the range or values in a mapping. Raises Wrong."""
+        """Return the range or values in a mapping; raise Wrong with every problem."""
         found: Dimension = _RANGE.parse(node)
         problems = [Problem(node.mark, reason, hint) for reason, hint in _amiss(found, set(node.entries))]
         if problems:
@@ -114,12 +116,12 @@ class Choices(Struct, frozen=True):
         return Dimension((), *ends[:2], found.step, found.log, all(isinstance(end, int) for end in ends), found.when)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"anyOf": [ListOf(PlainWord(), minimum=1).schema(), _RANGE.schema()]}
 
 
 def _amiss(found: Dimension, written: set[str]) -> Any:
-    """Yield what is wrong with the choices, as pairs of a reason and a hint."""
+    """Yield (reason, hint) for each problem with the choices."""
     ranged = written & {"from", "to", "step", "log"}
     if found.values:
         if ranged:

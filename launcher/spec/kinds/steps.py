@@ -16,19 +16,19 @@ ON = Text("the name of a cluster", r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
 class StepsTable(Struct, frozen=True):
-    """The table of steps and what each needs.
+    """The table of steps, read for what each needs.
 
-    The rest of a step is read after it is laid over the part common to all.
+    The rest of a step is read once the options common to all are merged in.
     """
 
     of_a_spec: tuple[str, ...]  # the options that a step may have
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return "a mapping from the names of steps to their specs"
 
     def parse(self, node: Node) -> dict[str, tuple[str, ...]]:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping) or not node.entries:
@@ -43,7 +43,7 @@ class StepsTable(Struct, frozen=True):
         return found
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         own = {key: {"$ref": f"#/properties/{key}"} for key in self.of_a_spec}
         step = {
             "type": "object",
@@ -59,7 +59,7 @@ class StepsTable(Struct, frozen=True):
 
 
 def _needs(step: Node) -> tuple[str, ...]:
-    """Return the steps that a step needs. Raises Wrong."""
+    """Return the steps that a step needs; raise Wrong if they are no list of names."""
     if isinstance(step, Unusable):
         raise Wrong
     if not isinstance(step, Mapping):

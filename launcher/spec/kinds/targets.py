@@ -26,17 +26,17 @@ _ARGV = ListOf(WORD, minimum=1)
 
 
 class SecretText(Leaf, frozen=True):
-    """A value that is kept out of the file: the variable that holds it, or `{file: PATH}`."""
+    """A value that is kept out of the spec: the name of the variable that holds it, or `{file: PATH}`."""
 
     spelled_out: bool = False  # a web address may stand here itself
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         more = "an address, " if self.spelled_out else ""
         return f"{more}the variable that holds it, or `{{file: PATH}}`"
 
     def parse(self, node: Node) -> Secret | str:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         match node:
             case Unusable():
                 raise Wrong
@@ -47,7 +47,7 @@ class SecretText(Leaf, frozen=True):
         raise wrong(node, f"expected {self.words()}")  # never what stands there: it may be the secret
 
     def _word(self, node: Scalar) -> Secret | str:
-        """Return the variable or, where that is allowed, the address in a scalar."""
+        """Return the variable or, if addresses may be spelled out, the address in a scalar."""
         if URL.fullmatch(node.text):
             if self.spelled_out:
                 return node.text
@@ -56,23 +56,23 @@ class SecretText(Leaf, frozen=True):
         return Secret(_VARIABLE.parse(node))
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         file = {"type": "object", "properties": {"file": _FILE.schema()}, "required": ["file"]}
         address = [{"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9+.-]*://"}] if self.spelled_out else []
         return {"anyOf": [*address, _VARIABLE.schema(), {**file, "additionalProperties": False}]}
 
 
-class WhoHears(Struct, frozen=True):
+class NotifyRecipient(Struct, frozen=True):
     """A recipient of notifications, such as `slack: SLACK_WEBHOOK` or `email: me@example.org`."""
 
     spelled_out: bool = False
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return "a mapping such as `slack: SLACK_WEBHOOK`"
 
     def parse(self, node: Node) -> NotifyTarget:
-        """Return the value that the node stands for. Raises Wrong with every problem."""
+        """Return the value that the node stands for; raise Wrong with every problem in it."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping):
@@ -89,7 +89,7 @@ class WhoHears(Struct, frozen=True):
             raise Wrong(*(replace(one, key=(key.text, *one.key)) for one in error.problems)) from None
 
     def _of(self, kind: str, value: Node) -> NotifyTarget:
-        """Return the recipient of this kind. Raises Wrong."""
+        """Return the recipient of kind `kind`; raise Wrong if its value does not fit."""
         if kind == "email":
             return NotifyTarget(kind, address=_EMAIL.parse(value))
         if kind == "command":
@@ -101,7 +101,7 @@ class WhoHears(Struct, frozen=True):
         return NotifyTarget(kind, address=found)
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         address = SecretText(self.spelled_out).schema()
         kinds = {
             **dict.fromkeys(SECRET_ADDRESSES, address),

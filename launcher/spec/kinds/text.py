@@ -27,7 +27,7 @@ RUN_DIR_NAMES = frozenset(
 
 
 class Text(Leaf, frozen=True):
-    """A text, perhaps limited to a pattern."""
+    """A text, whose form may be limited by a pattern."""
 
     what: str = "text"
     pattern: str = ""  # of the whole text; Python and JSON Schema read it alike
@@ -36,11 +36,11 @@ class Text(Leaf, frozen=True):
     cure: Callable[[str], str] | None = None  # a hint for text that does not fit
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return self.what
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         text = _text_of(scalar, lines=self.lines)
         if not text and not self.empty:
             raise Unfit(reason=f"expected {self.what}, got empty text")
@@ -49,7 +49,7 @@ class Text(Leaf, frozen=True):
         return text
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         if self.pattern:
             return {"type": _TEXT_TYPES, "pattern": f"^(?:{self.pattern})$"}
         return {"type": _TEXT_TYPES} if self.empty else {"type": _TEXT_TYPES, "minLength": 1}
@@ -61,23 +61,26 @@ class Choice(Leaf, frozen=True):
     options: tuple[str, ...]
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return f"one of {', '.join(self.options)}"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         if scalar.text not in self.options:
             upper = scalar.text.upper()
             raise Unfit(f"write {upper}" if upper in self.options else "")
         return scalar.text
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"enum": list(self.options)}
 
 
 def _text_of(scalar: Scalar, *, lines: bool) -> str:
-    """Return the scalar as text. Raises Unfit if it is null, has control characters or is too long."""
+    """Return the scalar as text; raise Unfit if it is null, has control characters or is too long.
+
+    With `lines`, newlines and tabs are allowed.
+    """
     text = scalar.text
     if scalar.is_null:
         raise Unfit(f"quote it if you mean text: '{text}'")
@@ -107,7 +110,7 @@ class StoreAddress(Leaf, frozen=True):
     PATTERN = r"[a-z][a-z0-9+.-]*://[^\s@?#]+"
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         text = _text_of(scalar, lines=False)
         if re.search(r"://[^/]*@|[?#]", text):
             raise Unfit(
@@ -120,7 +123,7 @@ class StoreAddress(Leaf, frozen=True):
 
 
 class InnerPath(Leaf, frozen=True):
-    """A relative path that cannot lead out of the folder it starts from."""
+    """A relative path that cannot lead out of the folder from which it starts."""
 
     what: str
     inside: str  # that folder, in words
@@ -128,11 +131,11 @@ class InnerPath(Leaf, frozen=True):
     refused: Container[str] | None = None
 
     def words(self) -> str:
-        """Return what is expected, as in "expected an integer"."""
+        """Return the noun for messages that say what is expected, such as `an integer`."""
         return self.what
 
     def convert(self, scalar: Scalar) -> str:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         text = _text_of(scalar, lines=False)
         self._stay_inside(text)
         self._be_a_name(text)
@@ -156,5 +159,5 @@ class InnerPath(Leaf, frozen=True):
             raise Unfit(reason=f"expected {self.what} of its own, got the launcher's {parts[0] if parts else '.'}")
 
     def schema(self) -> Json:
-        """Return the JSON Schema of what can be written."""
+        """Return the JSON Schema of all values of this kind."""
         return {"type": _TEXT_TYPES, "pattern": r"^(?![-/~])(?!(?:.*/)?\.\.(?:/|$)).+$"}

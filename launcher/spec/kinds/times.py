@@ -43,16 +43,19 @@ class Duration(Leaf, frozen=True):
     PATTERN = DURATION
 
     def convert(self, scalar: Scalar) -> float:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
         return duration(scalar.text, zero=self.zero)
 
     def show(self, value: float) -> str:
-        """Return the value as JSON, as it would be written."""
+        """Return the value as it would be written in a spec, for JSON."""
         return show_seconds(value)
 
 
 def duration(text: str, *, zero: bool = True) -> float:
-    """Return the seconds of a duration. Raises Unfit, with a hint at what may have been meant."""
+    """Return the seconds of a duration; raise Unfit, with a hint at what may have been meant.
+
+    Zero is allowed only with `zero`.
+    """
     value = seconds(text)
     if value is None:
         raise Unfit(_cure(text))
@@ -85,7 +88,7 @@ class DurationRange(Leaf, frozen=True):
     PATTERN = rf"{DURATION}(?:\.\.{DURATION})?"
 
     def convert(self, scalar: Scalar) -> tuple[float, float]:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return (the shorter, the longer duration in seconds); raise Unfit if the text is no range."""
         first, dots, last = scalar.text.partition("..")
         low = duration(first)
         high = duration(last) if dots else low
@@ -94,7 +97,7 @@ class DurationRange(Leaf, frozen=True):
         return low, high
 
     def show(self, value: tuple[float, float]) -> str:
-        """Return the value as JSON, as it would be written."""
+        """Return the value as it would be written in a spec, for JSON."""
         return f"{show_seconds(value[0])}..{show_seconds(value[1])}"
 
 
@@ -111,7 +114,9 @@ class HangAfter(Leaf, frozen=True):
     PATTERN = f"(?:auto|off|{DURATION})"
 
     def convert(self, scalar: Scalar) -> tuple[float | None, bool]:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return (seconds or None for no limit, whether the ranks' state may show a hang earlier); raise Unfit for any
+        other text.
+        """
         match scalar.text:
             case "auto":
                 return _AUTO_HANG_S, True
@@ -125,19 +130,19 @@ class HangAfter(Leaf, frozen=True):
             raise
 
     def show(self, value: Any) -> Any:
-        """Return the value as JSON, as it would be written."""
+        """Return the value as it would be written in a spec, for JSON."""
         limit_s, auto = value
         return "auto" if auto else "off" if limit_s is None else show_seconds(limit_s)
 
 
 class Every(Leaf, frozen=True):
-    """A number of steps or a duration, as (steps, seconds) with None for the other."""
+    """A number of steps or a duration, as (steps, seconds), of which one is None."""
 
     WORDS = "steps or a duration, such as 500 steps or 10m"
     PATTERN = f"(?:{_STEPS}|{DURATION})"
 
     def convert(self, scalar: Scalar) -> tuple[int | None, float | None]:
-        """Return the value of the text as it was written. Raises Unfit."""
+        """Return (steps, None) or (None, seconds); raise Unfit if the text is neither."""
         text = scalar.text
         if re.fullmatch(_STEPS, text):
             return int(text.split()[0]), None
