@@ -4,14 +4,23 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from hostile import NASTY, drawn, heard, no_canary, witness
-from lab import Lab
+from hostile import (
+    CANARY,
+    NASTY,
+    command_lines,
+    drawn,
+    files_with,
+    heard,
+    no_canary,
+    others_see,
+    witness,
+)
+from lab import Lab, environment
 
 pytestmark = pytest.mark.nightly
 
@@ -32,19 +41,15 @@ POISON = {
 
 @pytest.mark.daily
 def test_arguments_and_variables_arrive_byte_for_byte(lab, tmp_path):
+    """In a script and in a command of its own, which no shell reads."""
     words = NASTY + drawn(200, 40)
     env = {f"T_{number}": word for number, word in enumerate(words)}
     ranks = heard(lab, lab.submit(witness(lab, PLACED, words, env)))
     assert [one["argv"] for one in ranks] == [words, words]
     for one in ranks:
         assert {name: one["env"].get(name) for name in env} == env
-    no_canary(tmp_path)
-
-
-def test_a_command_list_is_never_read_by_a_shell(lab, tmp_path):
-    run = {"command": [sys.executable, "witness.py", *NASTY]}
-    ranks = heard(lab, lab.submit(witness(lab, PLACED, run=run)))
-    assert [one["argv"] for one in ranks] == [NASTY, NASTY]
+    command = {"command": [sys.executable, "witness.py", *NASTY]}
+    assert [one["argv"] for one in heard(lab, lab.submit(witness(lab, PLACED, run=command)))] == [NASTY, NASTY]
     no_canary(tmp_path)
 
 
@@ -199,29 +204,20 @@ time.sleep = broken
 
 
 @pytest.mark.daily
-def test_a_canary_is_in_no_command_line_and_nothing_that_others_read(lab):
-    canary = "canary-91c2e"
-    spec = lab.chain(args="steps: 5000", more="secrets:\n  - TOKEN\n")
-    run = lab.submit(spec, env={"TOKEN": canary})
-    lab.until_step(run, 2)
-    seen = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert canary not in seen
-    others = subprocess.run(
-        [
-            "setpriv",
-            "--reuid=65534",
-            "--regid=65534",
-            "--clear-groups",
-            "sh",
-            "-c",
-            f"cat /proc/*/environ; cat {lab.run_dir(run)}/*",
-        ],
-        capture_output=True,
-    )
-    assert canary.encode() not in others.stdout + others.stderr
-    for words in (["status", run], ["status", run, "--json"], ["logs", run]):
-        done = lab.launch(*words)
-        assert canary not in done.stdout + done.stderr
+def test_secrets_are_in_their_file_and_the_ranks_and_nowhere_that_others_read(lab):
+    spec, had = lab.chain(args="steps: 5000", more="secrets:\n  - TOKEN\n"), {"TOKEN": CANARY}
+    assert "TOKEN" in lab.launch("submit", spec, check=2, env={"TOKEN_": CANARY}).stderr
+    with command_lines() as lines:
+        said = [lab.launch("submit", spec, "--dry-run", "--json", env=had), lab.launch("submit", spec, env=had)]
+        run = said[1].stdout.strip()
+        ranks = [rank["pid"] for rank in lab.until_step(run, 2)["ranks"]]
+    assert [f"TOKEN={CANARY}".encode() in environment(pid) for pid in ranks] == [True, True]
+    said += [lab.launch(*words) for words in (["status", run], ["status", run, "--json"], ["logs", run])]
+    assert CANARY not in "".join(one.stdout + one.stderr for one in said)
+    assert not [line for line in lines if CANARY.encode() in line]
+    assert CANARY.encode() not in others_see(lab.run_dir(run))
+    assert files_with(CANARY, lab.run_dir(run)) == [lab.run_dir(run) / "secrets.json"]
+    assert (lab.run_dir(run) / "secrets.json").stat().st_mode & 0o777 == 0o600
     lab.launch("cancel", run)
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from lab import kill
 
 # Rank 1 is at it before its peer says so.
 FAILS_FIRST = """
@@ -34,13 +33,6 @@ def test_a_run_from_submit_to_success(lab):
     assert status["world_size"] == 2
     assert status["restarts"]["total"] == 0
     assert status["fingerprint"] in lab.rank_logs(run)
-
-
-def test_what_needs_no_torch_gets_none(lab):
-    """Else each run of these tests would wait for its import."""
-    run = lab.submit(lab.chain(args="steps: 3"))
-    assert json.loads((lab.run_dir(run) / "plan.json").read_text())["entry"]["preload"] == []
-    lab.wait(run)
 
 
 MEASURES = """
@@ -249,34 +241,12 @@ def test_setup_runs_once_a_node_before_the_ranks_and_its_failure_is_the_users(la
     assert "setup" in status["failure"]["summary"] and "7" in status["failure"]["summary"]
 
 
-def test_code_edited_after_submit_does_not_reach_the_run(lab):
-    spec = lab.chain(args="steps: 150", hold=149)
-    run = lab.submit(spec)
-    lab.script("chain.py", "raise SystemExit('edited')\n")
-    lab.until_step(run, 2)
-    rank = next(rank for rank in lab.status(run)["ranks"] if rank["rank"] == 1)
-    assert rank["pid"]
-    kill(rank["pid"])
-    lab.let_go()
-    status = lab.wait(run)
-    assert status["restarts"]["by_cause"] == {"killed": 1}
-
-
 def test_follow_shows_the_log_and_ends_with_the_runs_exit_code(lab):
     done = lab.launch("submit", lab.chain(args="steps: 5"), "--follow")
     assert re.search(r"0:1.*rank 1 of 2 starts at step 0", done.stdout + done.stderr)
     lab.script("bad.py", "raise SystemExit(9)\n")
     done = lab.launch("submit", lab.spec("name: bad\nrun:\n  script: bad.py\n"), "--follow", check=10)
     assert "exit code 9" in done.stderr or "9" in done.stderr
-
-
-def test_resume_of_a_live_run_says_so_and_does_nothing(lab):
-    run = lab.submit(lab.chain(args="steps: 100000"))
-    lab.until_step(run, 1)
-    refused = lab.launch("resume", run, check=4)
-    assert "running" in refused.stderr
-    assert lab.status(run)["attempt"] == 1
-    lab.launch("cancel", run)
 
 
 def test_a_repeated_run_knows_which_it_is_when_it_is_resumed_too(lab):
@@ -303,24 +273,6 @@ def test_resume_goes_on_from_the_checkpoint_with_another_world(lab):
     assert (status["attempt"], status["world_size"], status["step"]) == (2, 3, 100)
     starts = re.findall(r"rank 0 of 3 starts at step (\d+)", lab.rank_logs(run))
     assert int(starts[0]) >= 10
-
-
-def test_secrets_reach_the_ranks_and_nothing_else(lab):
-    canary = "canary-7f3a9"
-    lab.script("look.py", "import os\nprint(len(os.environ['TOKEN']))\n")
-    spec = lab.spec("name: secret\nrun:\n  script: look.py\nsecrets:\n  - TOKEN\n")
-    unset = lab.launch("submit", spec, check=2, env={"TOKEN_": canary})
-    assert "TOKEN" in unset.stderr
-    dry = lab.launch("submit", spec, "--dry-run", "--json", env={"TOKEN": canary})
-    run = lab.submit(spec, env={"TOKEN": canary})
-    lab.wait(run)
-    assert str(len(canary)) in lab.rank_logs(run)
-    assert canary not in dry.stdout + dry.stderr
-    holders = [
-        path for path in lab.run_dir(run).rglob("*") if path.is_file() and canary in path.read_text(errors="replace")
-    ]
-    assert [path.name for path in holders] == ["secrets.json"]
-    assert holders[0].stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])

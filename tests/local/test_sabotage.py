@@ -93,7 +93,7 @@ SABOTAGES = {
     ),
     "secrets go into the plan": (
         "plan/build.py", "**spec.env, **which}", "**spec.env, **which, **__import__('os').environ}",
-        "local/test_runs.py", "secrets",
+        "local/test_attacks.py", "secrets",
     ),
 }  # fmt: skip
 

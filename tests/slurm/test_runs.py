@@ -176,17 +176,6 @@ def test_runs_of_one_spec_are_one_array_and_each_knows_which_it_is(desk, slurm):
         assert f"repeat {index} 0" in desk.rank_logs(run)
 
 
-def test_several_files_share_a_job_where_their_demands_are_the_same(desk):
-    desk.script("which.py", "print('here')")
-    body = "name: {}\nrun:\n  script: which.py\nresources:\n  ranks_per_node: {}\n"
-    files = [desk.spec(body.format(name, ranks), f"{name}.yaml") for name, ranks in (("a", 1), ("b", 1), ("c", 2))]
-    runs = desk.launch("submit", *files, "--on", "slurm").stdout.split()
-    assert [run[0] for run in runs] == ["a", "b", "c"]
-    first, second, third = (job_of(desk, run).split("_")[0] for run in runs)
-    assert first == second != third
-    assert all(desk.wait(run)["state"] == "succeeded" for run in runs)
-
-
 def test_the_commands_of_the_page(desk):
     root = shipped("jobs").parent
     for name in ("jobs", "templates"):

@@ -208,6 +208,7 @@ def test_a_host_writes_nothing_here_but_its_records(tmp_path, name):
     assert tree(tmp_path) == before
 
 
+@pytest.mark.daily
 def test_a_secret_is_nowhere_but_in_its_files_and_in_the_ranks(desk, hosts, tmp_path):
     desk.script("keeps.py", "import os, time\nprint('has', len(os.environ['TOKEN']), flush=True)\ntime.sleep(600)\n")
     spec = desk.spec(

@@ -40,7 +40,8 @@ def test_nothing_is_left_of_stubborn_ranks(desk):
     desk.until_step_there(0, run, 5)
     strangers = [desk.hosts.ssh(index, "setsid sleep 605 >/dev/null 2>&1 & echo $!") for index in (0, 1)]
     desk.until("all that they have started", lambda: {b"601", b"602", b"605"} <= asleep(desk, 0) & asleep(desk, 1))
-    desk.launch("cancel", run)
+    said = desk.launch("cancel", run).stdout
+    assert f"{run} is cancelled" in said and "on node0" in said and "on node1" in said
     left = [line for pid in desk.everything() if b"sleep" in (line := command_line(pid))]
     assert (left, desk.left()) == ([b"sleep\x00605\x00"] * 2, [])
     for index, pid in enumerate(strangers):

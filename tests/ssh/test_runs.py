@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from hostile import files_with
 from process_names import listening, names_of
 
 pytestmark = pytest.mark.nightly
@@ -39,13 +38,6 @@ def test_each_host_has_a_supervisor_and_an_agent_with_a_port_each_and_one_for_co
     assert desk.wait(run)["state"] == "succeeded"
 
 
-def test_follow_gives_the_run_s_exit_code(desk):
-    desk.script("bad.py", "import sys\nprint('so long', flush=True)\nraise ValueError('bad shape')\n")
-    spec = desk.spec("name: bad\nrun:\n  script: bad.py\nrecovery: {user_error: 0}\n")
-    done = desk.launch("submit", spec, "--on", "pool", "--follow", check=10)
-    assert "so long" in done.stdout and "ValueError: bad shape" in done.stderr
-
-
 def test_what_ranks_write_beside_their_code_comes_home_by_host(desk):
     desk.script("writes.py", "import os\nopen(f'rank-{os.environ[\"RANK\"]}.txt', 'w').write('x' * 100)\n")
     resources = "resources: {nodes: 2, ranks_per_node: 1}\n"
@@ -76,18 +68,6 @@ def test_nothing_of_ours_and_no_code_is_sent_twice(desk):
 
 
 @pytest.mark.daily
-def test_cancel_leaves_nothing_on_any_host(desk):
-    run = desk.submit(desk.job(100_000), "--on", "pool")
-    desk.until_step_there(0, run, 5)
-    assert desk.own("chain.py") or desk.left()
-    said = desk.launch("cancel", run).stdout
-    assert f"{run} is cancelled" in said and "on node0" in said and "on node1" in said
-    assert desk.left() == []
-    assert desk.status(run)["exit_code"] == 20
-    assert "already ended" in desk.launch("cancel", run).stdout
-
-
-@pytest.mark.daily
 def test_resume_goes_on_from_the_newest_checkpoint(desk):
     run = desk.submit(desk.job(100, hold=99), "--on", "pool")
     desk.until_step_there(0, run, 30)
@@ -112,18 +92,3 @@ def test_a_pool_in_the_spec(desk):
 def test_a_pool_without_hosts_says_what_to_write(desk):
     said = desk.launch("submit", desk.job(20), "--on", "ssh", check=2).stderr
     assert "names no hosts" in said and "hosts: [...]" in said
-
-
-@pytest.mark.daily
-def test_the_secrets_and_the_run_s_folder_are_the_user_s_alone(desk):
-    spec = desk.job(100_000, more="secrets: [CANARY]\n")
-    run = desk.submit(spec, "--on", "pool", env={"CANARY": "tweet-7351"})
-    desk.until_step_there(0, run, 2)
-    for index in (0, 1):
-        home = desk.there(index, run)
-        assert home.stat().st_mode & 0o777 == 0o700
-        assert (home / "secrets.json").stat().st_mode & 0o777 == 0o600
-        assert files_with("tweet-7351", home) == [home / "secrets.json"]
-    table = desk.hosts.nodes[0].exec("ps", "-e", "-o", "args").stdout
-    assert "tweet-7351" not in table
-    desk.launch("cancel", run)
