@@ -58,13 +58,6 @@ def test_it_reports_its_progress_and_its_fingerprint(undisturbed):
     assert printed[1] == undisturbed.last("fingerprint")
 
 
-def test_it_keeps_the_newest_three_checkpoints(undisturbed):
-    kept = catalog.entries(undisturbed.folder / "checkpoints")
-    assert [entry.step for entry in kept] == [6, 8, 9]
-    for entry in kept:
-        assert catalog.verify(entry).world_size == 2
-
-
 @pytest.mark.daily
 def test_a_run_that_is_killed_twice_ends_with_the_same_bytes(undisturbed, tmp_path):
     seed = SEED
@@ -88,27 +81,6 @@ def test_asked_to_stop_on_any_rank_all_save_and_leave_with_75(undisturbed, tmp_p
 
 def newest(folder):
     return catalog.entries(folder / "checkpoints")[-1]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("damage", ["flipped bit", "cut short", "no manifest"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(undisturbed, tmp_path, damage):
-    _, codes = run(tmp_path, strike=Strike(0, 5, signal.SIGTERM))
-    assert codes == [75, 75]
-    damaged = newest(tmp_path)
-    path = damaged.path / "rank-00001.data"
-    data = bytearray(path.read_bytes())
-    if damage == "flipped bit":
-        data[len(data) // 2] ^= 4
-    elif damage == "cut short":
-        del data[-1:]
-    else:
-        (damaged.path / "MANIFEST.json").unlink()
-    path.write_bytes(data)
-    resumed = finished(tmp_path)
-    assert f"falling back to the checkpoint before step {damaged.step}" in resumed.log.read_text()
-    assert len(catalog.set_aside(tmp_path / "checkpoints")) == 1
-    assert resumed.last("fingerprint") == undisturbed.last("fingerprint")
 
 
 def four_ranks(folder, text=SHIPPED):

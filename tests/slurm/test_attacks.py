@@ -61,6 +61,9 @@ def test_ranks_get_the_same_bytes_as_on_one_machine(desk, slurm, tmp_path):
         assert {name: there["env"].get(name) for name in env} == env
         assert of_no_cluster(here["env"]) == of_no_cluster(there["env"])
         assert of_no_cluster(here["env"]) | slurm.env == of_the_spec(here["env"])  # which Slurm there is, the user says
+    command = {"command": [sys.executable, "witness.py", *NASTY]}
+    theirs = heard(desk, desk.submit(witness(desk, PLACED, run=command), "--on", "slurm"))
+    assert [one["argv"] for one in theirs] == [NASTY, NASTY], "no shell of any node has read it"
     no_canary(tmp_path, slurm.folder)
 
 
@@ -74,13 +77,6 @@ def test_ranks_know_their_job_and_nothing_of_its_steps(desk, slurm):
         assert not [name for name in rank if name.startswith(("SLURM_STEP", "SLURM_NTASKS", "SLURM_CPU_BIND"))]
         assert not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID"} & set(rank)
     assert first["env"]["SLURMD_NODENAME"] != second["env"]["SLURMD_NODENAME"]
-
-
-def test_a_command_list_is_read_by_no_shell_of_any_node(desk, slurm, tmp_path):
-    run = {"command": [sys.executable, "witness.py", *NASTY]}
-    theirs = heard(desk, desk.submit(witness(desk, PLACED, run=run), "--on", "slurm"))
-    assert [one["argv"] for one in theirs] == [NASTY, NASTY]
-    no_canary(tmp_path, slurm.folder)
 
 
 def test_options_reach_slurm_as_they_are(slurm, tmp_path):

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from launcher.places.ssh.doctor_checks import SeenHost, crontab_line, host_findi
 from launcher.places.ssh.facts import Facts, Surveyed
 from launcher.remote.shipping import bundle
 from launcher.spec.model import SshHost
-from tests.lab.nodes import Cut
 
 pytestmark = pytest.mark.nightly
 
@@ -116,15 +114,6 @@ def test_a_way_that_is_closed_in_one_direction(desk):
     assert "all-reduce: not tried: not all hosts reach each other" in texts(found["warning"])
 
 
-def test_ways_that_swallow_everything(desk):
-    for one, other in pairwise(desk.hosts.nodes):
-        one.cut(Cut.IN, [other])
-    found = doctor(desk, check=4)
-    heads = [text.partition(": 10.")[0] for text in texts(found["problem"])]
-    closed = [("node0", "node1"), ("node1", "node0 and node2"), ("node2", "node1 and node3"), ("node3", "node2")]
-    assert sorted(heads) == [f"network: {end} cannot be reached from {starts}" for end, starts in closed]
-
-
 def test_killed_it_leaves_nothing(desk):
     words = [sys.executable, "-m", "launcher.cli.main", "doctor", "pool"]
     before = files(desk.hosts)
@@ -133,19 +122,6 @@ def test_killed_it_leaves_nothing(desk):
         program.kill()
     desk.until("the end of all of it", lambda: not desk.everything())
     assert files(desk.hosts) == before
-
-
-def test_the_slow_host_is_named(desk):
-    node = desk.hosts.nodes[3]
-    shape = ["tbf", "rate", "40mbit", "burst", "64kb", "latency", "50ms"]
-    shaped = node.exec("tc", "qdisc", "add", "dev", "eth0", "root", *shape)
-    assert shaped.returncode == 0, shaped.stderr
-    try:
-        found = doctor(desk, pool=desk.hosts.clusters_yaml(python=sys.executable))
-    finally:
-        node.exec("tc", "qdisc", "del", "dev", "eth0", "root")
-    named = [text for text in texts(found["warning"]) if "node3 sends" in text]
-    assert len(named) == 1 and named[0].startswith("network: node3 sends ") and "is usual" in named[0]
 
 
 def test_an_all_reduce_over_all_hosts(desk):
