@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from launcher.remote.connect import Line
     from launcher.remote.running import Running
     from launcher.run.code.listing import CodeList
+    from launcher.run.draining import MoveAnswer
     from launcher.run.layout import AttemptDir
     from launcher.run.records import Exclusion
     from launcher.run.removal import Usage
     from launcher.status.about import About
     from launcher.status.checkpoints import Checkpoint
     from launcher.status.compared import CodeComparison, Comparison
-    from launcher.status.moving import MoveAnswer
     from launcher.status.series import Row, Rows
     from launcher.submission.exporting import Exported
     from launcher.submission.replacing import Replacement
@@ -484,7 +484,7 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
     Nodes are given by a number or their machine. The ranks move at once or not at all. Raise Refused if that is
     impossible.
     """
-    from launcher.status.moving import MoveAnswer  # late: of no use to `status`
+    from launcher.run.draining import MoveAnswer  # late: of no use to `status`
 
     attempt, status = _with_nodes(one, "moved")
     hint = f"hint: launch status {one.id}"

@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.coordinator.server import CoordinatorServer
-from launcher.copies.memory.abandoned import sweep
-from launcher.copies.memory.tier import close_tier, open_tier
+from launcher.copies.memory_tier import close_tier, open_tier, sweep
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.node.environment import node_environment
 from launcher.node.node import NodeAgent

@@ -39,7 +39,7 @@ def connect(target: Target, *, deadline: float | None = None) -> "Line":
         from launcher.remote.openssh import connected  # late: only one of the two is needed
 
         return Line(target, connected(target, deadline))
-    from launcher.remote.by_paramiko.login import logged_in  # late: paramiko costs 0.3 s
+    from launcher.remote.by_paramiko import logged_in  # late: paramiko costs 0.3 s
 
     return Line(target, logged_in(target, deadline))
 
@@ -49,7 +49,7 @@ def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
     if target.transport == "openssh":
         from launcher.remote.openssh import shown_key  # late: only one of the two is needed
     else:
-        from launcher.remote.by_paramiko.login import shown_key  # late: paramiko costs 0.3 s
+        from launcher.remote.by_paramiko import shown_key  # late: paramiko costs 0.3 s
     return shown_key(target, deadline)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.copies.memory.tier import close_tier
+from launcher.copies.memory_tier import close_tier
 from launcher.errors import Exit
 from launcher.run.fence import raise_fence
 from launcher.run.layout import AttemptDir, RunDir

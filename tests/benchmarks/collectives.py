@@ -14,7 +14,7 @@ import torch.distributed as dist
 from replica import on_ranks, ratio
 from results import benchmark_parser, publish
 
-from launcher.apps.collectives.reading import algorithm_bandwidth, bus_factor
+from launcher.apps.collectives.measuring import algorithm_bandwidth, bus_factor
 from launcher.apps.collectives.tables import size
 from trainer.collectives.measuring import copied, repetitions, rounded, timed
 from trainer.collectives.operations import OPERATIONS, Place

@@ -8,7 +8,7 @@ import sys
 import pytest
 from separate_hosts import until
 
-from launcher.cli.starting.spec_text import flow, job_name, scalar
+from launcher.cli.starting.script_options import flow, job_name, scalar
 from launcher.spec.read import parse_spec
 from tests.conftest import tagged_processes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab import kill
 
-from launcher.copies.memory.tier import MEMORY
+from launcher.copies.memory_tier import MEMORY
 
 pytestmark = pytest.mark.nightly
 

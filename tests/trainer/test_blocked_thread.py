@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer import blocked_thread
-from trainer.blocked_thread import BlockedThread
-from trainer.connections import Connections
+from trainer import connections
+from trainer.connections import BlockedThread, Connections
 
 BOUND_S = 60.0
 WAIT, WORK = "    lock.acquire()", "    while not lock.acquire(blocking=False):\n        sum(range(1000))"
@@ -129,7 +128,7 @@ def test_a_rank_that_sleeps_in_what_was_cut_is_ended_and_one_that_sleeps_elsewhe
 def test_a_process_that_ends_itself_was_killed_and_has_said_where_it_waited(tmp_path):
     pid = os.fork()
     if pid == 0:
-        blocked_thread.log.addHandler(logging.FileHandler(tmp_path / "log"))
+        connections.log.addHandler(logging.FileHandler(tmp_path / "log"))
         BlockedThread(threading.get_ident(), threading.get_native_id()).end_process()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -1,17 +1,160 @@
 """Run `trainer.collectives` on a cluster, like any other run, and read the output of its first rank."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
 
 from launcher import api
-from launcher.apps.collectives.findings import CollectivesReport
-from launcher.apps.collectives.reading import report_of
+from launcher.apps.collectives.findings import CollectiveLine, CollectivesReport, Lacking, MemoryCopy, NodePair
 from launcher.apps.repeated_runs import Tell, to_its_end
-from launcher.errors import BadInput
+from launcher.errors import BadInput, LaunchError
 from launcher.states import LOCAL, State
 
 TAG = "collectives"
 _MODULE = "trainer.collectives"
 SIZES = tuple(2**power for power in (10, 14, 18, 22, 26))
+SLOW = 2.0  # times as slow as is usual among the pairs
+_PAIRS = 3  # of fewer nobody can say which is the odd one
+
+MARK = "collectives "
+_MOST_LINES = 20_000
+
+
+class PlaceMessage(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
+    """The backend, the device, and how many ranks and nodes take part."""
+
+    backend: str
+    device: str
+    ranks: int
+    nodes: int
+
+
+class CopyMessage(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
+    """The message about a copy in memory."""
+
+    size_bytes: int
+    bytes_per_s: float
+
+
+class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
+    """The times of one operation with one size."""
+
+    operation: str
+    ranks: int
+    size_bytes: int
+    times_s: tuple[float, ...] = ()
+    wrong: int = 0
+    lacking: str = ""
+
+
+class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
+    """The message about the connection between two nodes."""
+
+    one: int
+    other: int
+    size_bytes: int
+    bytes_per_s: float
+    round_trip_s: float
+    plain_bytes_per_s: float
+
+
+class EndMessage(msgspec.Struct, frozen=True, tag_field="what", tag="end"):
+    """The last line of a complete output."""
+
+
+Word = PlaceMessage | CopyMessage | TimedMessage | PairMessage | EndMessage
+_DECODER: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
+
+
+def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") -> CollectivesReport:
+    """Return the report of a run; `failed` says why the run failed. A run with a wrong result fails too, but its
+    output is complete.
+    """
+    place, ended = PlaceMessage("", "", 0, 0), False
+    lines, copies, pairs, lacking = list[CollectiveLine](), list[MemoryCopy](), list[NodePair](), list[Lacking]()
+    said = [text.removeprefix(MARK) for text in texts if text.startswith(MARK)]
+    for text in said[:_MOST_LINES]:
+        match _decoded(text):
+            case PlaceMessage() as place:
+                pass
+            case CopyMessage() as one:
+                copies.append(MemoryCopy(one.size_bytes, one.bytes_per_s))
+            case TimedMessage(lacking="") as one if one.times_s:
+                lines.append(_line(one))
+            case TimedMessage() as one:
+                lacking.append(Lacking(one.operation, one.ranks, one.lacking[:200]))
+            case PairMessage() as one:
+                found = (one.size_bytes, one.bytes_per_s, one.round_trip_s, one.plain_bytes_per_s)
+                pairs.append(NodePair(one.one, one.other, *found))
+            case EndMessage():
+                ended = True
+    return CollectivesReport(
+        run, cluster, place.backend, place.device, place.ranks, place.nodes, tuple(lines), tuple(copies),
+        with_slow(pairs), tuple(lacking), "" if ended else failed or "it did not say all of it",
+    )  # fmt: skip
+
+
+def _decoded(text: str) -> Word:
+    """Return a decoded line. Raise LaunchError if it is none of the messages."""
+    try:
+        return _DECODER.decode(text)
+    except msgspec.MsgspecError as error:
+        raise LaunchError(f"a rank said what cannot be understood: {error}") from error
+
+
+def _line(one: TimedMessage) -> CollectiveLine:
+    """Return the row for one operation and size."""
+    usual = statistics.median(one.times_s)
+    rate = algorithm_bandwidth(one.size_bytes, usual)
+    return CollectiveLine(
+        one.operation, one.ranks, one.size_bytes, len(one.times_s), usual, min(one.times_s), max(one.times_s),
+        rate, rate * bus_factor(one.operation, one.ranks), one.wrong,
+    )  # fmt: skip
+
+
+def algorithm_bandwidth(size_bytes: int, seconds: float) -> float:
+    """Return bytes per second as the caller of the operation sees them."""
+    return size_bytes / seconds if seconds > 0 else 0.0
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """Return the factor that turns an operation's algorithm bandwidth into bus bandwidth, which does not depend on
+    the number of ranks.
+    """
+    match operation:
+        case "all-reduce":
+            return 2 * (ranks - 1) / ranks
+        case "all-gather" | "reduce-scatter" | "all-to-all" | "gather" | "scatter":
+            return (ranks - 1) / ranks
+        case _:
+            return 1.0
+
+
+def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
+    """Return the pairs, with a reason on each that is much slower than the others by rate, plain connection or round
+    trip.
+    """
+    if len(pairs) < _PAIRS:
+        return tuple(pairs)
+    usual = statistics.median(one.bytes_per_s for one in pairs)
+    plain = statistics.median(one.plain_bytes_per_s for one in pairs)
+    trip = statistics.median(one.round_trip_s for one in pairs)
+
+    def said(one: NodePair) -> str:
+        ratios = (
+            ("as slow by send and recv", _ratio(usual, one.bytes_per_s)),
+            ("as slow by a plain connection", _ratio(plain, one.plain_bytes_per_s) if one.plain_bytes_per_s else 0.0),
+            ("the round trip", _ratio(one.round_trip_s, trip)),
+        )
+        return ", ".join(f"{ratio:.1f} times {what}" for what, ratio in ratios if ratio >= SLOW)
+
+    return tuple(replace(one, slow=said(one)) for one in pairs)
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other > 0 else 0.0
 
 
 def collectives(

@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from launcher.apps.serving.answer_cache import AnswerCache
-from launcher.apps.serving.batching import Batcher, BatchPace, Key, WantedAnswer
+from launcher.apps.serving.batching import AnswerCache, Batcher, BatchPace, Key, WantedAnswer
 from launcher.apps.serving.figures import ServingFigures, ServingState, exposition
 from launcher.apps.serving.input_schema import Inputs
 from launcher.apps.serving.processes import (

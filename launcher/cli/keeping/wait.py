@@ -8,7 +8,7 @@ from math import inf
 
 from launcher import api
 from launcher.cli.arguments import Arguments, seconds
-from launcher.cli.graphs.named import graph_called, refuse_missing
+from launcher.cli.graphs.members import graph_called, refuse_missing
 from launcher.cli.looking.page import headline
 from launcher.cli.looking.selection import chosen
 from launcher.cli.terminal import safe, to_json

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.graphs.named import runs_called
+from launcher.cli.graphs.members import runs_called
 from launcher.cli.looking.follow import follow
 from launcher.cli.looking.log_lines import PlainLine, Prefix, json_line, with_restarts
 from launcher.cli.looking.role_option import parts_of, refuse_several, takes_role

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from launcher import api
 from launcher.cli.arguments import Arguments
-from launcher.cli.graphs.named import runs_called
+from launcher.cli.graphs.members import runs_called
 from launcher.cli.looking.run_columns import RunRow, with_about
 from launcher.errors import NoSuchRun
 from launcher.run.layout import RunDir

@@ -14,8 +14,7 @@ from launcher import api
 from launcher.apps.graph import Graph
 from launcher.cli.answers import list_of, merged
 from launcher.cli.arguments import Arguments
-from launcher.cli.graphs.members import members
-from launcher.cli.graphs.named import graph_called
+from launcher.cli.graphs.members import graph_called, members
 from launcher.cli.graphs.tree import graph_facts, graph_page, heading
 from launcher.cli.looking.page import page
 from launcher.cli.looking.run_columns import MORE, OURS, USUAL, RunRow, cell, in_order, refuse_unknown, with_about

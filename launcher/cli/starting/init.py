@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launcher.cli.arguments import Arguments
 from launcher.cli.shipped import pages, shipped, starter, starters
-from launcher.cli.starting.spec_text import job_name, scalar
+from launcher.cli.starting.script_options import job_name, scalar
 from launcher.cli.terminal import columns, safe
 from launcher.errors import BadInput, Exit, Refused, said_by_the_system
 from launcher.run.durable import make_dir, write_bytes

@@ -7,7 +7,7 @@ from launcher import api
 from launcher.apps.graph import Graph
 from launcher.cli.answers import StartedGraph, StartedRun, started
 from launcher.cli.arguments import Arguments
-from launcher.cli.graphs.named import graph_called
+from launcher.cli.graphs.members import graph_called
 from launcher.cli.terminal import show_news, to_json
 from launcher.errors import BadInput, Exit
 

@@ -12,7 +12,7 @@ from launcher import api
 from launcher.cli.answers import StartedRun, started
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.logs import numbers
-from launcher.cli.starting.spec_text import flow, job_name, scalar
+from launcher.cli.starting.script_options import flow, job_name, scalar
 from launcher.cli.terminal import safe, show_news, to_json
 from launcher.errors import BadInput, Exit
 from launcher.run.attempts import read_plan

@@ -1,12 +1,12 @@
-"""Read the argparse options that a script declares, from its text, without running it."""
+"""Read the argparse options that a script declares from its text, and write parts of a spec as people would."""
 
 import ast
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.cli.starting.spec_text import scalar
 from launcher.errors import BadInput, said_by_the_system
 from launcher.status.text import plain
 from launcher.submission.script_arguments import added_arguments
@@ -14,6 +14,25 @@ from launcher.submission.script_arguments import added_arguments
 _MOST_BYTES = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)  # what stands in a spec as it is
 _FLAGS = {"store_true": "false", "store_false": "false", "count": "false"}
+_PLAIN = re.compile(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+=@%-]*")
+_NOT_TEXT = frozenset(("null", "~", "true", "false", "yes", "no", "on", "off", "-", "---", "..."))
+
+
+def scalar(text: str) -> str:
+    """Return a YAML value that is read back as exactly this text."""
+    plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def flow(texts: Sequence[str]) -> str:
+    """Return a YAML list on one line."""
+    return f"[{', '.join(map(scalar, texts))}]"
+
+
+def job_name(file: str) -> str:
+    """Return a job name for this file, module or program."""
+    stem = file.rstrip("/").rpartition("/")[2].removesuffix(".py")
+    return re.sub(r"[^a-z0-9_]+", "-", stem.lower()).strip("-_")[:63] or "job"
 
 
 @dataclass(frozen=True, slots=True)

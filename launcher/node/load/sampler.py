@@ -7,14 +7,16 @@ Samples of running ranks are kept in a file of metrics, further and further apar
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from launcher.clock import boottime
-from launcher.node.load.counters import MachineUse, machine_use
 from launcher.node.load.gpus import Gpu, Gpus
-from launcher.node.load.trees import Trees, TreeUse
 from launcher.node.ranks.reports.metrics_file import MetricsFile
 from launcher.plan.model import NodePlan
+from launcher.run.identity import stat_fields
+from launcher.run.processes import io_counts, pids
 from launcher.run.records import NodeLoad, RankLoad
 from launcher.wire.interfaces import interface_of
 
@@ -25,6 +27,196 @@ _LEAST_S = 0.1  # over which a rate means anything: the kernel counts time in hu
 _OF_NODE = ("cpu", "memory", "received", "sent", "read", "written")
 
 Pids = Mapping[int, int]  # by rank
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SECTOR = 512
+_WORD = 4  # InfiniBand counts in these
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LOOKS = 12  # after so many everybody is looked at again: a number may have become a process of ours
+
+
+class Process(NamedTuple):
+    """The kernel's counters of one process; times and bytes include children that have ended."""
+
+    pid: int
+    parent: int
+    started_s: float  # on the clock that runs since the machine was started
+    cpu_s: float
+    memory: int  # bytes resident
+
+
+class TreeUse(NamedTuple):
+    """What a process and all its descendants have used so far, and the memory that they hold now."""
+
+    started_s: float
+    cpu_s: float
+    memory: int
+    read: int
+    written: int
+    pids: frozenset[int]
+
+
+class Trees:
+    """A search for process trees that is repeated, and skips processes known to belong to none."""
+
+    def __init__(self) -> None:
+        self._strangers: set[int] = set()
+        self._roots: set[int] = set()
+        self._looks = 0
+
+    def look(self, roots: Collection[int]) -> dict[int, TreeUse]:
+        """Return the use of each process tree by the pid of its root; a root that has ended is left out."""
+        if self._looks % _LOOKS == 0 or not self._roots.issuperset(roots):
+            self._strangers = set()
+        self._looks, self._roots = self._looks + 1, set(roots)
+        there = set(pids())
+        found = {pid: one for pid in (there - self._strangers) | self._roots if (one := read_process(pid)) is not None}
+        children: dict[int, list[Process]] = {}
+        for one in found.values():
+            children.setdefault(one.parent, []).append(one)
+        trees = {root: [found[root], *_below(root, children)] for root in roots if root in found}
+        ours = {one.pid for tree in trees.values() for one in tree}
+        self._strangers = (self._strangers & there) | (found.keys() - ours)
+        return {root: _use(tree) for root, tree in trees.items()}
+
+
+def read_process(pid: int) -> Process | None:
+    """Return the counters of a process, or None if it has ended."""
+    try:
+        fields = stat_fields(pid)
+    except OSError:
+        return None
+    ticks = sum(map(int, fields[11:15]))
+    return Process(pid, int(fields[1]), int(fields[19]) / _TICKS, ticks / _TICKS, int(fields[21]) * _PAGE)
+
+
+def _below(root: int, children: dict[int, list[Process]]) -> Iterator[Process]:
+    """Yield the descendants of a process."""
+    stack = [root]
+    while stack:
+        for one in children.get(stack.pop(), ()):
+            yield one
+            stack.append(one.pid)
+
+
+def _use(tree: list[Process]) -> TreeUse:
+    """Return the sum of what the processes of `tree` use."""
+    moved = [_moved(one.pid) for one in tree]
+    return TreeUse(
+        started_s=tree[0].started_s,
+        cpu_s=sum(one.cpu_s for one in tree),
+        memory=sum(one.memory for one in tree),
+        read=sum(read for read, _ in moved),
+        written=sum(written for _, written in moved),
+        pids=frozenset(one.pid for one in tree),
+    )
+
+
+def _moved(pid: int) -> tuple[int, int]:
+    """Return (bytes read from disks, bytes written to disks) by the process; zeros if the kernel does not show them."""
+    try:
+        counts = io_counts(pid)
+    except OSError:
+        return 0, 0
+    return counts[b"read_bytes"], counts[b"write_bytes"]
+
+
+class MachineUse(NamedTuple):
+    """What the machine has used since its boot; `memory` is the current value."""
+
+    cpu_s: float = 0.0
+    memory: int = 0
+    memory_total: int = 0
+    received: int = 0
+    sent: int = 0
+    read: int = 0
+    written: int = 0
+
+
+def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
+    """Return the machine's use since boot; the network interface `interface` is always counted.
+
+    Counters that the kernel does not report are 0.
+    """
+    memory = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(root / "proc/meminfo") if rest.split()}
+    total = memory.get("MemTotal", 0)
+    received, sent = _network(interface, root)
+    read, written = _disks(root)
+    in_use = max(0, total - memory.get("MemAvailable", total))
+    return MachineUse(_cpu_s(root), in_use, total, received, sent, read, written)
+
+
+def _cpu_s(root: Path) -> float:
+    """Return the seconds of processor time used by all cores since boot."""
+    for line in _lines(root / "proc/stat"):
+        words = line.split()
+        if words[0] == "cpu":
+            user, nice, system, _, _, *more = map(int, words[1:])
+            return (user + nice + system + sum(more[:3])) / _TICKS  # guests are in user
+    return 0.0
+
+
+def _network(interface: str | None, root: Path) -> tuple[int, int]:
+    """Return (bytes received, bytes sent) by physical devices, and by `interface` if it is virtual, such as a bond or a
+    container's.
+
+    The devices below `interface` are not counted twice.
+    """
+    folder = root / "sys/class/net"
+    below = {name.removeprefix("lower_") for name in _names(folder / (interface or "-")) if name.startswith("lower_")}
+    devices = {name for name in _names(folder) if (folder / name / "device").exists()} - below
+    wanted = devices | ({interface} if interface else set())
+    received = sent = 0
+    for name, rest in _pairs(root / "proc/net/dev"):
+        if name in wanted:
+            fields = rest.split()
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*/counters")):
+        received += _number(port / "port_rcv_data") * _WORD
+        sent += _number(port / "port_xmit_data") * _WORD
+    return received, sent
+
+
+def _disks(root: Path) -> tuple[int, int]:
+    """Return (bytes read, bytes written) by physical disks, without devices built on them, which would count twice."""
+    read = written = 0
+    blocks = root / "sys/block"
+    for line in _lines(root / "proc/diskstats"):
+        fields = line.split()
+        if len(fields) > 9 and (blocks / fields[2] / "device").exists():
+            read, written = read + int(fields[5]) * _SECTOR, written + int(fields[9]) * _SECTOR
+    return read, written
+
+
+def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each line `name: value` of a file."""
+    for line in _lines(path):
+        name, colon, rest = line.partition(":")
+        if colon:
+            yield name.strip(), rest
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file, or an empty list if it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder, or an empty list if it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int:
+    """Return the number in a file, or 0 if the file holds none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 class Sampler:

@@ -9,7 +9,7 @@ the run is lost ─┬─ all ranks had finished, by their exits on disk ─► 
 import contextlib
 from collections.abc import Iterator
 
-from launcher.copies.memory.tier import close_tier
+from launcher.copies.memory_tier import close_tier
 from launcher.errors import BadInput, Refused
 from launcher.places.local.shared_zygote import supervisor_of
 from launcher.plan.model import Plan

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.copies.memory.tier import close_tier
+from launcher.copies.memory_tier import close_tier
 from launcher.errors import LaunchError
 from launcher.node.machine import this_machine
 from launcher.places.local.shared_zygote import expect, supervisor_of, warm_up

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from launcher.copies.memory.tier import close_tier
+from launcher.copies.memory_tier import close_tier
 from launcher.errors import BadInput, Exit
 from launcher.plan.model import Plan
 from launcher.plan.queueing import may_wait_here

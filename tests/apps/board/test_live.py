@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from launcher.apps.board.live.feed import MOST_HELD_BYTES, Feed, OpenPage
-from launcher.apps.board.live.watched import MOST_CHARACTERS, newest_lines
+from launcher.apps.board.live.feed import MOST_CHARACTERS, MOST_HELD_BYTES, Feed, OpenPage, newest_lines
 from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.measured.reading import MeasuredRun
 from launcher.status.logs import LogLine

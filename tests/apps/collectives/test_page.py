@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from launcher.apps.collectives.findings import CollectiveLine, CollectivesReport, MemoryCopy, NodePair
+from launcher.apps.collectives.measuring import with_slow
 from launcher.apps.collectives.page import html_page, write_page
-from launcher.apps.collectives.reading import with_slow
 from launcher.errors import BadInput
 
 HOSTILE = "<script>alert(1)</script>"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launcher.apps.collectives.findings import NodePair
-from launcher.apps.collectives.reading import MARK, algorithm_bandwidth, bus_factor, report_of, with_slow
+from launcher.apps.collectives.measuring import MARK, algorithm_bandwidth, bus_factor, report_of, with_slow
 from launcher.apps.collectives.tables import notes, problems, rows_of, size
 from launcher.errors import LaunchError
 

@@ -1,6 +1,6 @@
 """Answers that are kept: how many, and for how long."""
 
-from launcher.apps.serving.answer_cache import AnswerCache
+from launcher.apps.serving.batching import AnswerCache
 
 
 def test_the_one_that_was_not_asked_for_longest_goes_first():

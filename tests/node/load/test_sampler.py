@@ -7,10 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.node.load.counters import MachineUse, machine_use
 from launcher.node.load.gpus import Gpu, Gpus
-from launcher.node.load.sampler import KEPT_SAMPLES, Sampler, named_values, node_load, rank_load
-from launcher.node.load.trees import TreeUse
+from launcher.node.load.sampler import (
+    KEPT_SAMPLES,
+    MachineUse,
+    Sampler,
+    TreeUse,
+    machine_use,
+    named_values,
+    node_load,
+    rank_load,
+)
 from launcher.node.ranks.reports.metrics_file import MetricsFile
 from launcher.plan.model import NodePlan
 from launcher.run.records import GpuLoad, NodeLoad, RankLoad

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from launcher.node.load import trees
-from launcher.node.load.trees import Trees
+from launcher.node.load import sampler
+from launcher.node.load.sampler import Trees
 
 MB = 1_000_000
 HELD = 300 * MB
@@ -84,8 +84,8 @@ def test_a_process_that_is_gone_is_left_out(tree):
 
 
 def test_others_are_not_looked_at_each_time(tree, monkeypatch):
-    read, looked_at = trees.read_process, []
-    monkeypatch.setattr(trees, "read_process", lambda pid: looked_at.append(pid) or read(pid))
+    read, looked_at = sampler.read_process, []
+    monkeypatch.setattr(sampler, "read_process", lambda pid: looked_at.append(pid) or read(pid))
     pid, _ = tree("import sys, time\n" + SAYS)
     looks = Trees()
     looks.look([pid])

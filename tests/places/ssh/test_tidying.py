@@ -7,7 +7,7 @@ import pytest
 
 from launcher.errors import Unreachable
 from launcher.places.ssh.host import presence
-from launcher.places.ssh.host.disk.tidying import tidy
+from launcher.places.ssh.host.runs_here import tidy
 from launcher.places.ssh.messages import Tidied, Tidy
 from launcher.places.ssh.results import tidying
 from launcher.run.layout import RunDir

@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from launcher.copies.memory.tier import close_tier
+from launcher.copies.memory_tier import close_tier
 from launcher.errors import Exit, Unreachable
 from launcher.places.batch.batch import LIMIT_S, BatchSystem, Fate, JobStart
 from launcher.places.batch.cluster import queue_of

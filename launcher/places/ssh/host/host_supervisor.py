@@ -18,12 +18,12 @@ from typing import BinaryIO
 import msgspec
 
 from launcher.clock import boottime
-from launcher.copies.memory.tier import close_tier
+from launcher.copies.memory_tier import close_tier
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.places.ssh.host import late_messages
-from launcher.places.ssh.host.disk.runs_here import RunsOnHost
 from launcher.places.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.places.ssh.host.leader import Leader, propose, send_end, send_end_to_others
+from launcher.places.ssh.host.runs_here import RunsOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, Commit, Prepare, SupervisorStatus, granted, statuses
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.host.supervisor_state import SupervisorState

@@ -124,9 +124,9 @@ class HostServer:
             case IncludeHosts():
                 include(_run(request), request.hosts)
             case Tidy():
-                from launcher.places.ssh.host.disk import tidying  # late: `launch status` needs none of it
+                from launcher.places.ssh.host import runs_here  # late: `launch status` needs none of it
 
-                return tidying.tidy(_folder(request.workdir), request)
+                return runs_here.tidy(_folder(request.workdir), request)
             case ListCheckpoints() | SendFile() | TakeFile():
                 from launcher.places.ssh.host import checkpoint_files  # late: `launch status` needs none of it
 

@@ -5,6 +5,10 @@
 It outlives the ranks, so that a regroup finds it, and a killed agent, so that its successor does. An attempt that
 follows by itself takes it over by renaming it, and so out of the hands of an older one that may still live. One that a
 person began (with other arguments, perhaps after another machine) starts without.
+
+An agent removes its folder as it ends, else its supervisor does. If both were killed for good, the next agent that
+starts on the node does, of any run of the user. A folder is left alone if its agent may live, or may have a successor
+by itself.
 """
 
 import contextlib
@@ -19,9 +23,11 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.run.attempts import newest
 from launcher.run.durable import readable, write_record
-from launcher.run.identity import this_process
-from launcher.run.records import ProcessId
+from launcher.run.identity import alive, this_process
+from launcher.run.layout import RunDir
+from launcher.run.records import AttemptEnd, Handle, ProcessId
 
 # A folder is made by mkdir, so never a stranger's, and one that is there is used only where it is ours.
 MEMORY = Path("/dev/shm")  # noqa: S108 # nosec B108 - see above
@@ -156,3 +162,27 @@ def _make_private(path: Path) -> bool:
         return True
     finally:
         os.close(fd)
+
+
+def sweep(memory: Path = MEMORY) -> list[Path]:
+    """Remove memory folders that no run uses any more, and return what they were."""
+    found = [tier.path for owner, tier in owned(memory) if _is_abandoned(owner)]
+    for path in found:
+        give_back(path)
+    return found
+
+
+def _is_abandoned(owner: Owner) -> bool:
+    """Return whether the agent is dead and no later one of its run can follow by itself."""
+    run = RunDir(Path(owner.run_dir))
+    if alive(owner.agent) is not False:
+        return False
+    try:
+        last = newest(run) if run.path.exists() else None
+    except OSError:  # another run's folder cannot be read: undecidable, and no concern of this run
+        return False
+    if last is None:
+        return run.path.parent.is_dir()  # it was removed; else a disk may only be away
+    end, handle = readable(last.end, AttemptEnd), readable(last.handle, Handle)
+    supervisor = handle.supervisor if handle is not None else None
+    return (end is not None and end.state.ended) or (supervisor is not None and alive(supervisor) is False)

@@ -1,23 +1,168 @@
 """Log in by paramiko: over the jump hosts, with the host's key checked first, then the user's keys one by one."""
 
+import base64
+import os
+import select
 import socket
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import BadInput, Unreachable
 from launcher.remote import known_hosts
-from launcher.remote.by_paramiko.channel import ParamikoChannel
-from launcher.remote.by_paramiko.offers import Offers
-from launcher.remote.failures import Broken, why
+from launcher.remote.failures import Broken, NoAccess, why
 from launcher.remote.known_hosts import HostKey
-from launcher.remote.paramiko_library import BROKEN, KeyAnswer, NoChannel, ParamikoConnection, Session
-from launcher.remote.running import command_line
+from launcher.remote.paramiko_library import (
+    BROKEN,
+    Agent,
+    Key,
+    KeyAnswer,
+    NoChannel,
+    ParamikoConnection,
+    Session,
+    read_key,
+)
+from launcher.remote.running import ClosedAtTheEnd, command_line
 from launcher.remote.target import TRY, Target, dropped, earlier, silent, who
 
 AUTHENTICATION_S = 15.0  # LDAP and PAM may take their time; a command has 30 s, and more may be silent after this
 _MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthTries)
+_MOST = 256 * 1024
+
+
+class ParamikoChannel:
+    """The streams and the exit code of a command over paramiko."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        session.settimeout(0.0)
+        self._poll = select.poll()
+        self._poll.register(session.fileno(), select.POLLIN)
+
+    @property
+    def ready_fd(self) -> int:
+        """Return a descriptor that is readable when `take` may return something."""
+        return self._session.fileno()
+
+    def give(self, data: bytes, wait_s: float) -> int:
+        """Return how much of the data its stdin accepted, possibly after a wait; raise EOFError if it is closed."""
+        try:
+            sent = self._session.send(data)
+        except TimeoutError:
+            self._wait_for_room(wait_s)
+            return 0
+        except BROKEN:
+            raise EOFError from None
+        if not sent:
+            raise EOFError
+        return sent
+
+    def end_input(self) -> None:
+        """Close its stdin."""
+        try:
+            self._session.shutdown_write()
+        except BROKEN:
+            return
+
+    def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
+        """Return new output on stdout and stderr, or None once there will be no more."""
+        ended = self._session.eof_received or self._session.closed
+        if said := self._said():
+            return said
+        if ended:
+            return None
+        if wait_s:
+            self._poll.poll(wait_s * 1000)
+        return self._said() or (b"", b"")
+
+    def code(self, wait_s: float) -> int | None:
+        """Return the exit code, or None if the command has not ended within the wait."""
+        return self._session.exit_status if self._session.status_event.wait(wait_s) else None
+
+    def close(self) -> None:
+        """Close the channel; the command continues there with its pipes closed."""
+        try:
+            self._session.close()
+        except BROKEN:
+            return
+
+    def _said(self) -> tuple[bytes, bytes] | None:
+        """Return new output on stdout and stderr, or None if there is none."""
+        out, err = bytearray(), bytearray()
+        while self._session.recv_ready() and len(out) < _MOST:
+            out += self._session.recv(_MOST)
+        while self._session.recv_stderr_ready() and len(err) < _MOST:
+            err += self._session.recv_stderr(_MOST)
+        return (bytes(out), bytes(err)) if out or err else None
+
+    def _wait_for_room(self, wait_s: float) -> None:
+        """Wait at most this long until the other side accepts input."""
+        with self._session.lock:
+            if self._session.out_window_size == 0 and not self._session.closed:
+                self._session.out_buffer_cv.wait(wait_s)
+
+
+class Offers(ClosedAtTheEnd):
+    """Keys to offer: those of files first, then the agent's if it was asked for. The agent signs until this is
+    closed.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.keys: list[Key] = []
+        self._target = target
+        self._agent: Agent | None = None
+        self._shown: list[str] = []
+        self._notes: list[str] = []
+        for path in target.keys:
+            try:
+                self.keys.append(read_key(path))
+                self._shown.append(str(path))
+            except ValueError as error:
+                self._notes.append(f"  {path} {error}")
+        if target.agent:
+            self._ask_agent()
+
+    def close(self) -> None:
+        """Close the connection to the ssh-agent."""
+        if self._agent is not None:
+            self._agent.close()
+
+    def refused(self, what: str) -> NoAccess:
+        """Return the error that no key gave access, with the keys that were offered."""
+        target = self._target
+        agent = "" if target.agent else ", or `agent: true` of the pool has your ssh-agent asked"
+        return NoAccess(
+            f"{who(target)}: no access as {target.user}{f': {what}' if what else ''}",
+            f"  keys shown: {', '.join(self._shown)}" if self._shown else "  there was no key to show",
+            *self._notes,
+            f"hint: `key:` of the host, or IdentityFile in the SSH configuration, names one{agent}",
+        )
+
+    def _ask_agent(self) -> None:
+        """Add the agent's keys, or note why it does not answer."""
+        try:
+            self._agent = Agent(self._target.agent_socket or os.environ.get("SSH_AUTH_SOCK", ""))
+        except (*BROKEN, ValueError) as error:
+            self._notes.append(f"  the ssh-agent does not answer: {why(error)}")
+            return
+        shown = {key.asbytes() for key in self.keys}
+        named = {blob for path in self._target.keys if (blob := _public(path))}
+        for key in self._agent.get_keys():
+            if key.asbytes() not in shown and (not self._target.only_these_keys or key.asbytes() in named):
+                self.keys.append(key)
+                self._shown.append(f"{key.comment or key.get_name()} of the ssh-agent")
+
+
+def _public(path: Path) -> bytes | None:
+    """Return the public key beside a private one or in the file itself, or None."""
+    for candidate in (path.with_name(f"{path.name}.pub"), path):
+        try:
+            return base64.b64decode(candidate.read_text(errors="replace").split()[1], validate=True)
+        except (OSError, IndexError, ValueError):
+            continue
+    return None
 
 
 def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":

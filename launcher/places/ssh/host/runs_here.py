@@ -1,17 +1,50 @@
-"""Find the state of the user's other runs as far as this host knows, for a run that waits for them."""
+"""Find the state of the user's runs on this host's disk, and report or delete what they and their code keep there."""
 
+import contextlib
+import os
+import time
 from pathlib import Path
 
 import msgspec
 
+from launcher.places.ssh.host import presence
+from launcher.places.ssh.messages import Tidied, Tidy
+from launcher.remote.shipping import kept_trees
 from launcher.run.attempts import newest, plan_as
 from launcher.run.durable import readable
 from launcher.run.layout import AttemptDir, RunDir
+from launcher.run.processes import tagged_any
 from launcher.run.records import AttemptEnd
+from launcher.run.removal import remove_tree, size_of, unneeded
 from launcher.states import State
 from launcher.status.derive import derive, state_text
 from launcher.status.facts import read_facts
 from launcher.supervisor.waiting import OtherRun
+
+
+def tidy(workdir: Path, wanted: Tidy) -> Tidied:
+    """Return what the runs take of this host's disk; with `remove`, delete it except what a live run needs."""
+    there = {run_id: run for run_id in wanted.runs if (run := RunDir(workdir / "runs" / run_id)).path.is_dir()}
+    tags = tagged_any([str(run.path) for run in there.values()], os.getuid())
+    live = tuple(run_id for run_id, run in there.items() if tags[str(run.path)] or presence.is_held(run))
+    over = {run_id: run for run_id, run in there.items() if run_id not in live}
+    sizes = {run_id: size_of(run.path) for run_id, run in there.items()}
+    idle = kept_trees.idle(workdir / "code", time.time())
+    code = [tree for tree in unneeded(workdir / "code", workdir / "runs", without=over) if tree in idle]
+    freed = sum(map(size_of, code))
+    if wanted.remove:
+        for run in over.values():
+            with presence.held(run):  # no supervisor of it can begin
+                _delete(run.path)
+        for tree in code:
+            _delete(tree)
+    return Tidied(sizes, freed, live)
+
+
+def _delete(path: Path) -> None:
+    """Delete the folder, unless another host with the same disk has done so."""
+    with contextlib.suppress(FileNotFoundError):  # another host of the same disk was quicker
+        remove_tree(path)
 
 
 class _Disks(msgspec.Struct, frozen=True):

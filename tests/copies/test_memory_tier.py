@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from launcher.copies.memory import tier
-from launcher.copies.memory.tier import close_tier, open_tier
+from launcher.copies import memory_tier
+from launcher.copies.memory_tier import close_tier, open_tier
 
 
 @pytest.fixture
@@ -150,4 +150,4 @@ def test_no_memory_to_be_had_is_said(run, tmp_path):
 
 
 def test_it_is_memory():
-    assert os.path.ismount(tier.MEMORY)
+    assert os.path.ismount(memory_tier.MEMORY)

@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher.copies.memory import abandoned, tier
-from launcher.copies.memory.abandoned import sweep
-from launcher.copies.memory.tier import open_tier
+from launcher.copies import memory_tier
+from launcher.copies.memory_tier import open_tier, sweep
 from launcher.run.durable import write_record
 from launcher.run.identity import process_id, this_process
 from launcher.run.layout import RunDir
@@ -54,7 +53,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Left:
     attempt = run.attempt(1)
     attempt.path.mkdir(parents=True)
     attempt.intent.write_text("{}")
-    monkeypatch.setattr(tier, "this_process", dead)
+    monkeypatch.setattr(memory_tier, "this_process", dead)
     path = open_tier(run.path, 0, 1, inherit=False, memory=memory)
     (path / "step-00000001").mkdir()
     return Left(memory, run, path)
@@ -95,7 +94,7 @@ def test_not_where_its_run_cannot_be_read_and_that_hinders_nobody(left: Left, mo
         raise PermissionError(13, "Permission denied")
 
     left.end(State.FAILED)
-    monkeypatch.setattr(abandoned, "newest", unreadable)
+    monkeypatch.setattr(memory_tier, "newest", unreadable)
     assert not left.is_swept
 
 
@@ -103,7 +102,7 @@ def test_not_where_its_run_cannot_be_read_and_that_hinders_nobody(left: Left, mo
 def test_not_where_the_agent_may_live(left: Left, monkeypatch: pytest.MonkeyPatch, agent: str) -> None:
     left.end(State.FAILED)
     other = msgspec.structs.replace(dead(), host="elsewhere")
-    monkeypatch.setattr(tier, "this_process", lambda: this_process() if agent == "lives" else other)
+    monkeypatch.setattr(memory_tier, "this_process", lambda: this_process() if agent == "lives" else other)
     assert open_tier(left.run.path, 0, 1, inherit=False, memory=left.memory) == left.path
     assert not left.is_swept
 
