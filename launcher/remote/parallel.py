@@ -29,7 +29,6 @@ def connect_all(
     targets: Sequence[Target],
     tell: Callable[[str, str], None],
     *,
-    at_once: int = AT_ONCE,
     patience_s: float = _PATIENCE_S,
 ) -> dict[str, Line | LaunchError]:
     """Connect to all targets; return the connections or errors by name, in the order given.
@@ -44,7 +43,7 @@ def connect_all(
 
     wanted = {target.name: target for target in targets}
     work = {name: partial(_patiently, target, patience_s) for name, target in wanted.items()}
-    return _at_once(work, at_once, heard, Line.close)
+    return _at_once(work, AT_ONCE, heard, Line.close)
 
 
 def for_all(

@@ -301,19 +301,19 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 
-def read_patiently(read: Callable[[], None], now: Callable[[], float] = time.monotonic) -> tuple[str, bool]:
+def read_patiently(read: Callable[[], None]) -> tuple[str, bool]:
     """Call `read`; return its problem, or "" if there is none, and whether the problem is damage.
 
     Over NFS a name that another node has just made may be unknown here for a while, so a missing file is retried.
     """
-    end = now() + _NEWS_TAKES_S
+    end = time.monotonic() + _NEWS_TAKES_S
     while True:
         try:
             read()
         except CheckpointDamaged as error:
             return str(error), True
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESTALE) or now() > end:
+            if error.errno not in (errno.ENOENT, errno.ESTALE) or time.monotonic() > end:
                 return str(error), error.errno == errno.ENOENT
             time.sleep(0.2)  # there is no event when the file system's attribute cache expires
         else:

@@ -94,11 +94,11 @@ class Fitted:
         return statistics.median(found), low, high
 
 
-def fitted(observed: Sequence[Observed], *, weak: bool, seed: int = 0) -> Fitted | None:
+def fitted(observed: Sequence[Observed], *, weak: bool) -> Fitted | None:
     """Return the fitted model, or None if there are fewer than two numbers of ranks."""
     if len({one.ranks for one in observed}) < 2:
         return None
-    draw = random.Random(seed)  # noqa: S311 - drawn for a statistic
+    draw = random.Random(0)  # noqa: S311 - drawn for a statistic
     tree = _is_tree(observed)
     fits = [_drawn(observed, tree, draw, weak=weak) for _ in range(_DRAWS)]
     known = sum(one.ranks > 1 for one in observed) > 1

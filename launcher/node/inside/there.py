@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
 
@@ -220,7 +220,7 @@ def _connected(rank: RankProcess) -> socket.socket:
     return debugger
 
 
-def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.monotonic) -> RankStacks:
+def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
     """Return the rank's stacks, or why they cannot be read."""
     pid = rank.process.pid
     if problem := _why_not_asked(pid):
@@ -230,9 +230,9 @@ def stacks_of(rank: RankProcess, run: RunDir, clock: Callable[[], float] = time.
         before, deaf = log.stat().st_size, threads_blocking_dump(pid)
         if not signal_process(rank.process, DUMP_SIGNAL):
             return RankStacks(rank.rank, pid, problem="has just ended")
-        until = clock() + _BOUND_S
+        until = time.monotonic() + _BOUND_S
         while has_pending_dump(pid) or threads_blocking_dump(pid) - deaf:
-            if clock() >= until:
+            if time.monotonic() >= until:
                 return RankStacks(rank.rank, pid, problem=f"did not answer within {_BOUND_S:g} s")
             time.sleep(_LOOK_S)
         lines = stacks_in([*_written(log, before)])

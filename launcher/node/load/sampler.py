@@ -222,11 +222,9 @@ def _number(path: Path) -> int:
 class Sampler:
     """A thread that samples the load of a node, and calls `ranks` for the pids of the live ranks."""
 
-    def __init__(
-        self, node: NodePlan, ranks: Callable[[], Pids], every_s: float = EVERY_S, kept: MetricsFile | None = None
-    ) -> None:
+    def __init__(self, node: NodePlan, ranks: Callable[[], Pids], kept: MetricsFile | None = None) -> None:
         """Prepare to sample; samples of live ranks are written to `kept`."""
-        self._node, self._ranks, self._every_s, self._kept = node, ranks, every_s, kept
+        self._node, self._ranks, self._kept = node, ranks, kept
         self._interface = interface_of(node.address) if node.address else None
         self._trees = Trees()
         self._before: dict[int, tuple[float, TreeUse]] = {}  # by pid: when it was looked at, and what was seen
@@ -248,7 +246,7 @@ class Sampler:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if self._node.gpus is None else ",".join(self._node.gpus)
         gpus = Gpus(visible)
         while True:
-            time.sleep(self._every_s)
+            time.sleep(EVERY_S)
             self.take(gpus)
 
     def take(self, gpus: Gpus) -> None:

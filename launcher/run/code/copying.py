@@ -55,13 +55,13 @@ class NewTree:
 
 
 def copy_tree(
-    code: CodeList, source: Path, target: Path, *, writable: bool, fsync: bool = True, watch: Watch = iter
+    code: CodeList, source: Path, target: Path, *, fsync: bool = True, watch: Watch = iter
 ) -> None:
     """Copy the listed files into a new folder, never through a link.
 
     With `writable` the copies can be changed; with `fsync` the copy is durable on return.
     """
-    tree = NewTree(target, writable=writable)
+    tree = NewTree(target, writable=True)
     for file in watch(code.files):
         if file.link is not None:
             os.symlink(file.link, tree.place(file.path))

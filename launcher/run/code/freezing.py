@@ -98,7 +98,7 @@ def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
     draft = new_draft(run.path)
     try:
         draft.mkdir(mode=0o700)
-        copy_tree(code, pristine, draft, writable=True, watch=watch)
+        copy_tree(code, pristine, draft, watch=watch)
         if not run.code.is_dir():  # else another was faster
             os.rename(draft, run.code)
     finally:
@@ -132,7 +132,7 @@ def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch
         if _is_whole(code, hashes, store / digest, now_ns):
             index.save()
             if target is not None:
-                copy_tree(code, store / digest, target, writable=True, fsync=fsync, watch=watch)
+                copy_tree(code, store / digest, target, fsync=fsync, watch=watch)
             return Freezing(FrozenCode(digest, len(code.files), code.bytes), index.hashed_bytes, 0)
     digest, stored = _store_and_copy(code, store, target, index, now_ns, watch, fsync=fsync)
     index.save()

@@ -120,7 +120,7 @@ def _make(run: RunDir, opening: Open, records: dict[str, bytes], store: Path) ->
     make_dir(draft.path)
     try:
         draft.code.mkdir(mode=0o700)
-        copy_tree(list_frozen(store), store, draft.code, writable=True)
+        copy_tree(list_frozen(store), store, draft.code)
         for name, content in records.items():
             if "/" in name or name.startswith("."):
                 raise LaunchError(f"expected the name of a record, got {name[:100]!r}")
