@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from launcher.errors import Exit
+from launcher.health.evidence import signal_name
 from launcher.run.patience import DISK_ERRORS
 from launcher.run.records import Raised, RankExit
 from launcher.states import Cause, ErrorKind
@@ -193,14 +194,6 @@ def evidence(end: RankExit) -> str:
     parts += [signal_name(end.signal)] if end.signal is not None else []
     parts += ["the kernel or CUDA reported that memory ran out"] if end.oom else []
     return ", ".join(parts or ["its end was not observed"])
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, such as `SIGKILL`, or `signal 99` for an unknown number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _how(end: RankExit) -> str:

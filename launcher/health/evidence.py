@@ -108,14 +108,14 @@ def _is_telling(ending: Ending) -> bool:
 def _how(ending: Ending, doing: str) -> str:
     """Return how the program ended while it did this, as text."""
     if ending.signal is not None:
-        return f"its process was ended by {_name(ending.signal)}"
+        return f"its process was ended by {signal_name(ending.signal)}"
     if ending.code is not None:
         return f"its process left with exit code {ending.code}"
     return f"{'nothing came of it' if doing else 'it had not begun'} within {ending.after_s:.3g} s"
 
 
-def _name(number: int) -> str:
-    """Return the name of a signal."""
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as `SIGKILL`, or `signal 99` for an unknown number."""
     try:
         return signal.Signals(number).name
     except ValueError:

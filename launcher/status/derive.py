@@ -281,7 +281,7 @@ def _cluster_verdict(facts: RunFacts, word: ClusterAnswer) -> _Verdict:
         return _unknown(_joined(word.silent, _last_seen(word, own)))
     match word.phase:
         case "queued":
-            estimate = f"may start at {_clock(word.starts_at)}" if word.starts_at is not None else ""
+            estimate = f"may start at {local_time(word.starts_at)}" if word.starts_at is not None else ""
             waits = word.text or f"job {word.job_id} waits"
             return _Verdict(State.QUEUED, _joined(waits, estimate, _avoids(facts)), cause)
         case "running":
@@ -320,11 +320,11 @@ def _who(word: ClusterAnswer) -> str:
 def _last_seen(word: ClusterAnswer, own: RunState | None) -> str:
     """Return as text when the job was last seen, and in which state."""
     if own is not None and own.updated_at >= word.at:
-        return f"last seen {own.state.upper()} at {_clock(own.updated_at)}"
-    return f"last seen {word.word or word.phase.upper()} at {_clock(word.at)}" if word.at else "never seen"
+        return f"last seen {own.state.upper()} at {local_time(own.updated_at)}"
+    return f"last seen {word.word or word.phase.upper()} at {local_time(word.at)}" if word.at else "never seen"
 
 
-def _clock(at: float) -> str:
+def local_time(at: float) -> str:
     """Return a Unix time as a date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
@@ -360,7 +360,7 @@ def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
     )
     if own is None:
         return _unknown(f"opened on {host}; whether it lives can only be told there")
-    seen = f"last seen {own.state.upper()} at {_clock(own.updated_at)}"
+    seen = f"last seen {own.state.upper()} at {local_time(own.updated_at)}"
     return _unknown(f"{seen} on {host}; whether it lives can only be told there")
 
 

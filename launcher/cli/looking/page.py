@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import time
 from pathlib import Path
 
 from launcher.cli import figures
@@ -14,7 +13,7 @@ from launcher.run.durable import read_lines
 from launcher.run.layout import RunDir
 from launcher.run.records import TOLD, Event, Failure, NodeState
 from launcher.states import Cause, State
-from launcher.status.derive import RunStatus, state_text
+from launcher.status.derive import RunStatus, local_time, state_text
 
 _EVENTS = 8
 _RANKS = 16
@@ -103,13 +102,13 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
     rows.append(("restarts", _restarts(status)))
     job = f" job {safe(status.job)}" if status.job else ""
     rows.append(("where", f"{safe(status.cluster)}{job}, {safe(status.run_dir)}"))
-    rows.append(("submitted", f"{_moment(status.submitted_at)} ({figures.duration(now - status.submitted_at)} ago)"))
+    rows.append(("submitted", f"{local_time(status.submitted_at)} ({figures.duration(now - status.submitted_at)} ago)"))
     rows += _said(status)
     if status.started_at is not None:
         rows.append(("ran for", duration_text(status, now)))
         rows += _trained(status, now)
     if status.as_of is not None:
-        rows.append(("as of", f"{_moment(status.as_of)} ({figures.duration(now - status.as_of)} ago)"))
+        rows.append(("as of", f"{local_time(status.as_of)} ({figures.duration(now - status.as_of)} ago)"))
     if status.failure is not None and status.state is not State.FAILED:
         rows.append(("last failure", f"{status.failure.cause}: {safe(status.failure.summary)}"))
     if status.state is State.FAILED and status.failure is not None and status.message:
@@ -280,8 +279,3 @@ def _lately(status: RunStatus, now: float) -> list[str]:
         return []
     rows = [(f"{figures.duration(now - event.at)} ago", safe(event.text) or safe(event.kind)) for event in events]
     return ["", paint("lately", "bold"), *columns(rows, indent="  ")]
-
-
-def _moment(at: float) -> str:
-    """Return a date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -20,7 +20,6 @@ from launcher.places.batch.batch import (
     BatchSystem,
     ExecHost,
     Fate,
-    JobStart,
     NodeAnswer,
     Phase,
     QueuedJob,
@@ -126,10 +125,6 @@ class KubernetesSystem(BatchSystem):
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:  # noqa: ARG002 - a run knows its pods, and they cannot ask
         """Return an empty dict, because pods may not query nodes."""
         return {}
-
-    def this_start(self) -> JobStart:
-        """Return the JobSet that this pod belongs to."""
-        return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:
         """Return the name of this pod."""

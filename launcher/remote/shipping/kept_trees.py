@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from launcher.errors import BadInput
-from launcher.remote.shipping.tree import FileEntry, digest_of, leads_out, shown
+from launcher.remote.shipping.tree import FileEntry, digest_of, leads_out
 from launcher.run import drafts
 from launcher.run.code.hashes import CodeChanged, tree_digest
-from launcher.run.code.listing import CodeFile, list_frozen
+from launcher.run.code.listing import CodeFile, list_frozen, shown
 from launcher.run.code.names import NEVER
 from launcher.run.durable import make_dir, naming, sync_dir, sync_files, write_all
 

@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.errors import BadInput
 from launcher.run.code.hashes import READ, CodeChanged, content_hashes, tree_digest
-from launcher.run.code.listing import CodeList
+from launcher.run.code.listing import CodeList, shown
 
 _CHUNK = 1 << 18
 _SHOWN = 10
@@ -58,11 +58,6 @@ def leads_out(path: str, link: str) -> bool:
     up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
     # A `..` after a name: the name may be a link itself, so that the result is unknown.
     return not link or link.startswith("/") or ".." in parts[up:] or up > path.count("/")
-
-
-def shown(name: str) -> str:
-    """Return the name in a printable form, as it may hold newlines and invalid bytes."""
-    return name if name.isprintable() else ascii(name)
 
 
 def _content(path: Path, size: int) -> Iterator[bytes]:

@@ -203,7 +203,7 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
     ways = "code.exclude" if git_names(project) is None else ".gitignore or code.exclude"
     return BadInput(
         f"code.max_size: expected at most {_megabytes(limit)} of code in {project}, got {_megabytes(total)}; largest:",
-        *(f"  {_megabytes(size):>12}  {_shown(name)}" for name, size in largest(files)),
+        *(f"  {_megabytes(size):>12}  {shown(name)}" for name, size in largest(files)),
         f"hint: leave data and outputs out with {ways}, or raise code.max_size",
     )
 
@@ -225,6 +225,6 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size} bytes"
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """Return the name in a printable form, as it may hold newlines and invalid bytes."""
     return name if name.isprintable() else ascii(name)
