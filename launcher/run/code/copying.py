@@ -54,12 +54,10 @@ class NewTree:
         sync_files(self.root, made, [self.root / folder for folder in self._folders])
 
 
-def copy_tree(
-    code: CodeList, source: Path, target: Path, *, fsync: bool = True, watch: Watch = iter
-) -> None:
+def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True, watch: Watch = iter) -> None:
     """Copy the listed files into a new folder, never through a link.
 
-    With `writable` the copies can be changed; with `fsync` the copy is durable on return.
+    The copies can be changed; with `fsync` they are durable on return.
     """
     tree = NewTree(target, writable=True)
     for file in watch(code.files):
