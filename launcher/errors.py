@@ -3,7 +3,7 @@
 LaunchError
 ├── BadInput        2   the spec or the command line is wrong; carries one line per problem
 │   └── NotStarted  2   the cluster refuses the job; nothing was started
-├── NoSuchRun       3   no run, or more than one, answers to that name
+├── NoSuchRun       3   no run has this name, or several have it
 ├── Refused         4   the run's state does not allow what was asked; or the cluster refuses some of several runs
 ├── Damaged         6   a record of the run is there and cannot be one (rundir.durable)
 ├── NothingToDo     0   what was asked for is so already; nothing was started
@@ -50,34 +50,34 @@ class Exit(IntEnum):
 
 # When each is given; `launch help exit-codes` is made of it.
 MEANING = {
-    Exit.OK: "it worked; of a run: it succeeded",
-    Exit.INTERNAL: "a fault of ours: one line, and with `LAUNCH_DEBUG=1` the traceback too",
+    Exit.OK: "the command worked; the run succeeded",
+    Exit.INTERNAL: "a fault of launch: one line, and with `LAUNCH_DEBUG=1` the traceback too",
     Exit.BAD_INPUT: "the spec or the command line is wrong; nothing was started",
-    Exit.NO_SUCH_RUN: "no run, or more than one, answers to that name",
-    Exit.REFUSED: "what is asked for cannot be done now: the run's state does not allow it, `wait --timeout` ran out, "
-    "the doctor found a problem, a key was not trusted, a disk, a folder or a limit of this machine stands in the way, "
-    "`prove` could hit or compare nothing",
-    Exit.UNREACHABLE: "the cluster does not answer; nothing is known to have failed",
-    Exit.DAMAGED: "a record or, with `checkpoints --verify`, a checkpoint is not what was written",
-    Exit.DIFFERS: "of `launch prove`: a disturbed training is not the undisturbed one",
-    Exit.USER_ERROR: "an exception in your code, or it left with a code of its own",
-    Exit.OUT_OF_MEMORY: "memory ran out, of the machine or of a GPU",
-    Exit.KILLED: "a signal ended a rank, again and again",
+    Exit.NO_SUCH_RUN: "no run has this name, or several have it",
+    Exit.REFUSED: "the command is not possible now: the run's state does not allow it, `wait --timeout` has expired, "
+    "the doctor found a problem, a key was not trusted, a disk, a folder or a limit of this machine prevents it, or "
+    "`prove` could kill or compare nothing",
+    Exit.UNREACHABLE: "the cluster does not answer; no failure is known",
+    Exit.DAMAGED: "a record is damaged, or with `checkpoints --verify` a checkpoint",
+    Exit.DIFFERS: "for `launch prove`: a killed training differs from the undisturbed one",
+    Exit.USER_ERROR: "an exception in your code, or an exit code of your code",
+    Exit.OUT_OF_MEMORY: "the memory of the machine or of a GPU was full",
+    Exit.KILLED: "a signal ended ranks more often than `recovery` allows",
     Exit.HANG: "ranks neither reported nor printed for `recovery.hang_after`",
-    Exit.COMMUNICATION: "ranks lost each other",
+    Exit.COMMUNICATION: "ranks lost the connection to each other",
     Exit.NODE_LOST: "a node was lost or unfit, and too few are left",
-    Exit.PREEMPTED: "the cluster wanted its nodes back",
-    Exit.TIME_LIMIT: "`resources.time` is over",
-    Exit.LAUNCHER_FAULT: "our own fault; please report",
-    Exit.NO_PROGRESS: "restarts in a row without a newer checkpoint",
-    Exit.CANCELLED: "a person ended it",
-    Exit.LOST: "it ended without a record of how",
+    Exit.PREEMPTED: "the cluster took its nodes back",
+    Exit.TIME_LIMIT: "the time limit `resources.time` was reached",
+    Exit.LAUNCHER_FAULT: "a fault of launch; please report it",
+    Exit.NO_PROGRESS: "several restarts without a newer checkpoint",
+    Exit.CANCELLED: "a person cancelled the run",
+    Exit.LOST: "the run ended without a record of its end",
     Exit.FENCED: "a newer start of the same run writes its checkpoints",
     Exit.DISK: "a disk was full or failed",
-    Exit.NO_CHECKPOINT: "no whole checkpoint is left on the hosts that are here",
-    Exit.RESUME_ME: "of a rank that was asked to stop: it has saved and wants to be resumed; "
-    "of any other it is a `user_error`",
-    Exit.INTERRUPTED: "Ctrl-C; the run itself goes on",
+    Exit.NO_CHECKPOINT: "no complete checkpoint is left on the hosts that are reachable",
+    Exit.RESUME_ME: "a rank that was asked to stop has saved and is to be resumed; from any other rank it is a "
+    "`user_error`",
+    Exit.INTERRUPTED: "Ctrl-C; the run itself continues",
     Exit.PIPE_CLOSED: "the reader of stdout has closed it",
 }
 

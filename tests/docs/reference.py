@@ -28,57 +28,70 @@ _MERGED = {
 
 # What a user sets for `launch` itself.
 OF_THE_USER = {
-    "LAUNCH_RUNS": "folder in which runs are kept; by default `.launch/runs` of the project",
-    "LAUNCH_CLUSTERS": "the file that names clusters; by default `~/.config/launch/clusters.yaml`",
-    "LAUNCH_SSH_CONFIG": "the file in which ssh finds hosts; by default its own",
+    "LAUNCH_RUNS": "the folder of runs; by default `.launch/runs` of the project",
+    "LAUNCH_CLUSTERS": "the clusters file; by default `~/.config/launch/clusters.yaml`",
+    "LAUNCH_SSH_CONFIG": "the configuration file of ssh; by default that of ssh itself",
     "LAUNCH_DEBUG": "`1`: an internal error shows its traceback",
-    "NO_COLOR": "no colours, whatever it holds",
-    "TERM": "`dumb`: no colours, nothing that moves, no pager",
-    "PAGER": "what shows long pages of `launch help`; by default `less`",
-    "XDG_STATE_HOME": "where it stands which runs there are; by default `~/.local/state`",
-    "XDG_CONFIG_HOME": "where the clusters file lies; by default `~/.config`",
+    "NO_COLOR": "if it is set to anything: no colours",
+    "TERM": "`dumb`: no colours, no live display, no pager",
+    "PAGER": "the program that shows long pages of `launch help`; by default `less`",
+    "XDG_STATE_HOME": "the parent folder of the list of runs; by default `~/.local/state`",
+    "XDG_CONFIG_HOME": "the parent folder of the clusters file; by default `~/.config`",
     "VIRTUAL_ENV, CONDA_PREFIX": "the active environment: its Python runs the ranks, unless `run.python` names another",
 }
 # What a rank finds beside all that torchrun sets.
 OF_A_RANK = {
-    "LAUNCH_RUN_ID": "the run",
-    "LAUNCH_RUN_DIR": "its folder; `metrics` in it is there before the first rank is",
-    "LAUNCH_ATTEMPT": "which allocation of the run this is, from 1",
-    "LAUNCH_GENERATION": "which set of ranks of the attempt this is, from 1",
-    "LAUNCH_NODE": "which node of the run this is, from 0",
-    "LAUNCH_REPEAT": "of `--repeat`: which run this is, from 0",
-    "LAUNCH_PROGRESS": "where to report: [reporting](reporting.md)",
-    "LAUNCH_ARTIFACTS": "the folder `artifacts` where ranks begin: `launch board` shows what they write there",
+    "LAUNCH_RUN_ID": "the id of the run",
+    "LAUNCH_RUN_DIR": "the folder of the run; its subfolder `metrics` exists before ranks start",
+    "LAUNCH_ATTEMPT": "the number of the attempt, one allocation of the run, from 1",
+    "LAUNCH_GENERATION": "the number of the generation, one set of ranks in the attempt, from 1",
+    "LAUNCH_NODE": "the number of the node, from 0",
+    "LAUNCH_REPEAT": "with `--repeat`: the number of the run, from 0",
+    "LAUNCH_PROGRESS": "the pipe into which a rank [reports](reporting.md)",
+    "LAUNCH_ARTIFACTS": "the folder `artifacts` in the ranks' working folder: `launch board` shows the files in it",
     "LAUNCH_CHECKPOINT_DIR": "the folder of the run's checkpoints",
-    "LAUNCH_CHECKPOINT_EVERY": "`checkpoint.every`, as `500 steps` or `600 s`",
+    "LAUNCH_CHECKPOINT_EVERY": "`checkpoint.every`, such as `500 steps` or `600 s`",
     "LAUNCH_CHECKPOINT_KEEP": "`checkpoint.keep`",
-    "LAUNCH_CHECKPOINT_MEMORY_DIR": "where `checkpoint.memory_every` is set: the node's folder in memory",
-    "LAUNCH_CHECKPOINT_MEMORY_EVERY": "how often the state is kept there, as `20 steps` or `5 s`",
-    "LAUNCH_CHECKPOINT_MEMORY_LIMIT": "the bytes that it may take",
-    "LAUNCH_CHECKPOINT_COPY_LAG": "`checkpoint.copy_lag`: `500 steps` or `90 s`, where each node has a disk of its own",
-    "LAUNCH_CHECKPOINT_BUDDY": "with `checkpoint.buddy`: 1, what is kept there is copied into another node's memory",
-    "LAUNCH_DISK": "`apart` where each node has a disk of its own; absent where one disk is everybody's",
-    "LAUNCH_GROUP_TIMEOUT_S": "how long to wait for the other ranks in one operation",
-    "LAUNCH_CONTROL": "with `recovery.mode: auto` or `hot`: where a rank hears that another one was replaced",
-    "LAUNCH_NOTES_DIR": "with `recovery.mode: auto` or `hot`: the folder in memory for what is a rank's alone",
-    "LAUNCH_STAYS": "with `recovery.mode: auto`: auto, only where that loses no step and costs next to nothing",
-    "LAUNCH_NOTES_COPIED": "with `recovery.mode: hot` and spares, or a range of nodes: 1, notes have copies elsewhere",
+    "LAUNCH_CHECKPOINT_MEMORY_DIR": "with `checkpoint.memory_every`: the folder of snapshots in the node's memory",
+    "LAUNCH_CHECKPOINT_MEMORY_EVERY": "how often a snapshot is made, such as `20 steps` or `5 s`",
+    "LAUNCH_CHECKPOINT_MEMORY_LIMIT": "the bytes that snapshots may take",
+    "LAUNCH_CHECKPOINT_COPY_LAG": "`checkpoint.copy_lag`, such as `500 steps` or `90 s`, if nodes have disks of "
+    "their own",
+    "LAUNCH_CHECKPOINT_BUDDY": "with `checkpoint.buddy`: 1, snapshots are copied into another node's memory",
+    "LAUNCH_DISK": "`apart` if nodes have disks of their own; absent if they share one",
+    "LAUNCH_GROUP_TIMEOUT_S": "the time limit of one operation between ranks",
+    "LAUNCH_CONTROL": "with `recovery.mode: auto` or `hot`: the pipe by which a rank learns that another was replaced",
+    "LAUNCH_NOTES_DIR": "with `recovery.mode: auto` or `hot`: the folder in memory for each rank's own state",
+    "LAUNCH_STAYS": "with `recovery.mode: auto`: `auto`, ranks continue in place only if no step is lost at little "
+    "cost",
+    "LAUNCH_NOTES_COPIED": "with `recovery.mode: hot` and spares, or a range of nodes: 1, ranks' own states have "
+    "copies on other nodes",
     "LAUNCH_LEASE_S": "with `recovery.mode: auto` or `hot` on several nodes: `recovery.lease`",
-    "LAUNCH_JOINS": "1 for a rank that joins others which go on in place, or has the place of one that was killed",
-    "LAUNCH_ROLE": "of a run of several programs: the name of this one ([roles](roles.md))",
-    "LAUNCH_ROLE_RANK": "likewise: which of its role's ranks this is, from 0",
-    "LAUNCH_PORT": "likewise: the port that is kept free for this rank",
-    "LAUNCH_PORT_": "likewise, and the name in capitals of one of its `ports`",
-    "LAUNCH_ADDR_": "likewise, and a role's name, and its port's, in capitals: HOST:PORT of each rank, with commas",
-    "LAUNCH_RESERVE": "with `recovery.reserve`, for a process that is no rank yet: where it says that it waits",
-    "LAUNCH_GRACE_S": "how long a rank has from SIGTERM until it is killed",
-    "LAUNCH_DEFAULTED": "`NAME=value` of each variable that we chose for it: a run which it submits chooses anew",
+    "LAUNCH_JOINS": "1 for a rank that joins ranks which continue in place, or replaces one of them",
+    "LAUNCH_ROLE": "with [roles](roles.md): the name of this rank's role",
+    "LAUNCH_ROLE_RANK": "with roles: the number of the rank in its role, from 0",
+    "LAUNCH_PORT": "with roles: the port that is reserved for this rank",
+    "LAUNCH_PORT_": "with roles: followed by a name of `ports` in capitals, this port of the rank",
+    "LAUNCH_ADDR_": "with roles: followed by a role's name, and the name of a port, in capitals: HOST:PORT of each "
+    "rank of that role, separated by commas",
+    "LAUNCH_RESERVE": "with `recovery.reserve`, for a process that is not yet a rank: where it reports that it waits",
+    "LAUNCH_GRACE_S": "the time between SIGTERM and SIGKILL for a rank",
+    "LAUNCH_DEFAULTED": "`NAME=value` of each variable with a default of launch; a run that the rank submits gets "
+    "its own defaults",
 }
 # What a command of `notify:` finds.
 OF_A_LISTENER = {
     "LAUNCH_NOTIFY": "the occasion: `started`, `restarted`, `stalled`, `ended`, or `test`",
-    "LAUNCH_NOTIFY_TITLE": "the message in one line; all of it is on stdin, as JSON",
+    "LAUNCH_NOTIFY_TITLE": "the message in one line; the whole message is on stdin, as JSON",
 }
+_DEFAULTS = (
+    ("`OMP_NUM_THREADS`", "the cores of a rank"),
+    ("`GLOO_SOCKET_IFNAME`, `NCCL_SOCKET_IFNAME`", "the network interface that has the node's address"),
+    ("`PYTHONUNBUFFERED`", "1"),
+    ("`THP_MEM_ALLOC_ENABLE`", "1: torch uses huge pages for large tensors on the CPU"),
+    ("`TORCH_NCCL_ASYNC_ERROR_HANDLING`", "1; 0 with `recovery.mode: hot`, as ranks continue after another was killed"),
+    ("`TORCH_NCCL_DUMP_ON_TIMEOUT`", "0 with `recovery.mode: hot`"),
+)
 _NO_VARIABLES = {"LAUNCH_FAILED"}  # a state of Slurm's
 # Between two processes of ours, one of which takes it out of the environment: no user and no rank ever sees it.
 _OF_OURS_ALONE = {
@@ -220,9 +233,9 @@ def _shape(schema: Schema) -> str:
 def _exit_codes() -> str:
     rows = [f"| {code.value} | {code.name.lower()} | {MEANING[code]} |" for code in sorted(Exit)]
     intro = (
-        "Codes below 10, 130 and 141 are of the command itself. 10 to 24 say how a run ended, for `launch wait`, "
-        "`launch run` and `--follow`. A rank, not the launcher, leaves with 75. With 2 nothing was started: a submit "
-        "that fails after runs exist prints their ids all the same, and ends with another code."
+        "Codes below 10, 130 and 141 are results of a command. Codes 10 to 24 are results of a run, returned by "
+        "`launch wait`, `launch run` and `--follow`. Only a rank exits with 75, never `launch`. If a submit fails after "
+        "it has started runs, it prints their ids, and exits with a code other than 2."
     )
     return (
         "\n".join(["# Exit codes", "", _MADE, "", intro, "", "| code | name | when |", "|---|---|---|", *rows]) + "\n"
@@ -234,19 +247,16 @@ def _environment() -> str:
         "# Environment variables", "", _MADE, "",
         "## What you may set for launch", "", *_of_variables(OF_THE_USER), "",
         "## What a rank finds", "",
-        "Everything that `torchrun` sets: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,",
-        "`GROUP_WORLD_SIZE`, `ROLE_*`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*`. And these of ours:", "",
+        "A rank has all variables that `torchrun` sets: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`,",
+        "`GROUP_RANK`, `GROUP_WORLD_SIZE`, `ROLE_*`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_*`. It also has:", "",
         *_of_variables(OF_A_RANK), "",
-        "Where neither `env:` of the spec nor your own exports say otherwise, `OMP_NUM_THREADS` is the cores of a",
-        "rank, `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name the interface that has the node's address, and",
-        "`PYTHONUNBUFFERED`, `TORCH_NCCL_ASYNC_ERROR_HANDLING` and `THP_MEM_ALLOC_ENABLE` (torch asks for huge pages",
-        "for large tensors on the CPU) are `1`. With `recovery.mode: hot` a rank goes on where another one was killed:",
-        "`TORCH_NCCL_ASYNC_ERROR_HANDLING` and `TORCH_NCCL_DUMP_ON_TIMEOUT` are `0`.", "",
+        "These variables have defaults, which `env:` of the spec and your own exports replace:", "",
+        *_table("variable", "default", _DEFAULTS), "",
         "## What a command of `notify:` finds", "",
         *_of_variables(OF_A_LISTENER), "",
         "## What is never passed on", "",
-        "By these a program would take itself for another rank. They are taken out of what a rank inherits, and `env:`",
-        "cannot set them; `*` is any characters.", "",
+        "With these variables a program could take itself for another rank. So a rank does not inherit them, and",
+        "`env:` cannot set them. `*` stands for any characters.", "",
         *_table("read by", "names", ((who, _code(", ".join(names))) for who, names in WHO_READS_WHAT)),
     ]) + "\n"  # fmt: skip
 
