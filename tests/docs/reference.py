@@ -234,8 +234,8 @@ def _exit_codes() -> str:
     rows = [f"| {code.value} | {code.name.lower()} | {MEANING[code]} |" for code in sorted(Exit)]
     intro = (
         "Codes below 10, 130 and 141 are results of a command. Codes 10 to 24 are results of a run, returned by "
-        "`launch wait`, `launch run` and `--follow`. Only a rank exits with 75, never `launch`. If a submit fails after "
-        "it has started runs, it prints their ids, and exits with a code other than 2."
+        "`launch wait`, `launch run` and `--follow`. Only a rank exits with 75, never `launch`. If a submit fails "
+        "after it has started runs, it prints their ids, and exits with a code other than 2."
     )
     return (
         "\n".join(["# Exit codes", "", _MADE, "", intro, "", "| code | name | when |", "|---|---|---|", *rows]) + "\n"
