@@ -18,7 +18,7 @@ class StartedRun(msgspec.Struct, frozen=True):
 
 
 class StartedGraph(msgspec.Struct, frozen=True):
-    """The runs of one file with `steps:`."""
+    """The runs that were started for one file with `steps:`."""
 
     graph: str
     graph_dir: str
@@ -26,12 +26,12 @@ class StartedGraph(msgspec.Struct, frozen=True):
 
 
 def started(run: "Run") -> StartedRun:
-    """Return a started run as it is printed."""
+    """Return a started run in the form in which `--json` prints it."""
     return StartedRun(run.id, str(run.path))
 
 
 def merged(name: str, *structs: type[msgspec.Struct], **more: Any) -> Any:
-    """Return a type with the fields of all these, each of them required, and with `more` fields.
+    """Return a type that requires the fields of all structs, and has `more` fields.
 
     A field of `more` whose type allows UNSET may be absent.
     """
@@ -43,12 +43,12 @@ def merged(name: str, *structs: type[msgspec.Struct], **more: Any) -> Any:
 
 
 def list_of(kind: Any) -> Any:
-    """Return the type of a list of such a type, which was made by `merged`."""
+    """Return the type of a list of values of `kind`, a type that was made by `merged`."""
     return GenericAlias(list, (kind,))
 
 
 def schema_of(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of what is printed: of one document, or of one line where a command prints many."""
+    """Return the JSON Schema of the answers: of one document, or of one line where a command prints many."""
     schemas, types = msgspec.json.schema_components([*answers.values()], ref_template="#/$defs/{name}")
     each = [{"description": when, **one} if when else one for when, one in zip(answers, schemas, strict=True)]
     return {**(each[0] if len(each) == 1 else {"anyOf": each}), **({"$defs": types} if types else {})}

@@ -22,7 +22,7 @@ _MOST_S = 1e9
 
 
 class Arguments(argparse.ArgumentParser):
-    """The arguments of one command."""
+    """The parser of the arguments of one command."""
 
     of_the_script = ""  # how an option is given that is not ours, as a hint
 
@@ -59,25 +59,25 @@ class Arguments(argparse.ArgumentParser):
 
     @property
     def taken(self) -> "list[argparse.Action]":
-        """Return all declared arguments in order."""
+        """Return all arguments that were declared, in order."""
         return [*self._actions]
 
     def takes_run(self, *, pattern: bool = False, **more: str) -> None:
-        """Declare the argument RUN; with `pattern`, it may be a pattern for several runs."""
+        """Declare the argument RUN; with `pattern`, it may also be a pattern for several runs."""
         text = f"{RUN_HELP}; or {_PATTERN}" if pattern else RUN_HELP
         self.add_argument("run", metavar="RUN", help=text, **more)  # type: ignore[arg-type]
 
     def takes_runs(self, *, patterns: bool = False) -> None:
-        """Declare the argument RUN for one or more runs; with `patterns`, patterns are allowed."""
+        """Declare the argument RUN for one or more runs; with `patterns`, patterns are allowed too."""
         self.add_argument("runs", metavar="RUN", nargs="+", help=f"{RUN_HELP}; or {_PATTERN}" if patterns else RUN_HELP)
 
     def prints_json(
         self, answers: Answers, text: str, *, by_line: bool = False,
         among: "argparse._ActionsContainer | None" = None,
     ) -> None:  # fmt: skip
-        """Declare --json; `answers` gives the types of what is printed then, `by_line` as an object on each line.
+        """Declare --json; `answers` gives the types of what is then printed.
 
-        `among` is a group of options of which only one may be given.
+        With `by_line`, that is one object on each line. `among` is a group of options of which only one may be given.
         """
         self.answers, self.answers_by_line = answers, by_line
         (among or self).add_argument("--json", action="store_true", help=text)
@@ -88,8 +88,8 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("--tls-key", metavar="FILE", type=Path, help="the key of --tls-cert, in PEM")
 
     def takes_command(self) -> None:
-        """Let a command follow after `--`, with its words taken unchanged, as argparse would take some for options of
-        `launch`.
+        """Let a command follow after `--`, whose words are taken unchanged, because argparse would take some for
+        options of `launch`.
         """
         self._takes_command = True
         self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"
@@ -132,8 +132,8 @@ def arguments_of(command: str) -> Arguments:
 
 
 def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
-    """Return the TLS context of the options that `takes_tls` declared, or None if they are not given. Raises
-    BadInput.
+    """Return the TLS context of the options that `takes_tls` declared, or None if they are not given; raise BadInput if
+    the files cannot be used.
     """
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadInput("--tls-cert, --tls-key: expected both, got one of them")
@@ -145,16 +145,16 @@ def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
 
 
 def _cut_at_dashes(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words before `--`, and those after it."""
+    """Return (the words before `--`, the words after it)."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 
 def number_below(most: int) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number above 0 and below `most`."""
+    """Return a function that parses an option's text as a whole number above 0 and below `most`."""
 
     def number(text: str) -> int:
-        """Return the number in an option's text. Raises ArgumentTypeError."""
+        """Return the number in an option's text; raise ArgumentTypeError for any other text."""
         if not (text.isascii() and text.isdigit() and 0 < int(text) < most):
             raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
         return int(text)
@@ -163,7 +163,7 @@ def number_below(most: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in an option's text; the type of such an option."""
+    """Return the seconds in an option's text; raise ArgumentTypeError for any other text."""
     try:
         value = float(text)
     except ValueError:

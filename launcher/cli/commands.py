@@ -127,18 +127,18 @@ THEIRS = {
 
 
 def shown(name: str) -> tuple[str, str]:
-    """Return the module of a command and its help, which names the newer command where `name` is an older one."""
+    """Return (module of the command, its help); the help of an older name says the newer command."""
     module, text = COMMANDS[ALSO.get(name, name)]
     newer = f"`launch {RENAMED[name]}`" if name in RENAMED else f"`{INSTEAD[name]}`" if name in INSTEAD else ""
     return module, f"{text} (older name; now {newer})" if newer else text
 
 
 def shown_in_help(name: str) -> bool:
-    """Return whether help shows this name, and not one that was renamed or replaced."""
+    """Return whether help shows this name, which it does not if the command was renamed or replaced."""
     return name not in RENAMED and name not in INSTEAD
 
 
 def verbs_of(group: str) -> dict[str, str]:
-    """Return what may follow the first word of a command of two, with the help of each."""
+    """Return the second words that may follow the first word `group`, with the help of each."""
     named = (name.partition(" ") for name in COMMANDS)
     return {verb: COMMANDS[f"{group} {verb}"][1] for first, _, verb in named if first == group}

@@ -26,7 +26,7 @@ _HELP = "help"
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The possible completions of a word."""
+    """The possible completions of one word: those that `asked` queries, fixed words, and file names."""
 
     asked: str = ""  # of `launch _complete`
     words: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class FlagWords:
-    """An option's names, its help, and how its value is completed."""
+    """The names and the help of an option, and how its value is completed."""
 
     names: tuple[str, ...]
     text: str
@@ -44,7 +44,7 @@ class FlagWords:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command with its help, its options, and how the word after it is completed."""
+    """A command with its help and its options, and how the word after it is completed."""
 
     name: str
     text: str
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def complete(what: str) -> int:
-    """Print the possible names, one a line, for `launch _complete`."""
+    """Print the names of a kind, such as `runs`, one a line, for `launch _complete`."""
     if what == "runs":
         from launcher.run import registry  # late: not for clusters
         from launcher.run.graphs import known_graphs  # late: likewise
@@ -90,7 +90,7 @@ def complete(what: str) -> int:
 
 
 def _commands() -> Iterator[Command]:
-    """Yield all commands."""
+    """Yield each command of `launch` as the script needs it."""
     for name in (*COMMANDS, *ALSO):
         _, text = shown(name)
         arguments = arguments_of(name)
@@ -114,7 +114,7 @@ def _flag(action: argparse.Action) -> FlagWords:
 
 
 def _candidates(action: argparse.Action) -> Candidates:
-    """Return how an argument is completed."""
+    """Return how the value of an argument is completed."""
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     if action.choices is not None:
         return Candidates(words=tuple(map(str, action.choices)))
@@ -134,7 +134,7 @@ def _candidates(action: argparse.Action) -> Candidates:
 
 
 def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
-    """Return the lines of the completion script for bash, which zsh understands too."""
+    """Return the lines of the completion script for bash, or with `zsh` for zsh, which understands the same script."""
     values = {_case(command, flag): flag.value for command in commands for flag in command.flags if flag.value}
     return [
         *(["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"] if zsh else []),
@@ -180,7 +180,7 @@ def _names(command: Command) -> list[str]:
 
 
 def _typed(commands: Sequence[Command]) -> list[str]:
-    """Return the first words to complete; older names are completed only as later words are."""
+    """Return the first words that are completed; older names of commands are not."""
     return [*(one.name for one in commands if " " not in one.name and shown_in_help(one.name)), *GROUPS]
 
 
@@ -198,17 +198,17 @@ def _fish(commands: Sequence[Command]) -> list[str]:
         first, _, verb = command.name.partition(" ")
         also = f"; and __fish_seen_subcommand_from {verb}" if verb else ""
         seen = f"complete -c launch -n '__fish_seen_subcommand_from {first}{also}'"
-        if after := _after(command.word):
+        if after := _fish_value(command.word):
             lines.append(f"{seen} {after}")
         for flag in command.flags:
             names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in flag.names]
-            value = "" if flag.value is None else f" -x {_after(flag.value)}".rstrip()
+            value = "" if flag.value is None else f" -x {_fish_value(flag.value)}".rstrip()
             lines.append(f"{seen} {' '.join(names)}{value.replace('-x -F', '-r -F')} -d {_quoted(flag.text)}")
     return lines
 
 
-def _after(choice: Candidates) -> str:
-    """Return fish's arguments that complete a value."""
+def _fish_value(choice: Candidates) -> str:
+    """Return the arguments for fish's `complete` by which it completes a value."""
     if choice.asked:
         return f"-a '(launch _complete {choice.asked} 2>/dev/null)'"
     words = f"-a '{' '.join(choice.words)}'" if choice.words else ""

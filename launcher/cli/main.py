@@ -60,10 +60,10 @@ _OF_THE_MACHINE = {
 
 
 class _Aside(io.FileIO):
-    """A stderr whose write errors (a full disk, a reader that left) do not stop the command."""
+    """A stderr whose write errors, such as a full disk or a reader that left, do not stop the command."""
 
     def write(self, data: "Any", /) -> int:
-        """Write as far as possible; ignore errors."""
+        """Write as much as possible, ignoring errors; return the number of bytes as if all were written."""
         try:
             return super().write(data)
         except OSError:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _outcome(argv: list[str]) -> int:
-    """Run the command line and return its exit code, or that of its error."""
+    """Run the command line and return its exit code, or the exit code of the error that it raised."""
     try:
         code = _run(argv)
         sys.stdout.flush()
@@ -99,7 +99,7 @@ def _outcome(argv: list[str]) -> int:
         if os.environ.get("LAUNCH_DEBUG") == "1":
             sys.excepthook(type(error), error, error.__traceback__)
         code = _complain_of_the_unforeseen(error)
-    _say_the_rest()
+    _flush_stdout()
     return code
 
 
@@ -162,12 +162,12 @@ def _run(argv: list[str]) -> int:
 
 
 def _is_command(words: list[str]) -> bool:
-    """Return whether the first word is a command or a group."""
+    """Return whether the first of the words is a command or a group."""
     return words[0] in GROUPS or ALSO.get(words[0], words[0]) in COMMANDS
 
 
 def _verb(group: str, argv: list[str]) -> int:
-    """Run a command named by two words."""
+    """Run a command named by two words, of which the first is `group`; return its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_group_help(group), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT
@@ -187,7 +187,7 @@ def _older_verbs(group: str) -> dict[str, str]:
 
 
 def _command(called: str, argv: list[str]) -> int:
-    """Parse the arguments of a command and run it."""
+    """Parse the arguments of a command and run it; return its exit code."""
     from launcher.cli.arguments import Arguments  # late: argparse costs more than the whole of `launch --help`
 
     place, summary = shown(called)
@@ -203,7 +203,7 @@ def _command(called: str, argv: list[str]) -> int:
 
 
 def _hint(name: str) -> str:
-    """Return a hint for an unknown command."""
+    """Return a hint for a word that is no command."""
     import difflib  # late: only for a typing error
 
     known = THEIRS.get(name)
@@ -213,8 +213,9 @@ def _hint(name: str) -> str:
 
 
 def _complain(error: LaunchError) -> None:
-    """Print an error on stderr; a spec's problem stays as it is, so that editors find `file:line:col:` at the
-    line's start.
+    """Print an error on stderr.
+
+    A spec's problem stays as it is, so that editors find `file:line:col:` at the line's start.
     """
     from launcher.cli.terminal import is_place, safe  # late: only for an error
 
@@ -224,8 +225,8 @@ def _complain(error: LaunchError) -> None:
 
 
 def _complain_of_the_unforeseen(error: Exception) -> Exit:
-    """Print an unforeseen error and return its exit code: a fault of the disk, folder or limits is not an
-    internal error.
+    """Print an unforeseen error and return its exit code; a fault of the disk, folder or limits is not an internal
+    error.
     """
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         hint = _OF_THE_MACHINE[error.errno] or _kept_elsewhere_by(error.filename)
@@ -237,7 +238,7 @@ def _complain_of_the_unforeseen(error: Exception) -> Exit:
 
 
 def _kept_elsewhere_by(file: object) -> str:
-    """Return a hint if the unusable file lies where the launcher keeps its own files, else ""."""
+    """Return a hint on how to move the launcher's own files if the unusable file is one of them, else ""."""
     from launcher.run.registry import variable_of  # late: only for an error
 
     name = variable_of(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else None
@@ -245,7 +246,7 @@ def _kept_elsewhere_by(file: object) -> str:
 
 
 def _refuse_relative_home() -> None:
-    """Raise BadInput for a relative home, as the user's own files would differ with the working folder."""
+    """Raise BadInput if HOME is relative, as the user's own files would then differ with the working folder."""
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         said = os.environ.get(name)
         home = said or os.path.expanduser("~")
@@ -255,9 +256,7 @@ def _refuse_relative_home() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Open /dev/null for each of the three standard streams that is closed, or the next opened file would take
-    its number.
-    """
+    """Open /dev/null in place of each standard stream that is closed, or the next opened file would take its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, stream := open(os.devnull, mode))  # noqa: SIM115 - it lives as long as we
@@ -265,7 +264,7 @@ def _open_what_is_closed() -> None:
 
 
 def _never_fail_to_print() -> None:
-    """Have printing never fail: characters that the terminal's encoding lacks are replaced."""
+    """Make printing replace characters that the terminal's encoding lacks, so that it never fails."""
     own = sys.__stderr__
     if own is not None and sys.stderr is own:
         aside = io.BufferedWriter(_Aside(own.fileno(), "wb", closefd=False))
@@ -275,7 +274,7 @@ def _never_fail_to_print() -> None:
         reconfigure(errors="replace")
 
 
-def _say_the_rest() -> None:
+def _flush_stdout() -> None:
     """Flush stdout, or redirect it to /dev/null if its reader is gone, so that the interpreter's exit does not
     complain.
     """

@@ -20,7 +20,10 @@ _THEME = Theme({"markdown.code": "cyan", "markdown.link": "none", "markdown.link
 
 
 def for_terminal(text: str, width: int, name_of: NameOf, *, colour: bool) -> list[str]:
-    """Return the lines of a page, none of them wider than `width` but for code."""
+    """Return the lines of a page, with colours if `colour`; none but lines of code is wider than `width`.
+
+    `name_of` returns what a reader types to follow a link.
+    """
     page = _Page(text, hyperlinks=False)
     page.parsed = [token for token in page.parsed if token.type != "html_block"]  # comments
     for token in page.parsed:
@@ -34,7 +37,9 @@ def for_terminal(text: str, width: int, name_of: NameOf, *, colour: bool) -> lis
 
 
 def _named(tokens: Sequence[Token], name_of: NameOf) -> list[Token]:
-    """Return the tokens with what a reader types in place of each link; links that lead nowhere are dropped."""
+    """Return the tokens with each link replaced by what a reader types to follow it; links that lead nowhere are
+    dropped.
+    """
     kept, shown = [], True
     for token, text in zip_longest(tokens, tokens[1:]):
         if token.type == "link_open":
@@ -64,7 +69,9 @@ class _Title(Heading):
 
 
 class _Table(TableElement):
-    """A table with its last column wrapped, or if that leaves it too narrow, with a row's cells below each other."""
+    """A table whose last column is wrapped; if that leaves it too narrow, the cells of a row are shown below each
+    other.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         found = [self.header.row] if self.header is not None and self.header.row is not None else []
@@ -85,6 +92,6 @@ class _Table(TableElement):
 
 
 class _Page(Markdown):
-    """Markdown with these blocks instead of rich's."""
+    """Markdown with the blocks of this module instead of rich's."""
 
     elements: ClassVar = {**Markdown.elements, "fence": _Code, "heading_open": _Title, "table_open": _Table}

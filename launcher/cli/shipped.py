@@ -27,13 +27,13 @@ def title(page: Path) -> str:
 
 
 def starters() -> dict[str, str]:
-    """Return the specs that `launch spec init` can write, each with a line about its purpose."""
+    """Return the specs that `launch spec init` can write by name, each with a line about its purpose."""
     return {file.stem: _purpose(file) for file in sorted(shipped("templates").glob("*.yaml"))}
 
 
 def starter(name: str) -> str:
-    """Return a template's text, with `{{schema}}` for the place of the JSON Schema. Raises BadInput for an
-    unknown name.
+    """Return a template's text, with `{{schema}}` for the path of the JSON Schema; raise BadInput for an unknown
+    name.
     """
     names = list(starters())
     if name not in names:

@@ -49,7 +49,7 @@ def show_news() -> None:
 
 
 def to_json(value: object, *, indent: int = 2) -> str:
-    """Return the value as JSON, over several lines, or with indent -1 on one."""
+    """Return the value as JSON, over several lines, or on one line if `indent` is -1."""
     return escaped(msgspec.json.format(msgspec.json.encode(value), indent=indent))
 
 
@@ -76,7 +76,7 @@ def state_colour(state: State) -> str:
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Return the columns and rows of the terminal; 80 and 24 if there is none."""
+    """Return (columns, rows) of the terminal, which are (80, 24) if the stream is no terminal."""
     try:
         found = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -85,12 +85,12 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text cut to this width, with `…` at its end if it is cut."""
+    """Return the text cut to `width`, with `…` at its end if it is cut."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
 
 
 def cut_painted(text: str, width: int) -> str:
-    """Return a line, perhaps with colours, cut to this width; a line that is cut loses its colours."""
+    """Return a line, which may have colours, cut to `width`; a line that is cut loses its colours."""
     bare = safe(text)
     return text if len(bare) <= width else cut(bare, width)
 
@@ -108,9 +108,9 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
 
 
 def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | None, indent: str = "") -> list[str]:
-    """Return the table as `columns` does, leaving out columns named in `less`, in order, until it fits the width.
+    """Return the table as `columns` does, leaving out the columns named in `less`, in order, until it fits the width.
 
-    The first row is the heads. Lines that are too wide even so are cut.
+    The first row has the heads. Lines that are too wide even so are cut.
     """
     for name in ("", *less):
         kept = [at for at, head in enumerate(table[0]) if head != name]
@@ -134,7 +134,7 @@ class Screen:
         self._drawn: list[str] = []
 
     def show(self, lines: list[str], *, last: bool = False) -> None:
-        """Draw these lines in place of the last ones, as many as fit, or all of them the last time."""
+        """Draw the lines in place of those drawn before, as many as fit, or with `last` all of them."""
         width, height = size(self._stream)
         shown = lines if last else [cut_painted(line, width) for line in lines[: height - 1]]
         # A terminal that was made narrower has broken what was drawn into more rows.

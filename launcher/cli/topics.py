@@ -23,7 +23,10 @@ _WIDEST = 100  # columns in which text is easy to read
 
 
 def show(name: str, others: Sequence[str]) -> int:
-    """Show the page of this name; `others` are further names to suggest. Raises BadInput for an unknown one."""
+    """Show the page of this name and return the exit code; `others` are further names to suggest.
+
+    Raise BadInput for an unknown name.
+    """
     known = _known()
     path = known.get(name.removesuffix("/README.md").removesuffix(".md").rstrip("/"))
     if path is None:
@@ -39,7 +42,9 @@ def show(name: str, others: Sequence[str]) -> int:
 
 
 def _known() -> dict[str, Path]:
-    """Return pages for users by name, READMEs by folder, and by its last part where no command has that name."""
+    """Return the page for each name: pages for users by name, READMEs by folder, and by the folder's last part unless a
+    command has that name.
+    """
     found = [path for package in ("launcher", "trainer") for path in sorted((_PACKAGES / package).rglob("*.md"))]
     insides = {_place(path): path for path in found if path not in pages().values()}
     short = {place.rpartition("/")[2]: path for place, path in insides.items()}
@@ -47,13 +52,13 @@ def _known() -> dict[str, Path]:
 
 
 def _place(path: Path) -> str:
-    """Return the name of a page beside the code: a README's folder, or the page's own path."""
+    """Return the name of a page that lies beside the code: a README's folder, or the page's own path."""
     at = path.relative_to(_PACKAGES)
     return at.parent.as_posix() if at.name == "README.md" else at.with_suffix("").as_posix().lower()
 
 
 def _way(link: str, page: Path) -> str:
-    """Return how to follow a link in a page: its address or a `launch help` command, or ""."""
+    """Return how to follow a link in a page: its address, a `launch help` command, or "" if it leads nowhere."""
     if re.match(r"https?:", link):
         return link
     at = Path(os.path.normpath(page.parent / link.partition("#")[0]))

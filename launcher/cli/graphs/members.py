@@ -14,19 +14,19 @@ from launcher.status.derive import RunStatus
 
 
 def graph_called(ref: str | None) -> Graph | None:
-    """Return the graph of this name, or None if the word names a run or nothing."""
+    """Return the graph that the word names, or None if it names a run or nothing."""
     found = find_graph(ref) if ref is not None else None
     return Graph(found.id, found.path) if found is not None else None
 
 
 def runs_called(ref: str) -> list[api.Run]:
-    """Return the run of this name, or the runs of all steps of a graph in order."""
+    """Return the run that the word names, or the runs of all steps of a graph in order."""
     graph = graph_called(ref)
     return [api.run(ref)] if graph is None else graph.runs()
 
 
 def refuse_missing(graph: Graph) -> None:
-    """Raise Refused if a step has no run, because a wait for all of them could not end."""
+    """Raise Refused if a step has no run yet, because a wait for all runs could then not end."""
     missing = [step.name for step in graph.steps(api.WATCH_S) if step.status is None]
     if missing:
         text = f"{graph.id}: there is no run of {', '.join(missing)}"
@@ -35,7 +35,7 @@ def refuse_missing(graph: Graph) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GraphMember:
-    """A step's place in its graph, and the state of the whole graph."""
+    """The place of a step in its graph, and the state of the whole graph."""
 
     graph: str
     state: State  # of all its steps

@@ -18,8 +18,9 @@ Branches = dict[str, str]  # the lines in front of each step, by the steps' name
 
 
 def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
-    """Return how to draw each step in the tree; `needs` names what each step needs, and lists every step after
-    those.
+    """Return the text to draw before each step in the tree.
+
+    `needs` lists the steps that each step needs, and every step after those that it needs.
     """
     order = [*needs]
     below: dict[str | None, list[str]] = {}
@@ -29,7 +30,7 @@ def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
 
 
 def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -> Iterator[tuple[str, str]]:
-    """Yield each step below `above` with the lines drawn before its name."""
+    """Yield each step below `above`, with the text to draw before its name."""
     names = below.get(above, [])
     for name in names:
         last = name == names[-1]
@@ -38,7 +39,7 @@ def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -
 
 
 def graph_page(graph: Graph, fresh_s: float = 0.0) -> tuple[list[str], State]:
-    """Return the lines of the page about a graph, and the state of the whole graph."""
+    """Return (the lines of the page about a graph, the state of the whole graph)."""
     steps, now = graph.steps(fresh_s), time.time()
     state = state_of(steps)
     by_name, drawn = {step.name: step for step in steps}, branches({step.name: step.needs for step in steps})

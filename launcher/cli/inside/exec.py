@@ -39,13 +39,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def takes_rank(arguments: Arguments) -> None:
-    """Declare --rank and --role."""
+    """Declare the options --rank and --role."""
     arguments.add_argument("--rank", metavar="N", type=_rank, default=0, help="beside which rank (default: 0)")
     takes_role(arguments)
 
 
 def beside(options: argparse.Namespace, argv: "list[str]") -> int:
-    """Run a command beside the rank that the options name, and return its exit code."""
+    """Run a command beside the rank that the options name, and return the command's exit code."""
     one, rank = only_part_of(api.run(options.run), options.role, options.rank)
     window = window_here()
     with one.visit(node_of(one, rank)) as visit:
@@ -53,7 +53,7 @@ def beside(options: argparse.Namespace, argv: "list[str]") -> int:
 
 
 def node_of(one: api.Run, rank: int) -> int:
-    """Return the node of a rank. Raises Refused for a rank that does not run."""
+    """Return the node of a rank; raise Refused if the rank does not run."""
     nodes = one.nodes_of_ranks()
     if rank not in nodes:
         raise Refused(f"{one.id} has no rank {rank} that runs: expected one of {_few(sorted(nodes))}")
@@ -61,13 +61,13 @@ def node_of(one: api.Run, rank: int) -> int:
 
 
 def _few(numbers: "list[int]") -> str:
-    """Return numbers as text, such as `0 to 3` or `0, 2`."""
+    """Return numbers as short text, such as `0 to 3` or `0, 2`."""
     whole = numbers == [*range(numbers[0], numbers[-1] + 1)] and len(numbers) > 1
     return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 
 
 def _rank(text: str) -> int:
-    """Return the rank in an option's text. Raises ArgumentTypeError."""
+    """Return the rank in an option's text; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= 7):
         raise argparse.ArgumentTypeError(f"expected the number of a rank, got {text!r}")
     return int(text)

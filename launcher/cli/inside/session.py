@@ -28,7 +28,7 @@ from launcher.run.durable import write_all
 
 
 def window_here() -> Window | None:
-    """Return the terminal's window, or None unless stdin and stdout are a terminal."""
+    """Return the size of this terminal, or None unless both stdin and stdout are a terminal."""
     if not (os.isatty(0) and os.isatty(1)):
         return None
     columns, rows = size(sys.stdout)
@@ -44,7 +44,7 @@ def converse(visit: Visit, question: Question, window: Window | None) -> int:
 
 
 class _Session:
-    """The exchange with one remote command."""
+    """The exchange of this terminal with one remote command."""
 
     def __init__(self, visit: Visit, alarms: "_Alarms", *, terminal: bool) -> None:
         self._visit, self._alarms, self._terminal = visit, alarms, terminal
@@ -67,7 +67,7 @@ class _Session:
                         return code
 
     def _ring(self) -> None:
-        """Send the signals that have arrived, or the window's new size."""
+        """Send the signals that have arrived to the command, or the window's new size."""
         for number in self._alarms.rung():
             if number != signal.SIGWINCH:
                 self._visit.send(Signalled(number))
@@ -75,7 +75,7 @@ class _Session:
                 self._visit.send(Resized(window))
 
     def _read(self) -> None:
-        """Send what was typed, or that the input has ended."""
+        """Send the command what was typed, or that the input has ended."""
         try:
             data = os.read(0, PIECE_BYTES)
         except OSError:  # the terminal is gone
@@ -85,7 +85,7 @@ class _Session:
 
 
 class _Alarms:
-    """Signals to pass on to the remote command; the descriptor `fd` becomes readable when one arrives."""
+    """The signals to send to the remote command; the descriptor `fd` becomes readable when one arrives."""
 
     _NUMBERS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 
@@ -115,7 +115,7 @@ def _heard(_number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _raw(window: Window | None) -> Iterator[None]:
-    """Put the terminal into raw mode, so that every key, Ctrl-C too, goes to the command; restore it on return."""
+    """Put the terminal into raw mode during the body, so that every key, Ctrl-C too, goes to the command."""
     if window is None:
         yield
         return

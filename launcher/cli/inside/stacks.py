@@ -33,7 +33,7 @@ _WAITS_S = 5.0  # in a collective: of a training that goes on, ranks are found i
 
 
 class StacksOfRank(msgspec.Struct, frozen=True):
-    """The stacks of one rank, or why they are not known."""
+    """The stacks of one rank; `problem` says why if they are not known."""
 
     rank: int
     node: int
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The stacks of some ranks of a run or of a part of it, and how many ranks run there."""
+    """The stacks of some ranks of a run or of a part of it, and the number of ranks that run there."""
 
     found: list[StacksOfRank]
     ranks: int
@@ -79,7 +79,7 @@ class _Asked:
 
 
 def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
-    """Return the stacks of these ranks, or of all if there are none.
+    """Return the stacks of the `wanted` ranks, or of all ranks if none are.
 
     `called` is the number shown for a part's only rank.
     """
@@ -98,7 +98,7 @@ def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
 
 
 def _show_last(one: api.Run, options: argparse.Namespace) -> int:
-    """Print the report of the run's last hang. Raises Refused if there is none."""
+    """Print the report of the run's last hang and return the exit code; raise Refused if it had none."""
     report = one.last_hang()
     if report is None:
         raise Refused(f"{one.id}: no hang of it was looked at", f"hint: of ranks that run: launch stacks {one.id}")
@@ -116,7 +116,9 @@ def _show_last(one: api.Run, options: argparse.Namespace) -> int:
 
 
 def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
-    """Return a line that names the rank which keeps the others waiting, if all answered and some wait for too long."""
+    """Return one line that names the rank which keeps the others waiting, if all answered and some wait for too long;
+    else none.
+    """
     looks = [each.look for each in found if each.look is not None]
     ages = [call.age_s for look in looks for group in look.groups for call in group.last if not call.done]
     stopped = any(look.state in ("T", "t") for look in looks)
@@ -139,7 +141,7 @@ def _shown_look(look: RankLook) -> str:
 
 
 def _native(look: RankLook) -> list[str]:
-    """Return the lines of a rank's native stack, if it is known."""
+    """Return the lines of a rank's native stack, or an empty list if it is not known."""
     return ["native stack of the main thread:", *(f"  {line}" for line in look.native)] if look.native else []
 
 
@@ -150,13 +152,13 @@ def _call(group: GroupLook) -> str:
 
 
 def _asked(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
-    """Return the stacks of these ranks, requested from their node."""
+    """Return the stacks of the ranks, as their node sends them."""
     with one.visit(node) as visit:
         return visit.stacks(AskStacks(frozenset(ranks)))
 
 
 def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[StacksOfRank]:
-    """Return an entry for each rank requested from a node, whether the node answered for it or not."""
+    """Return an entry for each rank that its node was asked about, whether the node answered for that rank or not."""
     if isinstance(said, LaunchError):
         return [StacksOfRank(rank, node, None, (), said.lines[0]) for rank in ranks]
     told = {each.rank: each for each in said}

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(found: CancelledRun) -> None:
-    """Print what was ended."""
+    """Print which processes and jobs the cancel ended."""
     if found.already_ended:
         print(f"{found.run} has already ended: nothing was left to end")
         return

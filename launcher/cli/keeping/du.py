@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_there(there: Sequence[KeptRemote]) -> None:
-    """Print what other machines keep, the largest first, and then which did not answer."""
+    """Print what other machines keep, the largest first, and then which machines did not answer."""
     kept = [(size, run, one.where) for one in there if not one.silent for run, size in one.runs.items()]
     if kept:
         rows = [(safe(run), safe(where), figures.size(size)) for size, run, where in sorted(kept, reverse=True)]
@@ -95,7 +95,7 @@ def _show_there(there: Sequence[KeptRemote]) -> None:
 
 
 def _there(one: api.Run, there: Sequence[KeptRemote]) -> tuple[KeptElsewhere, ...]:
-    """Return what other machines keep of this run."""
+    """Return what other machines keep of the run."""
     kept = [machine for machine in there if one.id in machine.runs]
     return tuple(KeptElsewhere(on.where, None if on.silent else on.runs[one.id], on.silent) for on in kept)
 

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _said(found: Exported) -> str:
-    """Return what was exported as text, such as `step 1200, the best by val_loss 0.2931: 62 tensors, 44.7 MB,
+    """Return as text what was exported, such as `step 1200, the best by val_loss 0.2931: 62 tensors, 44.7 MB,
     float32`.
     """
     noted = noted_text(found.info)
@@ -85,14 +85,14 @@ def _said(found: Exported) -> str:
 
 
 def _step(text: str) -> int:
-    """Return the step in an option's text. Raises ArgumentTypeError."""
+    """Return the step in an option's text; raise ArgumentTypeError for any other text."""
     if text.isascii() and text.isdigit():
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a step such as 1200, got {text!r}")
 
 
 def _size(text: str) -> int:
-    """Return the size in an option's text. Raises ArgumentTypeError."""
+    """Return the bytes in an option's text; raise ArgumentTypeError for any other text."""
     try:
         return Size().convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
     except Unfit as error:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _which(text: str) -> str:
-    """Return `newest`, `none` or a step. Raises ArgumentTypeError."""
+    """Return the option's text if it is `newest`, `none` or a step; raise ArgumentTypeError if not."""
     if text in ("newest", "none") or (text.isascii() and text.isdigit()):
         return text
     raise argparse.ArgumentTypeError(f"expected newest, none or a step such as 1200, got {text!r}")

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked_note(text: str | None) -> str | None:
-    """Return the note; raise BadInput for one that is too long."""
+    """Return the note, which may be None; raise BadInput if it is too long."""
     if text is not None and len(text) > _MOST:
         raise BadInput(f"a note is at most {_MOST} characters long, this has {len(text)}")
     return text

@@ -47,7 +47,7 @@ address itself. Only the settings have who takes mail:
 
 
 class Notified(msgspec.Struct, frozen=True):
-    """A notification that was sent, or not sent and why."""
+    """A notification that was sent, or that was not sent, with the reason."""
 
     at: float
     text: str
@@ -61,7 +61,7 @@ class NotifiedOf(msgspec.Struct, frozen=True):
 
 
 class SentNotice(msgspec.Struct, frozen=True):
-    """A message sent now; `problem` is empty if it was delivered. A test message belongs to no run."""
+    """A message that was sent just now; `problem` is "" if it was delivered. A test message belongs to no run."""
 
     run: str
     recipient: str
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_spec(named: str) -> bool:
-    """Return whether the word is a spec file."""
+    """Return whether the word names a spec file."""
     return named.endswith((".yaml", ".yml"))
 
 
@@ -115,7 +115,7 @@ def _notifying(named: str | None) -> Notifying:
 
 
 def _say_who(what: Notifying, *, as_json: bool) -> int:
-    """Print who would be notified."""
+    """Print who would be notified, as JSON with `as_json`; return the exit code."""
     if as_json:
         print(to_json([NotifiedOf(recipient.label, tuple(what.on)) for recipient in what.recipients]))
         return Exit.OK
@@ -125,7 +125,9 @@ def _say_who(what: Notifying, *, as_json: bool) -> int:
 
 
 def _say_what(found: api.Run, *, as_json: bool) -> int:
-    """Print the notifications of a run that were sent, or not sent and why."""
+    """Print which notifications of a run were sent, or why they were not, as JSON with `as_json`; return the
+    exit code.
+    """
     found.status()
     told = [one for one in read_lines(RunDir(found.path).events, Event) if one.kind in (TOLD, NOT_TOLD)]
     if as_json:
@@ -138,7 +140,10 @@ def _say_what(found: api.Run, *, as_json: bool) -> int:
 
 
 def _tell_due(*, as_json: bool) -> int:
-    """Send every notification that is due; print nothing if none is, and continue after a run that raises an error."""
+    """Send every notification that is due and print each, as JSON with `as_json`; print nothing if none is due.
+
+    A run whose notification raises an error does not stop the others. Return the exit code.
+    """
     reached, runs, sent = True, api.runs(), list[SentNotice]()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         try:
@@ -154,14 +159,14 @@ def _tell_due(*, as_json: bool) -> int:
 
 
 def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int:
-    """Print the outcome as JSON if asked for, and return the exit code."""
+    """Print the result as JSON with `as_json`, and return the exit code, which is not 0 unless all were `reached`."""
     if as_json:
         print(to_json(sent))
     return Exit.OK if reached else Exit.UNREACHABLE
 
 
 def _test(what: Notifying, named: str | None, *, as_json: bool) -> int:
-    """Send a test message to every recipient, and print the outcome."""
+    """Send a test message to every recipient, print the results, as JSON with `as_json`, and return the exit code."""
     host = socket.gethostname()
     message = Message(
         key=f"test/{time.time():.3f}",

@@ -41,7 +41,7 @@ _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
 
 
 class PrunedRun(msgspec.Struct, frozen=True):
-    """A run of which all, or some checkpoints, are deleted."""
+    """A run that is deleted as a whole, or some of whose checkpoints are."""
 
     run: str
     state: State
@@ -51,7 +51,7 @@ class PrunedRun(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The runs that `launch prune` deletes, and whether it has done so."""
+    """The runs that `launch prune` deletes, and whether it has deleted them."""
 
     done: bool
     runs: tuple[PrunedRun, ...]
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
-    """Return what the options select for deletion."""
+    """Return the runs, and their folders, that the options select for deletion."""
     found, now = list[Going](), time.time()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         over = (status.ended_at or status.submitted_at) if status.state.ended else now
@@ -133,7 +133,7 @@ def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
 
 
 def _kept(text: str) -> str | int:
-    """Return `best`, `newest` or the number of checkpoints to keep. Raises ArgumentTypeError."""
+    """Return `best`, `newest` or the number of checkpoints to keep; raise ArgumentTypeError for any other text."""
     if text in ("best", "newest"):
         return text
     if not (text.isascii() and text.isdigit() and 0 < int(text) < _MOST_KEPT):
@@ -142,7 +142,7 @@ def _kept(text: str) -> str | int:
 
 
 def _others(one: api.Run, keep: str | int) -> list[Path]:
-    """Return the checkpoints to delete; the last complete one is never among them."""
+    """Return the checkpoints to delete, which never include the last complete one."""
     there = list(checkpoints(RunDir(one.path)))
     usable = [checkpoint for checkpoint in there if checkpoint.state in _USABLE]
     best = [checkpoint for checkpoint in usable if checkpoint.kind == "best"] if keep == "best" else []
@@ -164,13 +164,13 @@ def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]
 
 
 def _plain(one: Going) -> PrunedRun:
-    """Return what is deleted of a run, for JSON."""
+    """Return the deleted folders of a run in the form for JSON."""
     goes: Literal["run", "checkpoints"] = "run" if one.whole else "checkpoints"
     return PrunedRun(one.run.id, one.status.state, goes, tuple(map(str, one.folders)), one.size)
 
 
 def _ask() -> None:
-    """Ask on the terminal. Raises Refused unless the answer is yes."""
+    """Ask on the terminal whether to delete; raise Refused unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise Refused("nothing was taken away: there is no terminal here to ask on", "hint: --yes takes it away")
     print("take it away? type yes: ", end="", file=sys.stderr, flush=True)
@@ -179,7 +179,7 @@ def _ask() -> None:
 
 
 def _carry_out(going: Sequence[Going], roots: set[Path]) -> int:
-    """Delete what was chosen, but leave a run alone that was resumed meanwhile."""
+    """Delete the chosen folders, except those of a run that was resumed meanwhile; return the exit code."""
     now = api.statuses([one.run for one in going])
     whole = list[api.Run]()
     for one, status in zip(going, now, strict=True):

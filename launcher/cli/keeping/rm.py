@@ -72,18 +72,20 @@ def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
 
 
 def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
-    """Return a text about what was deleted of the run on other machines."""
-    words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _went(one, kept)]
+    """Return a text that says how much of the run was deleted on which other machines, or ""."""
+    words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _is_deleted(one, kept)]
     return f", and {', '.join(words)}" if words else ""
 
 
-def _went(one: api.Run, kept: KeptRemote) -> bool:
-    """Return whether a machine has deleted its part of the run."""
+def _is_deleted(one: api.Run, kept: KeptRemote) -> bool:
+    """Return whether the machine of `kept` has deleted its part of the run."""
     return not kept.silent and one.id in kept.runs and one.id not in kept.live
 
 
 def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptRemote]) -> int:
-    """Print which machines keep their part, and which runs stay known for it; return the exit code."""
+    """Print which machines keep their part of a run, and which runs stay known for that reason; return the exit
+    code.
+    """
     stays = [one for one in told if one.silent or one.live]
     for one in stays:
         print(safe(api.still_there(one)), file=sys.stderr)

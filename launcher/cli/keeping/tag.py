@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tag_word(text: str) -> str:
-    """Return the tag; the type of an option that takes one."""
+    """Return an option's text as a tag; raise ArgumentTypeError if it cannot be one."""
     if not _TAG.fullmatch(text):
         raise argparse.ArgumentTypeError(f"expected a tag of letters, digits and . : / = + - _, got {text!r}")
     return text

@@ -54,9 +54,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Yield the status of each run once it has ended, in order.
-
-    Raises TimeoutError, which names the first that has not.
+    """Yield the status of each run once it has ended, in order; raise TimeoutError, which names the first run that has
+    not.
     """
     end = inf if timeout_s is None else time.monotonic() + timeout_s
     for one in runs:
@@ -68,6 +67,6 @@ def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatu
 
 
 def _first(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Yield the status of every run that has ended, once at least one has. Raises TimeoutError."""
+    """Yield the status of every run that has ended, once at least one has; raise TimeoutError if none does in time."""
     api.wait_any(runs, timeout_s)
     yield from (status for status in api.statuses(runs, api.WATCH_S) if status.state.ended)

@@ -120,7 +120,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _view(runs: Sequence[api.Run]) -> str:
-    """Return the part of the address that opens these runs, or "" for all of them."""
+    """Return the part of the board's address that opens these runs, or "" for all runs."""
     if len(runs) > _MOST_COMPARED:
         raise BadInput(f"expected at most {_MOST_COMPARED} runs to compare, got {len(runs)}")
     ids = ",".join(one.id for one in runs)
@@ -128,15 +128,15 @@ def _view(runs: Sequence[api.Run]) -> str:
 
 
 def _this_machine() -> str:
-    """Return the address by which the ssh client reached this machine, or a stand-in."""
+    """Return the address by which the user's ssh client reached this machine, or `this-machine` if it is unknown."""
     words = os.environ["SSH_CONNECTION"].split()
     return safe(words[2]) if len(words) == 4 else "this-machine"
 
 
 def _open(address: str) -> Path | None:
-    """Open the address in the desktop's browser, by way of a file; return that file, or None without a browser.
+    """Open the address in the desktop's browser through a file; return that file, or None without a browser.
 
-    Only its user can read the file, while other users could read a command line.
+    The file can be read only by its user, while other users could read a command line.
     """
     opener = next((found for name in _OPENERS if (found := shutil.which(name))), None)
     here = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -151,13 +151,13 @@ def _open(address: str) -> Path | None:
 
 
 def _forget(way: Path | None) -> None:
-    """Delete the file with the link, once the browser has opened it or will not."""
+    """Delete the file with the link, once the browser has opened it or never will."""
     if way is not None:
         way.unlink(missing_ok=True)
 
 
 def _port(text: str) -> int:
-    """Return the port in an option's text. Raises ArgumentTypeError."""
+    """Return the port in an option's text; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _MOST_PORT):
         raise argparse.ArgumentTypeError(f"expected a port, 0 to {_MOST_PORT}, got {text!r}")
     return int(text)

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _none(one: api.Run) -> str:
-    """Return why there are no checkpoints to list."""
+    """Return why the run has no checkpoints to list."""
     if one.elsewhere:
         return f"no checkpoint of {one.id} is here; `launch fetch {one.id}` brings the newest from its hosts"
     step = one.status(api.WATCH_S).checkpoint
@@ -90,7 +90,7 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def noted_text(info: Mapping[str, Value]) -> str:
-    """Return the value by which a checkpoint is the best, or else the noted metrics that show how good it is."""
+    """Return the value by which a checkpoint is the best, or the noted metrics that show how good it is."""
     by = info.get(BEST_BY)
     named = [by] if by in info else [name for name in info if better(name)][:_FEW]
     return ", ".join(f"{name} {_value(info[name])}" for name in named if isinstance(name, str))
@@ -107,7 +107,7 @@ def _state(checkpoint: Checkpoint) -> str:
 
 
 def _of_bytes(checkpoint: Checkpoint) -> str:
-    """Return the condition of a checkpoint's bytes as text."""
+    """Return as text the condition of a checkpoint's bytes."""
     reason = safe(checkpoint.reason)
     match checkpoint.state:
         case Condition.OK:
@@ -130,7 +130,7 @@ def _what_follows(found: Sequence[Checkpoint], damaged: int) -> str:
 
 
 def _moment(at: float) -> str:
-    """Return a date and time, or `-` for one that does not exist."""
+    """Return a date and time, or `-` for None."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, OSError, ValueError):  # a sound manifest may hold any number

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
-    """Print how a run's code differs from its commit."""
+    """Print how a run's code differs from its commit, as JSON with `as_json`; return the exit code."""
     found, commit = api.uncommitted(run), run.about().commit
     if as_json:
         print(to_json(found))
@@ -99,12 +99,12 @@ def _tables(found: Comparison) -> list[str]:
 
 
 def _widest(runs: int) -> int:
-    """Return how wide a cell may be for a terminal to show all runs; a fixed width elsewhere."""
+    """Return how wide a cell may be so that a terminal shows all runs, or a fixed width if there is no terminal."""
     return max(12, size(sys.stdout)[0] // (runs + 1) - 2) if is_terminal(sys.stdout) else _WIDEST
 
 
 def _results(results: Table) -> Iterator[list[str]]:
-    """Yield the rows of results that any run has."""
+    """Yield the rows of those results that any run has."""
     told = {name: values for name, values in results.items() if any(value is not None for value in values)}
     for name, values in told.items():
         match name:
@@ -140,7 +140,7 @@ def _packages(table: Table) -> list[list[str]]:
 
 
 def _text(value: Value) -> str:
-    """Return a cell's text."""
+    """Return a value as the text of a cell."""
     return "-" if value is None else " ".join(str(value).split()) or '""'
 
 
@@ -157,7 +157,7 @@ def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]
 
 
 def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
-    """Return the lines of a title and the changed files."""
+    """Return the lines of a title and of the changed files below it."""
     if one.unknown:
         return [paint(title, "bold"), f"  {safe(one.unknown)}"]
     if not one.changes:
@@ -167,7 +167,7 @@ def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
 
 
 def _diff(changes: Sequence[FileChange], most: int | None) -> list[str]:
-    """Return the lines of a diff, at most so many."""
+    """Return the lines of a diff, at most `most`."""
     with_lines = [change for change in changes if change.diff]
     lines = shown(with_lines, most)
     cut_short = most is not None and len(lines) > most

@@ -25,7 +25,7 @@ script prints stays.
 
 
 class ListedMember(msgspec.Struct, frozen=True):
-    """A file of the archive, as it is listed."""
+    """A file of the archive, as `launch debug-archive` lists it."""
 
     name: str
     size_bytes: int

@@ -38,7 +38,7 @@ def follow(run: Run, choice: LogChoice | None = None) -> int:
 
 
 def follow_all(runs: Sequence[Run]) -> int:
-    """Follow the runs one after the other; return the exit code of the first that failed."""
+    """Follow the runs one after the other; return the exit code of the first run that failed."""
     codes = list[int]()
     for run in runs:
         print(f"--- {run.id}", file=sys.stderr)
@@ -90,7 +90,10 @@ def status_line(status: RunStatus) -> str:
 
 
 def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
-    """Return how the run ended and why; with the end of the failed rank's log only if that was not printed."""
+    """Return the lines on how the run ended and why.
+
+    The end of the failed rank's log is among them only if it was not printed.
+    """
     failed = status.failure is not None and exit_code_of(status) != Exit.OK
     lines = [headline(status)]
     if failed and status.failure is not None:
@@ -101,7 +104,7 @@ def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
 
 
 class Footer:
-    """Lines that stay below all other output; nothing is shown if the stream is no terminal."""
+    """Lines that stay below all other output on a terminal; they are not shown on any other stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -109,7 +112,7 @@ class Footer:
         self._shown: list[str] = []
 
     def show(self, lines: list[str], *, alarm: bool = False) -> None:
-        """Show the lines at the bottom, the last one inverted, and in red for an alarm."""
+        """Show the lines at the bottom, the last one inverted, and in red with `alarm`."""
         if not self._live:
             return
         width = size(self._stream)[0] - 1

@@ -15,7 +15,7 @@ _RANK_COLOURS = ("cyan", "green", "yellow", "blue", "magenta")
 
 
 class PlainLine(msgspec.Struct, frozen=True):
-    """A line that a rank has written, without colours; `node` and `rank` are null where they are not known."""
+    """A line that a rank has written, without colours; `node` and `rank` are null if they are not known."""
 
     at: float | None
     attempt: int
@@ -42,7 +42,7 @@ class Prefix:
         return f"{paint(when, 'dim', self._stream)} {mark} {self._text(line.text)}"
 
     def banner(self, text: str) -> str:
-        """Return a line that stands between log lines, in colour."""
+        """Return a line to print between log lines, in colour."""
         return paint(text, "yellow", self._stream)
 
     def _who(self, line: LogLine) -> str:

@@ -79,14 +79,14 @@ def _show(one: api.Run, choice: LogChoice, options: argparse.Namespace) -> int:
 
 
 def _choice(options: argparse.Namespace) -> LogChoice:
-    """Return the choice of lines that the options make."""
+    """Return which lines of the log the options choose."""
     ranks, nodes = (frozenset(sum(each, ())) if each else None for each in (options.rank, options.node))
     since = time.time() - options.since if options.since is not None else None
     return LogChoice(ranks, nodes, since, options.grep, options.lines)
 
 
 def _nothing(one: api.Run, choice: LogChoice) -> str:
-    """Return why no line was found."""
+    """Return the reason why no line was found."""
     status = one.status()
     for kind, wanted, there in (
         ("rank", choice.ranks, {rank.rank for rank in status.ranks}),
@@ -98,14 +98,14 @@ def _nothing(one: api.Run, choice: LogChoice) -> str:
 
 
 def _count(text: str) -> int:
-    """Return the number of lines in an option's text. Raises ArgumentTypeError."""
+    """Return the number of lines in an option's text; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit() and int(text) <= _MOST):
         raise argparse.ArgumentTypeError(f"expected a number of lines such as 50, got {text!r}")
     return int(text)
 
 
 def _ago(text: str) -> float:
-    """Return the seconds of a time such as `5m`. Raises ArgumentTypeError."""
+    """Return the seconds of a time such as `5m`; raise ArgumentTypeError for any other text."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a time such as 30s, 5m, 2h or 1d, got {text!r}")
@@ -113,7 +113,7 @@ def _ago(text: str) -> float:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return the compiled pattern. Raises ArgumentTypeError."""
+    """Return the compiled regular expression; raise ArgumentTypeError if it is invalid."""
     try:
         return re.compile(text)
     except re.error as error:
@@ -121,7 +121,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers in a text such as `0,3-5`; the type of such an option."""
+    """Return the numbers in an option's text such as `0,3-5`; raise ArgumentTypeError for any other text."""
     ranges = [re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part, re.ASCII) for part in text.split(",")]
     found = [range(int(one[1]), int(one[2] or one[1]) + 1) for one in ranges if one is not None]
     if len(found) < len(ranges) or not all(found):

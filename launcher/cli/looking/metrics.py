@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tell_of_thinning(one: api.Part) -> None:
-    """Print how many of a part's reports were kept, if not all were."""
+    """Print how many of a part's reports were kept, unless all were."""
     counts = thinned(RunDir(one.run.path))
     if counts is not None:
         kept, all_of_them = counts
@@ -123,7 +123,7 @@ def _tell_of_thinning(one: api.Part) -> None:
 
 
 def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:
-    """Return the rows with only these metrics."""
+    """Return the rows with only the metrics in `names`, or with all for None."""
     if names is None:
         return rows
     kept = {AT, *names}
@@ -153,7 +153,7 @@ def _for_prometheus(named: Sequence[str]) -> str:
 
 
 def _show(rows: Rows, *, whole: bool) -> None:
-    """Print a table of one run: a row for every step, or about twenty in all."""
+    """Print a table of one run: with `whole` a row for every step, else about twenty rows."""
     names = names_in(rows)
     began = next((row[AT] for row in rows.values() if AT in row), None)
     shown = rows if whole else _thinned(rows)
@@ -169,7 +169,7 @@ def _show(rows: Rows, *, whole: bool) -> None:
 
 
 def _thinned(rows: Rows) -> Rows:
-    """Return every n-th step, with the newest value of each metric up to it."""
+    """Return every n-th step, with the newest value of each metric up to that step."""
     steps = [*rows]
     every = math.ceil(len(steps) / _ROWS)
     found: Rows = {}
@@ -180,7 +180,7 @@ def _thinned(rows: Rows) -> Rows:
 
 
 def _summaries(measured: dict[str, Rows]) -> list[str]:
-    """Return a table with the last and the best value of each metric per run."""
+    """Return the lines of a table with the last and the best value of each metric per run."""
     found = {name: {figure.name: figure for figure in figures_of(rows)} for name, rows in measured.items()}
     names = [*dict.fromkeys(name for of_run in found.values() for name in of_run)]
     head = ["RUN", "STEP"]
@@ -207,12 +207,12 @@ def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def value_text(value: float | None) -> str:
-    """Return a value as text, or `-`."""
+    """Return a value as text, or `-` for None."""
     return "-" if value is None else f"{value:.5g}"
 
 
 def best_text(figure: Figure | None) -> str:
-    """Return the best value and its step, such as `0.2931 at 120`."""
+    """Return the best value and its step, such as `0.2931 at 120`, or `-` if there is none."""
     return "-" if figure is None or figure.best is None else f"{figure.best:.5g} at {figure.best_step}"
 
 
@@ -249,7 +249,7 @@ def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
 
 
 def _telling(measured: dict[str, Rows]) -> list[str]:
-    """Return the first metric that shows how good a run is, as a list of one name."""
+    """Return a list with the first metric whose name shows how good a run is, or an empty one."""
     names = _names(measured)
     return ([name for name in names if better(name)] or names)[:1]
 
@@ -262,7 +262,7 @@ def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
 
 
 def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> list[str]:
-    """Return the lines of a plot in colours, with a legend."""
+    """Return the lines of a plot in colours, with a legend below."""
     names = [*curves]
     if len(names) == 1:
         return ["".join(text for text, _ in line).rstrip() for line in lines]
@@ -275,7 +275,9 @@ def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> li
 
 
 def _draw(measured: dict[str, Rows], names: Sequence[str], file: Path) -> None:
-    """Write a picture of the curves with matplotlib. Raises BadInput."""
+    """Write a picture of the curves with matplotlib; raise BadInput if that is not installed or the file cannot be
+    written.
+    """
     try:
         from matplotlib.figure import Figure as Picture  # late: an optional package, and slow to import
     except ImportError as error:

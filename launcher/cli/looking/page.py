@@ -64,7 +64,7 @@ def headline(status: RunStatus) -> str:
 
 
 def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[str]:
-    """Return the first failing rank, its cause and, with `tail`, the last lines of its log."""
+    """Return the lines about the first failing rank and its cause; with `tail`, also the last lines of its log."""
     who = f"rank {failure.rank}" if failure.rank is not None else "the run"
     on_node = f" on node {failure.node}" if failure.node is not None else ""
     where = f" at {safe(failure.where)}" if failure.where else ""
@@ -77,7 +77,7 @@ def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[
 
 
 def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """Return where the failed program ran, for a user's error."""
+    """Return the lines on where the failed program ran, if the failure is a user's error."""
     if failure.cause is not Cause.USER_ERROR:
         return []
     from launcher.status.where_it_ran import where_it_ran  # late: it reads the plan, which only a failure is worth
@@ -119,7 +119,7 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
-    """Return the goodput and where the rest of the time went, or nothing while it is unknown."""
+    """Return the rows about goodput and where the rest of the time went, or none while they are unknown."""
     from launcher.status.life import Doing, read_life  # late: the table of runs does without
 
     life = read_life(status, now)
@@ -131,7 +131,10 @@ def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def _metrics(status: RunStatus) -> str:
-    """Return the newest metrics; with the best value and its step if the name shows which direction is better."""
+    """Return the newest metrics as text.
+
+    The best value and its step are added if the name shows which direction is better.
+    """
     from launcher.status.series import figures_of, read_rows, size  # late: the table of runs does not ask for them
 
     run = RunDir(Path(status.run_dir))
@@ -147,7 +150,7 @@ def _first_line(text: str) -> str:
 
 
 def _said(status: RunStatus) -> list[tuple[str, str]]:
-    """Return what the spec, git and the user have written about the run."""
+    """Return the rows about what the spec, git and the user say of the run."""
     from launcher.status.about import about  # late: the table of runs does without
 
     said = about(RunDir(Path(status.run_dir)), status.attempt)
@@ -179,7 +182,7 @@ def _progress(status: RunStatus) -> str:
 
 
 def _checkpoint(status: RunStatus) -> str:
-    """Return the checkpoint that ranks reported, and which of the trainer's are on disk."""
+    """Return as text the checkpoint that ranks reported, and which checkpoints of the trainer are on disk."""
     from launcher import api  # late: it shows this page
     from launcher.status.checkpoints import Kept, by_script, kept  # late: 10 ms that the table of runs must not pay for
 
@@ -199,7 +202,7 @@ def _checkpoint(status: RunStatus) -> str:
 
 
 def _behind(status: RunStatus) -> str:
-    """Return how far second copies are behind, which is what the loss of a disk would cost; else ""."""
+    """Return as text how far second copies are behind, which is what the loss of a disk would cost, or ""."""
     newest, safe = status.checkpoint, status.safe_checkpoint
     if not status.second_copies or newest is None or safe == newest:
         return ""
@@ -244,7 +247,7 @@ def _place(node: NodeState) -> str:
 
 
 def _avoided(status: RunStatus, now: float) -> list[str]:
-    """Return the excluded nodes, and why."""
+    """Return the lines about excluded nodes, and why they are excluded."""
     if not status.avoided:
         return []
     rows = [
@@ -270,7 +273,7 @@ def _numbers(ranks: tuple[int, ...]) -> str:
 
 
 def _lately(status: RunStatus, now: float) -> list[str]:
-    """Return the newest events."""
+    """Return the lines about the newest events of the run."""
     events: list[Event] = []
     with contextlib.suppress(OSError):  # the page is worth showing without them
         happened = read_lines(RunDir(Path(status.run_dir)).events, Event)

@@ -12,7 +12,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tuple[str, str]]]:
-    """Return the plot as lines of (text, name of the curve or ""); empty if no curve has a finite point."""
+    """Return the plot as lines of (text, name of the curve or ""), or an empty list if no curve has a finite point."""
     shown = {name: _finite(curve) for name, curve in curves.items()}
     points = [point for curve in shown.values() for point in curve]
     if not points:
@@ -47,7 +47,7 @@ def _finite(curve: Curve) -> Curve:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the greatest value, never equal."""
+    """Return (the least value, the greatest value), made to differ if they are equal."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
@@ -55,15 +55,15 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def _cells(
     curves: Mapping[str, Curve], frame: tuple[float, float, float, float], width: int, height: int
 ) -> list[list[tuple[str, str]]]:
-    """Return the characters of the plot with their curves' names."""
+    """Return the characters of the plot, each with the name of its curve."""
     left, right, low, high = frame
 
     def across(x: float) -> int:
-        """Return the dot column of an x."""
+        """Return the column of dots for the value `x`."""
         return round((x - left) / (right - left) * (2 * width - 1))
 
     def down(y: float) -> int:
-        """Return the dot row of a y."""
+        """Return the row of dots for the value `y`."""
         return round((high - y) / (high - low) * (4 * height - 1))
 
     dots: dict[tuple[int, int], tuple[int, str]] = {}
@@ -76,12 +76,12 @@ def _cells(
 
 
 def _cell(dot: tuple[int, str] | None) -> tuple[str, str]:
-    """Return a character of the plot, and the name of its curve."""
+    """Return (a character of the plot, the name of its curve or "")."""
     return (" ", "") if dot is None else (chr(_BRAILLE + dot[0]), dot[1])
 
 
 def _joined(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points with the dots between each pair of neighbours."""
+    """Return the points, with the dots that lie between each pair of neighbours."""
     found = list(points[:1])
     for (x0, y0), (x1, y1) in pairwise(points):
         steps = max(abs(x1 - x0), abs(y1 - y0), 1)

@@ -23,7 +23,7 @@ redacted; read it before you send it: what else a script prints stays.
 
 
 class WrittenReport(msgspec.Struct, frozen=True):
-    """The page that was written, and the runs on it."""
+    """The page that `launch report` wrote, and the runs on it."""
 
     file: str
     runs: tuple[str, ...]

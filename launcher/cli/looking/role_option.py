@@ -8,16 +8,15 @@ from launcher.errors import BadInput
 
 
 def takes_role(arguments: Arguments) -> None:
-    """Declare --role."""
+    """Declare the option --role."""
     arguments.add_argument("--role", metavar="ROLE", help="of this program, where a run is of several")
 
 
 def parts_of(one: api.Run, role: str | None, ranks: Collection[int] = ()) -> list[api.Part]:
-    """Return the parts of the run that belong to this role, or the run itself without one.
+    """Return the parts of the run that belong to a role, or the run itself for None; raise BadInput for an unknown
+    role.
 
-    Raise BadInput for an unknown role.
-
-    Of ranks that restart alone only those in `ranks` are returned, if any are given: each has records of its own, as
+    For ranks that restart alone only those in `ranks` are returned, if any are given: each has records of its own, as
     rank 0.
     """
     if role is None:
@@ -31,12 +30,12 @@ def parts_of(one: api.Run, role: str | None, ranks: Collection[int] = ()) -> lis
 
 
 def refuse_several(parts: Sequence[api.Part], what: str) -> None:
-    """Raise BadInput if there are several parts, for an option that shows one."""
+    """Raise BadInput if there are several parts, for an option `what` that shows only one."""
     if len(parts) > 1:
         raise BadInput(f"{what} takes one role at a time", f"hint: --role {parts[0].run.path.name}")
 
 
 def only_part_of(one: api.Run, role: str | None, rank: int) -> tuple[api.Run, int]:
-    """Return the run, or its part, with this rank of the role, and the number of the rank there."""
+    """Return (the run, or its part, that has this rank of the role; the number of the rank in that part)."""
     part = parts_of(one, role, [rank])[0]
     return part.run, 0 if part.rank is not None else rank

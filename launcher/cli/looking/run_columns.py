@@ -28,7 +28,7 @@ class RunRow:
 
 
 def duration_text(status: RunStatus, now: float) -> str:
-    """Return the time from the first start to the end, or to now."""
+    """Return as text the time from the first start to the end, or to now."""
     seconds = duration_s(status, now)
     return "-" if seconds is None else figures.duration(seconds)
 
@@ -75,14 +75,14 @@ _MISSING = 2
 
 
 def with_about(row: RunRow) -> RunRow:
-    """Return the row with what users wrote about the run."""
+    """Return the row with the labels and description that users wrote for the run."""
     from launcher.status.about import about  # late: the usual table does without
 
     return replace(row, about=about(RunDir(Path(row.status.run_dir)), row.status.attempt))
 
 
 def cell(row: RunRow, column: str, now: float) -> str:
-    """Return the text of a cell, or `-`; a column of another name is an argument of the script or a metric."""
+    """Return the text of a cell, or `-`; a column with any other name is an argument of the script or a metric."""
     if column == "run" and row.drawn and row.member is not None:
         return row.member.branch + safe(row.status.run)
     if column in _SHOWN:
@@ -113,7 +113,9 @@ def refuse_unknown(rows: list[RunRow], columns: Iterable[str]) -> None:
 
 
 def in_order(rows: Sequence[RunRow], column: str, now: float, *, reverse: bool = False) -> list[RunRow]:
-    """Return `rows` sorted by `column`; those that have no value in it come last in both orders."""
+    """Return the rows sorted by `column`, backwards with `reverse`; rows without a value in it come last in either
+    order.
+    """
     places = [(_place(row, column, now), row) for row in rows]
     valued = [pair for pair in places if pair[0][0] != _MISSING]
     valued.sort(key=lambda pair: pair[0], reverse=reverse)
@@ -135,7 +137,7 @@ def _place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
 
 
 def _measured(row: RunRow, column: str) -> float | str | None:
-    """Return a metric's newest value or an argument's value, or None."""
+    """Return a metric's newest value or an argument's value, or None if the run has neither."""
     from launcher.status.about import argument  # late: the usual columns do without
 
     if column in row.status.metrics:

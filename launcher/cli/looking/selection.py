@@ -21,6 +21,7 @@ STATES = (*map(str, State), *_SETS)  # what --state takes
 
 
 def declare_selection(arguments: Arguments) -> None:
+    """Declare the options that select runs by state, age, tag and name."""
     arguments.add_argument(
         "--name", metavar="GLOB", help="whose id, job or name is like this, such as 'lr*'; quote it from the shell"
     )
@@ -32,16 +33,19 @@ def declare_selection(arguments: Arguments) -> None:
 
 
 def chosen(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
-    """Return the named runs, each once. Raises NoSuchRun for an unknown one.
+    """Return the named runs, each once; raise NoSuchRun for an unknown one.
 
-    A file with steps stands for all its runs, with `last_first` each before those that it waits for.
+    A file with steps stands for all its runs; with `last_first`, each run comes before those that it waits for.
     """
     step = -1 if last_first else 1
     return list({one.id: one for ref in refs for one in runs_called(ref)[::step]}.values())
 
 
 def runs_like(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
-    """Return the named runs and those whose id or name matches a pattern. Raises NoSuchRun if none does."""
+    """Return the named runs and those whose id or name matches a pattern; raise NoSuchRun for a word without a run.
+
+    With `last_first`, the runs of a file with steps come before those that they wait for.
+    """
     named = [(ref, _like(ref) if any(sign in ref for sign in "*?[") else [ref]) for ref in refs]
     for ref, found in named:
         if not found:
@@ -55,7 +59,7 @@ def everywhere() -> list[api.Run]:
 
 
 def runs_named(globs: Sequence[str]) -> list[api.Run]:
-    """Return the runs whose id, job or name matches one of `globs`. Raises NoSuchRun if none does."""
+    """Return the runs whose id, job or name matches one of `globs`; raise NoSuchRun if none does."""
     there = everywhere()
     rows = [with_about(RunRow(status)) for status in api.statuses(there)]
     wanted = {row.status.run for row in rows if any(_named(row, glob) for glob in globs)}
@@ -89,18 +93,20 @@ def selected(rows: Sequence[RunRow], options: argparse.Namespace) -> list[RunRow
 
 
 def _named(row: RunRow, glob: str | None) -> bool:
-    """Return whether the run's id, job or name matches."""
+    """Return whether the run's id, job or name matches the glob; every run does for None."""
     called = row.about.called if row.about is not None else ""
     return glob is None or any(fnmatchcase(name, glob) for name in (row.status.run, row.status.name, called))
 
 
 def _tagged(row: RunRow, tags: Sequence[str]) -> bool:
-    """Return whether the run has all these tags."""
+    """Return whether the run has all of the tags."""
     return not tags or (row.about is not None and set(tags) <= {*row.about.tags})
 
 
 def _states(text: str) -> tuple[State, ...]:
-    """Return the states in an option's text, such as `running,failed` or `ended`. Raises ArgumentTypeError."""
+    """Return the states in an option's text, such as `running,failed` or `ended`; raise ArgumentTypeError for any other
+    text.
+    """
     found = [_SETS.get(word, (word,)) for word in text.split(",")]
     try:
         return tuple(State(state) for states in found for state in states)
@@ -110,7 +116,9 @@ def _states(text: str) -> tuple[State, ...]:
 
 
 def age(text: str) -> float:
-    """Return the seconds of an age such as `90s`, `2d` or `1w`, or since a date; the type of such an option."""
+    """Return the seconds of an age such as `90s`, `2d` or `1w`, or since a date; raise ArgumentTypeError for any other
+    text.
+    """
     found = re.fullmatch(r"(\d{1,9})([smhdw])", text)
     if found:
         return float(int(found[1]) * _UNITS[found[2]])

@@ -43,7 +43,7 @@ _LESS = ("rate", "nodes", "restarts", "where", "duration", "age", "step")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The lines of a table, and a note on what it leaves out."""
+    """The lines of a table, and a note on what the table leaves out."""
 
     lines: list[str]
     note: str = ""  # what it leaves out, for people
@@ -89,18 +89,18 @@ def _of_one_file(row: RunRow, other: RunRow) -> bool:
 
 
 def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
-    """Return whether to show labels: any run has some, and no columns were chosen."""
+    """Return whether to show labels, which is so if any run has some and no columns were chosen."""
     return wanted == USUAL and any(RunDir(Path(row.status.run_dir)).labels.exists() for row in rows)
 
 
 def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
-    """Return the lines, leaving out less important columns that do not fit."""
+    """Return the lines of the table, leaving out less important columns that do not fit."""
     cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
     return fitting([*zip(*cells.values(), strict=True)], [name.upper() for name in _LESS], width)
 
 
 def _active(status: RunStatus) -> bool:
-    """Return whether the run is active."""
+    """Return whether a process of the run may still be active."""
     return not status.state.ended and status.state is not State.UNKNOWN
 
 
@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_what_is_not_shown() -> Iterator[str]:
-    """Yield a line for each step that has not started, and one about runs submitted under another HOME."""
+    """Yield a line for each step that has not started, and one about runs that were submitted under another HOME."""
     for graph in known_graphs():
         if steps := missing_of(graph):
             names = ", ".join(step.name for step in steps)
@@ -176,7 +176,7 @@ def _of_what_is_not_shown() -> Iterator[str]:
 
 
 def _one(ref: str) -> RunStatus:
-    """Return the status of one run, also of one that only another HOME lists."""
+    """Return the status of one run, even if only another HOME lists it."""
     try:
         return api.run(ref).status()
     except NoSuchRun:
@@ -234,12 +234,12 @@ def _of_one(status: RunStatus) -> dict[str, object]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return the names in a text with commas."""
+    """Return the names in a text that are separated by commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _number(text: str) -> int:
-    """Return the number of runs in an option's text. Raises ArgumentTypeError."""
+    """Return the number of runs in an option's text; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"expected a number of runs, got {text!r}")
     return int(text)
@@ -253,7 +253,7 @@ def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Show the page again every second until the run has ended."""
+    """Show the page again every second until the run has ended; return the exit code."""
     graph = graph_called(options.run)
     if graph is not None:
         look = partial(_graph_page, graph)
@@ -271,19 +271,19 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _graph_page(graph: Graph) -> tuple[list[str], bool]:
-    """Return the lines about a graph, and whether it has ended."""
+    """Return (the lines about a graph, whether it has ended)."""
     lines, state = graph_page(graph, api.WATCH_S)
     return lines, state.ended
 
 
 def _run_page(one: api.Run) -> tuple[list[str], bool]:
-    """Return the lines about a run, and whether it has ended."""
+    """Return (the lines about a run, whether it has ended)."""
     status = one.status(api.WATCH_S)
     return page(status, time.time()), status.state.ended
 
 
 def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Return the lines of the table, and whether all runs have ended."""
+    """Return (the lines of the table, whether all runs have ended)."""
     rows = _rows(options, api.WATCH_S)
     shown = _table(rows, options)
     notes = [shown.note] if shown.note else []

@@ -45,6 +45,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
+    """Return the types of what `launch top --json` prints, by the options that choose between them."""
     now: dict[str, object] = {
         "state": State,
         "step": int | None,
@@ -88,7 +89,7 @@ def _watch(parts: Sequence[api.Part]) -> None:
 
 
 def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[str]:
-    """Return a table for each part, and of a whole run one for each role, with the name of the role above it."""
+    """Return the lines of a table for each part; for a whole run, one for each role below the role's name."""
     now, lines = time.time(), list[str]()
     for part, status in zip(parts, statuses, strict=True):
         roles = {f"{part.name}/{name}": one for name, one in status.roles.items() if not one.state.ended}
@@ -98,7 +99,7 @@ def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[st
 
 
 def _plain(status: RunStatus) -> dict[str, object]:
-    """Return the samples for --json."""
+    """Return the samples of a run in the form for --json."""
     hosts = {node.node: node.host for node in status.nodes}
     nodes = [{"host": hosts.get(load.node, ""), **msgspec.structs.asdict(load)} for load in status.loads]
     return {
@@ -126,7 +127,7 @@ def _lines(status: RunStatus, now: float) -> list[str]:
 
 
 def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...]]:
-    """Yield the row of the node and one of each of its ranks."""
+    """Yield the row of the node and one of each of its ranks; with `with_gpus` they have cells for GPUs."""
     memory = f"{figures.size(load.memory)} of {figures.size(load.memory_total)}"
     moved = map(_rate, (load.read, load.written, load.received, load.sent))
     cells = (f"node {load.node} {safe(host)}".rstrip(), f"{load.cpu:.2f} of {load.cores}", memory, *moved)
@@ -141,7 +142,7 @@ def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...
 
 
 def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:
-    """Return the average load of the GPUs, as far as known, and their memory."""
+    """Return (the average load of the GPUs as far as known, the memory held on them)."""
     told = [gpu.busy for gpu in gpus if gpu.busy is not None]
     busy = f"{sum(told) / len(told):.0f} %" if told else "-"
     total = sum(gpu.memory_total for gpu in gpus)
@@ -149,5 +150,5 @@ def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:
 
 
 def _rate(count: int) -> str:
-    """Return a rate of bytes, or `-`."""
+    """Return a rate of bytes as text, or `-` for none."""
     return f"{figures.size(count)}/s" if count else "-"

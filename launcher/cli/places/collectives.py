@@ -36,7 +36,7 @@ def declare_collectives(arguments: Arguments) -> None:
 
 
 def refuse_without_collectives(options: argparse.Namespace) -> None:
-    """Raise BadInput for an option of --collectives without that."""
+    """Raise BadInput if an option of --collectives is given without --collectives."""
     for name in ("ranks", "sizes", "backend", "output"):
         if getattr(options, name) is not None:
             raise BadInput(f"--{name} is of --collectives", f"hint: launch doctor --collectives --{name} ...")
@@ -93,7 +93,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes in a text such as `1KB,64KB..4MB`; in a range each is four times the one before."""
+    """Return the sizes in a text such as `1KB,64KB..4MB`; in a range each size is four times the one before."""
     found = list[int]()
     for word in text.split(","):
         low, dots, high = word.partition("..")
@@ -107,7 +107,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _size(text: str) -> int:
-    """Return the size in a text such as `64KB`. Raises ArgumentTypeError."""
+    """Return the bytes in a text such as `64KB`; raise ArgumentTypeError for any other text."""
     parts = re.fullmatch(r"([1-9][0-9]{0,5})\s*([KMG]?B)", text.strip(), re.ASCII | re.IGNORECASE)
     if parts is None or int(parts[1]) * _UNITS[parts[2].upper()] > 4 * _UNITS["GB"]:
         raise argparse.ArgumentTypeError(f"expected a size like 64KB or 4MB, up to 4GB, got {text!r}")

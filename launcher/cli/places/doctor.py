@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _place(name: str, file: Path | None) -> ClusterEntry:
-    """Return the cluster of this name; a kind's own name works even if its programs are missing."""
+    """Return the cluster of this name; the name of a kind works even if the kind's programs are missing."""
     if name == LOCAL:
         return entry(name)  # whatever state the clusters file is in
     known = kind_named(name) is not None and name not in named_clusters(file)
@@ -120,7 +120,7 @@ def _place(name: str, file: Path | None) -> ClusterEntry:
 
 
 def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Finding]:
-    """Yield the findings about a cluster. Raises BadInput for a kind that cannot be checked."""
+    """Yield the findings about a cluster; raise BadInput if its kind has no checks."""
     cluster = of_kind(place.kind)
     if not cluster.doctor:
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
@@ -132,7 +132,7 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
 
 
 def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorRequest:
-    """Return what to check for, by the options."""
+    """Return the request that says what to check, from the options."""
     project = project_of(Path.cwd() / "job.yaml")
     said = {name: value for name, value in vars(options).items() if value}
     return DoctorRequest(
@@ -164,7 +164,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _folded(text: str) -> list[str]:
-    """Return the text as lines that fit the terminal beside the first columns; one line if it is not a terminal."""
+    """Return the text as lines that fit the terminal beside the first columns, or as one line without a terminal."""
     if not is_terminal(sys.stdout):
         return [text]
     room = max(_LEAST_ROOM, min(_READABLE, size(sys.stdout)[0]) - _LEVEL_WIDTH - _ABOUT_WIDTH)
@@ -172,13 +172,13 @@ def _folded(text: str) -> list[str]:
 
 
 def _summary(found: Sequence[Finding]) -> str:
-    """Return the number of problems and warnings, as text."""
+    """Return as text the number of problems and warnings."""
     counts = {level: sum(finding.level is level for finding in found) for level in (Level.PROBLEM, Level.WARNING)}
     return ", ".join(figures.count(number, level) for level, number in counts.items() if number)
 
 
 def _word(text: str) -> str:
-    """Return a name in an option's text. Raises ArgumentTypeError."""
+    """Return the name in an option's text; raise ArgumentTypeError if it is none."""
     if not text or text.startswith("-") or any(not sign.isprintable() or sign.isspace() for sign in text):
         raise argparse.ArgumentTypeError(f"expected a name, got {text!r}")
     return text

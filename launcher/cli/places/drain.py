@@ -20,7 +20,7 @@ _LOOK_S = 0.2
 
 
 class DrainedNode(msgspec.Struct, frozen=True):
-    """A node without ranks, and the nodes that its ranks moved to."""
+    """A node that has no ranks any more, and the nodes to which its ranks moved."""
 
     run: str
     node: int

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
-    """Print the hosts of these pools, and return the exit code."""
+    """Print the hosts of the pools, as JSON with `as_json`, and return the exit code."""
     from launcher.places.ssh import pool as ssh_pool  # late: paramiko
 
     worst, told = Exit.OK, set[str]()
@@ -99,7 +99,7 @@ def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
 
 
 def _silent(host: str, error: LaunchError) -> tuple[str, ...]:
-    """Return the row of a host that gave an error."""
+    """Return the table's row for a host that could not be asked."""
     return (safe(host), "unreachable" if error.exit_code == Exit.UNREACHABLE else "problem", *["-"] * (len(_HEAD) - 2))
 
 
@@ -121,7 +121,7 @@ def _row(one: "Surveyed") -> tuple[str, ...]:
 
 
 def _takers(one: "Surveyed") -> str:
-    """Return who holds slots, such as `vit-9x2d (ann): 4 GPUs`, and how many wait."""
+    """Return as text which runs hold slots of the host, such as `vit-9x2d (ann): 4 GPUs`, and how many wait."""
     seen = one.occupancy
     held: Counter[tuple[str, str, str]] = Counter()
     for holder in seen.held:
@@ -132,7 +132,7 @@ def _takers(one: "Surveyed") -> str:
 
 
 def _object(one: "Surveyed") -> dict[str, object]:
-    """Return the facts about a host for `--json`."""
+    """Return the facts about a host in the form for `--json`."""
     facts = one.facts
     return {
         "reachable": True,

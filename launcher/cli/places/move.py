@@ -19,7 +19,7 @@ _LOOK_S = 0.2
 
 
 class MovedNode(msgspec.Struct, frozen=True):
-    """A node that is now a spare, and what was moved off it."""
+    """A node that is now a spare, and the ranks that moved off it, as text."""
 
     run: str
     node: int

@@ -12,7 +12,7 @@ from launcher.remote.target import Target, who
 
 
 def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -> int:
-    """Store the keys of these hosts and of the hosts on the way to them; return the exit code.
+    """Store the keys of the hosts and of the jump hosts on the way to them; return the exit code.
 
     A key is asked about on the terminal unless its fingerprint was given.
     """
@@ -31,13 +31,15 @@ def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -
 
 
 def _way(target: Target) -> list[Target]:
-    """Return the hosts on the way to this one, and then this one."""
+    """Return the jump hosts on the way to the host, and then the host itself."""
     hops = [replace(hop, jumps=target.jumps[:number]) for number, hop in enumerate(target.jumps)]
     return [*hops, target]
 
 
 def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | None:
-    """Trust a host, and print and return the error if that fails; the others may still be asked about."""
+    """Trust a host; if that fails, print and return the error, so that other hosts may still be asked about, else
+    return None.
+    """
     try:
         print(safe(_trusted(target, fingerprints)))
     except LaunchError as error:
@@ -47,7 +49,7 @@ def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | Non
 
 
 def _trusted(target: Target, fingerprints: Collection[str]) -> str:
-    """Store a host's key once it is confirmed, and return a text about it. Raises LaunchError."""
+    """Store a host's key once it is confirmed, and return a text about it; raise LaunchError if it is not."""
     key = host_key(target)
     shown = f"{key.kind} {key.fingerprint}"
     try:
@@ -82,7 +84,9 @@ def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], e
 
 
 def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
-    """Ask about a key on the terminal, and return what was typed."""
+    """Ask on the terminal whether a key is right, and return what was typed; `changed` says that another key was
+    known.
+    """
     lines = [f"{who(target)} shows {'another key than the known one' if changed else 'a key that is not known'}:"]
     lines.append(f"  {key.kind} {key.fingerprint}")
     if changed:

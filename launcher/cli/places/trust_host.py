@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
-    """Trust hosts by their names, or all hosts of a pool by its name. Returns the exit code."""
+    """Trust hosts by their names, or all hosts of a pool by the pool's name; return the exit code."""
     from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
     from launcher.places.clusters_file import named_pools, pool_of  # late: it reads YAML
     from launcher.places.ssh.pool import hosts_of  # late: paramiko costs 0.3 s

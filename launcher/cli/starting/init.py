@@ -86,8 +86,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_skill(*, overwrite: bool) -> int:
-    """Write the page for agents and its script into the project; existing files that differ are replaced only
-    if asked.
+    """Write the page for agents and its script into the project, and return the exit code.
+
+    Existing files that differ are replaced only with `overwrite`.
     """
     from launcher.submission.project import project_of  # late: only for this
 
@@ -114,12 +115,14 @@ def _write_skill(*, overwrite: bool) -> int:
 
 
 def _has(file: Path, text: str) -> bool:
-    """Return whether the file has exactly this text."""
+    """Return whether the content of the file is exactly this text."""
     return file.is_file() and file.read_bytes() == text.encode()
 
 
 def _for_script(script: str, file: Path) -> str:
-    """Return a spec for the script: required options are to be filled in, and those without a default are comments."""
+    """Return a spec for the script, in which required options are to be filled in and options without a default are
+    comments.
+    """
     from launcher.cli.starting.script_options import script_options  # late: only for --from
     from launcher.submission.project import project_of  # late: likewise
 
@@ -164,7 +167,7 @@ def _write_schema(file: Path) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Write a new file. Raises BadInput if it exists."""
+    """Write a new file; raise BadInput if it exists."""
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)

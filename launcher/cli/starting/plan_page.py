@@ -37,7 +37,9 @@ def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> lis
 
 
 def _role(plan: Plan) -> tuple[str, ...]:
-    """Return the row of a role beside the main one; of ranks that restart alone each is a role."""
+    """Return the table's row of a role beside the main one; each of a role's ranks that restart alone has its
+    own row.
+    """
     name = posixpath.basename(plan.run_dir)
     ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")
     if plan.one_machine:
@@ -50,12 +52,12 @@ def _role(plan: Plan) -> tuple[str, ...]:
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """Return `2-4` for 2, 3, 4; "" for none."""
+    """Return numbers in a row as text: `2-4` for 2, 3, 4, or "" for none."""
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
 
 
 def _handed(preview: Preview | None) -> list[str]:
-    """Return exactly what the batch system would receive, or nothing for other clusters."""
+    """Return the lines with exactly what the batch system would receive, or none for clusters without one."""
     if preview is None:
         return []
     lines = [f"  {safe(line)}" for line in preview.script.splitlines()]
@@ -91,7 +93,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _mesh(plan: Plan) -> list[tuple[str, str]]:
-    """Return which ranks divide layers among them, and which have which stages of layers."""
+    """Return the rows on which ranks divide layers among them, and which have which stages of layers."""
     tp, pp, ranks = tensor_parallel(plan.entry.args), pipeline_parallel(plan.entry.args), plan.ranks_per_node
     rows = [("mesh", crosses_nodes(tp, ranks) or groups_of_node(tp, ranks))] if tp > 1 else []
     return rows + ([("stages", stages_of_ranks(pp, ranks * plan.nodes_max))] if pp > 1 else [])
@@ -118,7 +120,7 @@ def _node(plan: Plan, node: NodePlan) -> tuple[str, ...]:
 
 
 def _environment(plan: Plan) -> list[tuple[str, ...]]:
-    """Return the rows of environment variables; secrets without values."""
+    """Return the rows of environment variables; secrets have no values there."""
     rows: list[tuple[str, ...]] = [(safe(name), safe(value)) for name, value in plan.env.items()]
     return rows + [(safe(name), "(secret: its value is read at submit and never shown)") for name in plan.secrets]
 

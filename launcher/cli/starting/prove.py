@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _exit_of(proof: "Proof") -> int:
-    """Return the exit code for the verdict."""
+    """Return the exit code for the proof's verdict."""
     match proof.verdict.value:
         case "exact":
             return Exit.OK
@@ -117,7 +117,7 @@ _RUN_HEADS = ("RUN", "TOOK", "STEPS COMPARED", "CHECKPOINTS", "FINGERPRINT", "VE
 
 
 def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
-    """Return the row of a kill."""
+    """Return the table's row of a kill."""
     if kill.missed:
         return mode, "nobody", str(kill.planned_step), "-", "-", f"- ({kill.missed})"
     whom = f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
@@ -131,19 +131,19 @@ def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
 
 
 def _undisturbed_cells(proof: "Proof") -> tuple[str, ...]:
-    """Return the row of the undisturbed run."""
+    """Return the table's row of the undisturbed run."""
     return "undisturbed", duration(proof.undisturbed_s), "-", "-", (proof.fingerprint or "none")[:12], "-"
 
 
 def _run_cells(one: "ComparedRun") -> tuple[str, ...]:
-    """Return the row of a disturbed run."""
+    """Return the table's row of a disturbed run."""
     checkpoints = ", ".join(map(str, one.checkpoints[-3:])) or "none"
     mark = (one.fingerprint or "none")[:12]
     return one.mode, duration(one.took_s), str(one.steps), checkpoints, mark, one.verdict.value
 
 
 def _differences(one: "ComparedRun") -> Iterator[str]:
-    """Yield lines on what differs, and why."""
+    """Yield lines on how the disturbed run differs, and why."""
     if one.why:
         yield one.why
     if one.first is not None:

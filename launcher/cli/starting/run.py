@@ -70,7 +70,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _declare_other_words(arguments: Arguments) -> None:
-    """Declare options of torchrun, including those that it spells in two ways."""
+    """Declare the options of torchrun, including those that it spells in two ways."""
     hidden, same = argparse.SUPPRESS, argparse.SUPPRESS
     arguments.add_argument("--standalone", action="store_true", help=hidden)
     arguments.add_argument("--node-rank", "--node_rank", default="0", help=hidden)
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _project_python(run: RunDir) -> str:
-    """Return a note that the ranks use the project's own Python, if nobody asked for it; else ""."""
+    """Return a note that the ranks use the project's own Python, if the user did not ask for that, else ""."""
     plan = read_plan(run, 1)
     home = Path(plan.entry.python).parent.parent
     asked = plan.spec.run.python is not None or os.environ.get("VIRTUAL_ENV") == str(home)
@@ -125,7 +125,7 @@ def _project_python(run: RunDir) -> str:
 
 
 def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | None:
-    """Return the ranks with these local ranks, or None for all ranks."""
+    """Return the ranks with these local ranks on any node, or None for all ranks."""
     if local is None:
         return None
     plan = read_plan(run, 1)
@@ -135,19 +135,21 @@ def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The project whose code is frozen, and the folder in it where ranks start."""
+    """The project whose code is frozen, and the folder in it in which ranks start."""
 
     project: Path
     folder: Path
 
     @property
     def workdir(self) -> str:
-        """The folder, relative to the project."""
+        """Return the folder in which ranks start, relative to the project."""
         return self.folder.relative_to(self.project).as_posix()
 
 
 def _place(options: argparse.Namespace) -> _Place:
-    """Return the project and folder of the current directory, or those of the script if it is of another project."""
+    """Return the project and folder of the current directory, or those of the script if it belongs to another
+    project.
+    """
     from launcher.submission.project import (  # late: `launch run --help` would take as long as these
         marked_above,
         project_of,
@@ -163,7 +165,7 @@ def _place(options: argparse.Namespace) -> _Place:
 
 
 def _spec(options: argparse.Namespace, place: _Place) -> str:
-    """Return the spec as text; whatever it leaves out has its default."""
+    """Return the spec for these options as text; an option that it leaves out has its default."""
     lines = [f"name: {scalar(options.name or job_name(options.program))}", "run:"]
     if options.no_python:
         lines.append(f"  command: {flow([options.program, *options.words])}")
@@ -183,14 +185,16 @@ def _spec(options: argparse.Namespace, place: _Place) -> str:
 
 
 def _restarts(most: str) -> list[str]:
-    """Return the options of `recovery` that allow this many restarts for each cause that lies in the program."""
+    """Return the options of `recovery` that allow `most` restarts for each cause that lies in the program."""
     usual = Recovery().no_progress
     causes = [f"{cause}: {most}" for cause in _OF_PROGRAMS]
     return [*causes, f"no_progress: {most}"] if usual is not None and int(most) > usual else causes
 
 
 def _script(program: str, folder: Path) -> str:
-    """Return the script's path relative to the ranks' folder. Raises BadInput."""
+    """Return the script's path relative to the ranks' folder; raise BadInput if the script is outside of the
+    project.
+    """
     file = Path(program)
     if not file.is_file():
         hint = "hint: -m takes a module, --no-python a program" if file.suffix != ".py" else "hint: ls *.py"
@@ -204,7 +208,9 @@ def _script(program: str, folder: Path) -> str:
 
 @contextmanager
 def _written(text: str, project: Path, name: str) -> Iterator[Path]:
-    """Yield the spec as a file in the project, deleted afterwards; problems are reported without the file's name."""
+    """Yield the spec as a file in the project, which is deleted afterwards; problems are reported without the file's
+    name.
+    """
     from launcher.run.durable import make_dir, write_bytes  # late: what starts nothing does without
     from launcher.run.registry import hide_from_git  # late: likewise
 
@@ -222,12 +228,14 @@ def _written(text: str, project: Path, name: str) -> Iterator[Path]:
 
 
 def _without_place(line: str, file: Path) -> str:
-    """Return an error's line without the file and position."""
+    """Return an error's line without the file and position at its start."""
     return line.removeprefix(f"{file}:").lstrip("0123456789:").lstrip() if line.startswith(f"{file}:") else line
 
 
 def _ranks(text: str) -> str:
-    """Return the ranks per node that torchrun's option means. Raises ArgumentTypeError."""
+    """Return the ranks per node that torchrun's option means, as a spec has them; raise ArgumentTypeError for any other
+    text.
+    """
     if text == "cpu":
         return str(os.cpu_count() or 1)
     if text in _PER_GPU:
@@ -236,21 +244,24 @@ def _ranks(text: str) -> str:
 
 
 def _nodes(text: str) -> str:
-    """Return nodes as a spec has them, from `N` or `MIN:MAX`. Raises ArgumentTypeError."""
+    """Return the nodes of `N` or `MIN:MAX` as a spec has them; raise ArgumentTypeError for any other text."""
     least, colon, most = text.partition(":")
     wanted = "a number of nodes, or MIN:MAX"
     return "..".join(_number(part, _MOST_NODES, wanted) for part in ((least, most) if colon else (least,)))
 
 
 def _count(text: str) -> str:
-    """Return a number as text. Raises ArgumentTypeError."""
+    """Return the text of a number above 0; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return text
 
 
 def _number(text: str, most: int, wanted: str) -> str:
-    """Return a number from 1 to `most` as text. Raises ArgumentTypeError."""
+    """Return the text of a number from 1 to `most`; raise ArgumentTypeError for any other text.
+
+    `wanted` describes the number in the message.
+    """
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
         raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
     return text

@@ -37,7 +37,7 @@ def job_name(file: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScriptOption:
-    """An `add_argument` call of a script."""
+    """An option of a script, from its `add_argument` call."""
 
     name: str  # as in `--name`; of a positional argument as it is written there
     positional: bool
@@ -47,7 +47,7 @@ class ScriptOption:
 
 
 def script_options(file: Path) -> list[ScriptOption]:
-    """Return the script's options in the order of its text. Raises BadInput for a file that is not Python."""
+    """Return the script's options in the order of its text; raise BadInput for a file that is not Python."""
     try:
         tree = ast.parse(_text_of(file))
     except OSError as error:
@@ -62,7 +62,7 @@ def script_options(file: Path) -> list[ScriptOption]:
 
 
 def _text_of(file: Path) -> bytes:
-    """Return the text of a regular file; reading a pipe could wait for ever. Raises BadInput."""
+    """Return the text of a regular file; raise BadInput for any other, as reading a pipe could wait for ever."""
     if not file.is_file() and file.exists():
         raise BadInput(f"{file}: not a file")
     with file.open("rb") as script:
@@ -73,7 +73,7 @@ def _text_of(file: Path) -> bytes:
 
 
 def _option(call: ast.Call) -> ScriptOption | None:
-    """Return the option that a call declares, or None for one that a spec cannot set."""
+    """Return the option that a call declares, or None for an option that a spec cannot set."""
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     long = [name for name in names if name.startswith("--")]
     if not names or (names[0].startswith("-") and not long):
@@ -91,12 +91,12 @@ def _option(call: ast.Call) -> ScriptOption | None:
 
 
 def _constant(node: ast.expr | None) -> object:
-    """Return the value of a constant in the source, or None."""
+    """Return the value of a constant in the source, or None if the expression is none."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def _written(node: ast.expr | None) -> str | None:
-    """Return a default value as a spec has it, or None if it cannot be written there."""
+    """Return a default value in the form that a spec has, or None if a spec cannot have it."""
     if node is None:
         return None
     try:

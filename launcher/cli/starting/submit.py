@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
-    """Print the started runs."""
+    """Print the ids of the started runs, or with --json the runs: one object if `one`, else a list."""
     if options.json:
         said = [StartedRun(run_id, path) for run_id, path in runs]
         print(to_json(said[0] if one else said), flush=True)
@@ -107,14 +107,14 @@ def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: 
 
 
 def _count(text: str) -> int:
-    """Return the number of runs in an option's text. Raises ArgumentTypeError."""
+    """Return the number of runs in an option's text; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= _MOST):
         raise argparse.ArgumentTypeError(f"expected a number from 1 to {_MOST}, got {text!r}")
     return int(text)
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    """Print what would be started."""
+    """Print what would be started; return the exit code."""
     from launcher.cli.starting.plan_page import plan_page  # late: only for --dry-run
 
     shown = []
@@ -138,6 +138,7 @@ def _text(path: str) -> str:
 
 
 def declare_waits(arguments: Arguments) -> None:
+    """Declare the options for what a run waits for before it starts."""
     arguments.add_argument("--hold", action="store_true", help="it waits until `launch release RUN`")
     arguments.add_argument("--at", metavar="WHEN", help="it waits until then: 22:00, or 2027-01-31 22:00")
     arguments.add_argument(

@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_stray(options: argparse.Namespace) -> None:
-    """Raise BadInput for an option that does not go with the verb, or with another."""
+    """Raise BadInput for an option that does not go with the verb, or with another option."""
     if (options.trials is not None) != (options.what == "add"):
         raise BadInput("--trials goes with add", "hint: launch sweep add last --trials 20")
     if (options.best is not None) != (options.what == "extend") or (options.steps and options.best is None):
@@ -166,7 +166,7 @@ def _begin(options: argparse.Namespace) -> int:
 
 
 def _refuse_no_spec(what: str) -> None:
-    """Raise BadInput for a word that is neither a file nor a verb, with the similar verb as a hint."""
+    """Raise BadInput for a word that is neither a file nor a verb, with a similar verb as a hint."""
     if os.path.lexists(what):
         return
     verbs = ", ".join(VERBS)
@@ -201,7 +201,7 @@ def _status(sweep: "Sweep", options: argparse.Namespace) -> int:
 
 
 def _best(sweep: "Sweep", *, as_json: bool) -> int:
-    """Print the best trial."""
+    """Print the best trial, as JSON with `as_json`; return the exit code."""
     best = sweep.best()
     if as_json:
         print(to_json(best))
@@ -216,7 +216,7 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
 
 
 def _way_on(sweep: "Sweep", run: str) -> str:
-    """Return how to get the weights of the run; without a checkpoint of the trainer there are none to export."""
+    """Return a text on how to get the weights of the run; without a checkpoint of the trainer none can be exported."""
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.layout import RunDir  # late: only for this
     from launcher.status.checkpoints import kept  # late: likewise
@@ -262,7 +262,7 @@ def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") ->
 
 
 def _bars(shares: "Mapping[str, float]") -> list[str]:
-    """Return a bar for each option: how much of the result it explains."""
+    """Return a line with a bar for each option, which shows how much of the result the option explains."""
     if not shares:
         return [
             "",
@@ -273,7 +273,7 @@ def _bars(shares: "Mapping[str, float]") -> list[str]:
 
 
 def _follow(sweep: "Sweep") -> int:
-    """Print a line for each trial as it ends; return OK if the sweep succeeded."""
+    """Print a line for each trial as it ends; return the exit code, which is OK if the sweep succeeded."""
     import time  # late: only for this
 
     told = set[int]()
@@ -301,7 +301,7 @@ def _value(one: "TrialNote") -> str:
 
 
 def _headline(sweep: "Sweep", status: "SweepState") -> str:
-    """Return the line with the sweep's state and the number of trials by state."""
+    """Return a line with the sweep's state and the number of trials in each state."""
     counts = [f"{sum(one.state == state for one in status.trials)} {state}" for state in _STATES]
     told = ", ".join(text for text in counts if not text.startswith("0 "))
     said = f": {status.message}" if status.message else ""
@@ -312,12 +312,12 @@ _STATES = ("running", "paused", "complete", "pruned", "failed")
 
 
 def grouped(trials: "Sequence[TrialNote]", best: "TrialNote | None") -> "list[TrialNote]":
-    """Return the trials by state: those that run first, then the complete ones, the best first, then the others."""
+    """Return the trials by state: running ones first, then complete ones, the best first, then the others."""
     values = [one.value for one in trials if one.state == "complete" and one.value is not None]
     most = best is not None and best.value is not None and best.value == max(values, default=None)
 
     def place(one: "TrialNote") -> tuple[int, float, int]:
-        """Return the sort key of a trial."""
+        """Return a sort key: the state's place, then the rank among complete trials, then the trial's number."""
         valued = one.value if one.state == "complete" and one.value is not None else 0.0
         state = _STATES.index(one.state) if one.state in _STATES else len(_STATES)
         return state, -valued if most else valued, one.number
@@ -333,7 +333,7 @@ def _table(sweep: "Sweep", trials: "Sequence[TrialNote]") -> list[list[str]]:
 
 
 def _steps(sweep: "Sweep", one: "TrialNote") -> str:
-    """Return a trial's progress, such as `120/200`, from its run or else from the sweep's record."""
+    """Return a trial's progress, such as `120/200`, from its run or, if that is gone, from the sweep's record."""
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.durable import readable  # late: only for this
     from launcher.run.records import RunState  # late: likewise
@@ -352,5 +352,5 @@ def _row(one: "TrialNote", keys: "Sequence[str]", step: str) -> list[str]:
 
 
 def _short(key: str) -> str:
-    """Return the last part of a key."""
+    """Return the last part of an option's key, after the last dot."""
     return key.rpartition(".")[2]

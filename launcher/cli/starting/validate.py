@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checked(file: str, overrides: Sequence[str], *, shown: bool) -> CheckedFile:
-    """Check a file and return the result; with `shown`, print it at once."""
+    """Return the result of checking a file; with `shown`, print it at once."""
     try:
         if is_graph(file):
             validate_graph(file, overrides=overrides)

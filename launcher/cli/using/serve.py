@@ -237,7 +237,9 @@ def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
 
 
 def _say_risks(host: str, *, public: bool, tls: bool) -> None:
-    """Print a warning about who may call without a token, and where a token could be read in transit."""
+    """Print a warning about who may call if the model is `public`, else if the token could be read in transit without
+    `tls`.
+    """
     from launcher.apps.web.listening import is_loopback  # late: sockets, for this command alone
 
     if public:
@@ -249,7 +251,7 @@ def _say_risks(host: str, *, public: bool, tls: bool) -> None:
 
 
 def _run_folder() -> Path | None:
-    """Return the folder of the run that this process is a rank of, or None."""
+    """Return the folder of the run of which this process is a rank, or None if it is none."""
     named = os.environ.get("LAUNCH_RUN_DIR")
     return Path(named) if named and "LAUNCH_PROGRESS" in os.environ else None
 
@@ -260,7 +262,7 @@ def _asking_folder() -> Path:
 
 
 def _own_address() -> str:
-    """Return the address at which others reach this process: its node's, or this machine's own outside of a run."""
+    """Return the address at which others reach this process: its node's, or outside of a run this machine's own."""
     if _run_folder() is None:
         return _HERE
     first = os.environ.get("LAUNCH_NODE") == "0"
@@ -278,7 +280,7 @@ def _report(address: str) -> None:
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
     """Return the token that callers need, or None if anyone may call.
 
-    `kept` is where a restarted rank finds its earlier one.
+    In `kept` a restarted rank finds its earlier token.
     """
     from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 
@@ -292,21 +294,21 @@ def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
 
 
 def _whole(text: str) -> int:
-    """Return a whole number. Raises ArgumentTypeError."""
+    """Return the whole number in a text; raise ArgumentTypeError for any other text."""
     if text.isascii() and text.isdigit() and len(text) <= 9:
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
 
 
 def _count(text: str) -> int:
-    """Return a number of at least 1. Raises ArgumentTypeError."""
+    """Return the number of at least 1 in a text; raise ArgumentTypeError for any other text."""
     if (number := _whole(text)) < 1:
         raise argparse.ArgumentTypeError("expected at least 1")
     return number
 
 
 def _port(text: str) -> int:
-    """Return a port. Raises ArgumentTypeError."""
+    """Return the port in a text; raise ArgumentTypeError for any other text."""
     if (number := _whole(text)) > _MOST_PORT:
         raise argparse.ArgumentTypeError(f"expected a port, 0 to {_MOST_PORT}, got {text!r}")
     return number
@@ -326,7 +328,7 @@ def _size(text: str) -> int:
 
 
 def _as_in_a_spec(kind: Duration | Size, text: str) -> float:
-    """Return the value of a text in the form that a spec has. Raises ArgumentTypeError."""
+    """Return the value of a text in the form that a spec has; raise ArgumentTypeError for any other text."""
     try:
         return kind.convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
     except Unfit as error:
