@@ -33,8 +33,9 @@ _FAILURES = (WireError, SaveGone, CheckpointDamaged, DiskFailed, OSError, Timeou
 
 
 class Buddies:
-    """Copies snapshots between nodes: call `bring` before ranks are forked, `follow` for each generation,
-    `note` for each snapshot.
+    """The copying of snapshots between nodes' memories.
+
+    Call `bring` before ranks are forked, `follow` for each generation, `note` for each snapshot.
     """
 
     def __init__(
@@ -65,19 +66,19 @@ class Buddies:
         await self._server.start()
 
     async def close(self) -> None:
-        """Stop copying and serving."""
-        await self._keep_no_more()
+        """Stop copying and serving snapshots."""
+        await self._stop_keeping()
         await self._server.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def note(self, step: int) -> None:
-        """Record that ranks of this node have a snapshot of that step; other ranks have it too or will soon."""
+        """Record that ranks of this node have a snapshot of `step`; the node's other ranks have it too or will soon."""
         if step != self._noted:
             self._noted = step
             self._more.set()
 
     async def bring(self, start: Start) -> None:
-        """Fetch what other nodes keep of the ranks that will be forked, as far as possible."""
+        """Fetch the snapshots that other nodes keep of the ranks to be forked here, as far as they can be had."""
         names = names_of(start.group_rank, start.local_world_size)
         try:
             async with asyncio.timeout(self._patience_s):
@@ -96,22 +97,22 @@ class Buddies:
 
     async def follow(self, start: Start) -> None:
         """Keep copies for the previous node in the ring from now on."""
-        await self._keep_no_more()
+        await self._stop_keeping()
         self._noted = 0
         charge = ring_neighbour(start, -1)
         if charge is not None and charge.port:
             names = names_of((start.group_rank - 1) % start.group_world_size, start.local_world_size)
             self._keeping = asyncio.create_task(self._keep(charge, names, start.generation))
 
-    async def _keep_no_more(self) -> None:
-        """Stop keeping copies for another node."""
+    async def _stop_keeping(self) -> None:
+        """Stop keeping copies of another node's snapshots."""
         before, self._keeping = self._keeping, None
         if before is not None:
             before.cancel()
             await asyncio.wait([before])
 
     async def _look_at(self, server: ReplicaAddress) -> tuple[ReplicaAddress, list[Held]]:
-        """Return the server with the snapshots that it has, none if it does not answer."""
+        """Return (the server, the snapshots that it has), which are none if it does not answer."""
         try:
             async with asyncio.timeout(_LIST_S), self._reach(server) as link:
                 return server, await peer.inventory(link)
@@ -121,15 +122,15 @@ class Buddies:
             return server, []
 
     async def _bring(self, held: Held, server: ReplicaAddress) -> None:
-        """Fetch one snapshot from a server, and report that."""
+        """Fetch one snapshot from a server, and record the result as an event."""
         async with self._reach(server) as link:
             megabytes = await self._fetch(link, self._memory.own, held) / 1e6
         text = f"node {self._node} fetched {megabytes:.1f} MB of step {held.step} from the memory of node {server.node}"
         self._say(Noted(self._node, "checkpoint_fetched", text))
 
     async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
-        """Keep copies of the snapshots of `charge` for ever: fetch the newest after each snapshot of this
-        node's ranks.
+        """Keep copies of the snapshots of node `charge` for ever: fetch its newest after each snapshot of this node's
+        ranks.
         """
         failed, told = False, -1
         while True:
@@ -156,7 +157,7 @@ class Buddies:
             told, failed = max(told, step), problem != ""
 
     async def _mirror(self, link: ReplicaLink, names: frozenset[str]) -> int:
-        """Fetch the newest snapshot of the previous node, keeping the one before it; return its step, or -1 if there
+        """Fetch the newest snapshot of the previous node, and keep the copy before it; return its step, or -1 if there
         is none.
         """
         theirs = whole(await peer.inventory(link), names)
@@ -197,5 +198,5 @@ def _others(start: Start, node: int) -> list[ReplicaAddress]:
 
 
 def _said(error: BaseException) -> str:
-    """Return the error's text, or its type's name if it has none."""
+    """Return the error's text, or the name of its type if it has no text."""
     return str(error) or type(error).__name__

@@ -21,18 +21,18 @@ Heard = Callable[[int], None]
 
 
 def new_pool() -> ThreadPoolExecutor:
-    """Return a pool of copying threads, which the kernel schedules after all others."""
+    """Return a pool of threads for copying, which the kernel schedules after all other threads."""
     return ThreadPoolExecutor(_THREADS, "server", initializer=step_back)
 
 
 def step_back() -> None:
-    """Give this thread the lowest priority."""
+    """Give this thread the lowest scheduling priority."""
     with contextlib.suppress(OSError):  # already as low as that, or forbidden: copying works as well
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)  # of this thread alone: Linux keeps it by thread
 
 
 class Throttle:
-    """A limit on the bytes sent per second over all transfers; None means no limit."""
+    """A limit on the bytes that all transfers together send per second; None means no limit."""
 
     def __init__(self, limit_bytes_per_s: float | None = None) -> None:
         self._limit = limit_bytes_per_s
@@ -40,11 +40,11 @@ class Throttle:
 
     @property
     def piece_bytes(self) -> int:
-        """Return the size of a piece, small enough for two pieces a second."""
+        """Return how many bytes to send at a time, few enough for two pieces a second."""
         return PIECE_BYTES if self._limit is None else max(1, min(PIECE_BYTES, int(self._limit / 2)))
 
     def pay(self, count: int) -> None:
-        """Wait as long as this many bytes may take."""
+        """Wait as long as sending `count` bytes may take under the limit."""
         if self._limit is None:
             return
         now = time.monotonic()
@@ -58,7 +58,9 @@ def send_bytes(peer: socket.socket, data: bytes) -> None:
 
 
 def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
-    """Send exactly `size` bytes from the file's beginning; return False if `unwanted` became True before the last."""
+    """Send exactly `size` bytes from the file's beginning; return False if it stopped because `unwanted`
+    returned True.
+    """
     sent = 0
     while sent < size:
         if unwanted():
@@ -72,7 +74,8 @@ def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, un
 
 
 def receive(peer: socket.socket, size: int, heard: Heard = lambda _: None) -> Iterator[memoryview]:
-    """Yield exactly `size` bytes in pieces, each valid until the next is requested; raise WireError.
+    """Yield exactly `size` bytes in pieces, each valid until the next is requested; raise WireError if the peer sends
+    fewer.
 
     An error of this node's disk stays an OSError, so that the peer is not blamed for it.
     """
@@ -88,7 +91,7 @@ def receive(peer: socket.socket, size: int, heard: Heard = lambda _: None) -> It
 
 
 def receive_all(peer: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes; raise WireError."""
+    """Return exactly `size` bytes; raise WireError if the peer sends fewer."""
     return b"".join(bytes(piece) for piece in receive(peer, size))
 
 
@@ -104,7 +107,7 @@ def drain(peer: socket.socket, seconds: float) -> None:
 
 
 def _read(peer: socket.socket, into: memoryview, left: int, size: int) -> int:
-    """Receive some bytes into the buffer and return their number; raise WireError."""
+    """Receive some of the `left` bytes into the buffer and return their number; raise WireError if the peer is gone."""
     try:
         count = peer.recv_into(into)
     except OSError as error:

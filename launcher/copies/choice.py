@@ -19,8 +19,10 @@ def decide(
     kept: bool = False,
     anew: bool = False,
 ) -> LoadDecision:
-    """Return which checkpoint ranks load; `kept` means that there were checkpoints, whatever is found; `anew`
-    that a user has allowed the run to start without one.
+    """Return which checkpoint ranks load.
+
+    `all_here` says that no further node may join; `kept` that the run had checkpoints, whatever is found; `anew` that a
+    user has allowed the run to start without one.
     """
     load = choose(inventories, members, all_here=all_here)
     lacks = "" if load.save is not None or anew else _lacks(inventories, kept)
@@ -30,11 +32,11 @@ def decide(
 def choose(
     inventories: Inventories, members: Collection[int], kind: Kind = "step", *, all_here: bool = True
 ) -> SaveChoice:
-    """Choose the newest checkpoint that is whole.
+    """Return the choice of the newest checkpoint of which every file can be had.
 
-    Drafts count if a node has committed the same one; a checkpoint that no node has committed does not exist. Newer
-    ones that are not whole are hopeless only if every node that may have files has answered and no other may join
-    (`all_here`), because a missing file may come back.
+    Drafts count if a node has committed the same one; a checkpoint that no node has committed does not exist. Newer,
+    incomplete ones are hopeless only if every node that may have files has answered and no other may join (`all_here`),
+    because a missing file may come back.
     """
     saves = _saves(inventories, kind)
     chosen = next((found for found in reversed(saves) if found.whole), None)
@@ -55,7 +57,7 @@ def choose(
 
 
 def _lacks(inventories: Inventories, kept: bool) -> str:
-    """Return what is missing if no checkpoint is whole, or "" if there never was one."""
+    """Return what is missing if no checkpoint is complete, or "" if the run never had one; `kept` says that it had."""
     newest = next(reversed(_saves(inventories, "step")), None)
     silent = _silent([node for node, held in sorted(inventories.items()) if held is None])
     if newest is None:
@@ -72,5 +74,5 @@ def _silent(nodes: Sequence[int]) -> str:
 
 
 def _saves(inventories: Inventories, kind: Kind) -> list[SaveOnDisks]:
-    """Return all saves of this kind, with the nodes that have their files."""
+    """Return all checkpoints of this kind, with the nodes that have their files."""
     return committed_over(((node, held) for node, held in sorted(inventories.items()) if held is not None), kind)

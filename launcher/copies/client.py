@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class DiskFailed(Exception):
-    """This node's own disk refused what was fetched."""
+    """Raised when this node's own disk refuses to store what was fetched."""
 
 
 async def inventory(link: ReplicaLink) -> list[Held]:
@@ -45,7 +45,7 @@ async def inventory(link: ReplicaLink) -> list[Held]:
 
 
 async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
-    """Return what the first member decided for the generation."""
+    """Return what the first member of the generation decided to load."""
     decided = await _record(link, protocol.Decide(generation), protocol.LoadDecision)
     if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):
         raise WireError("it chose a checkpoint that no node has")
@@ -53,13 +53,13 @@ async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
 
 
 async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
-    """Tell the first member that this one has all files, and return once all members have."""
+    """Report to the first member that member `node` has all files, and return once all members have."""
     await link.send(protocol.Arrived(generation, node))
     await link.expect(protocol.Fine)
 
 
 async def manifest(link: ReplicaLink, save: protocol.Save) -> tuple[bytes, Manifest]:
-    """Return a manifest's bytes and content."""
+    """Return (a manifest's bytes, its content)."""
     data = await link.take(protocol.Get(save, MANIFEST), _at_most(protocol.MOST_MANIFEST_BYTES), receive_all)
     if digest_of(data) != save.digest:
         raise WireError(f"{save}: the peer has another manifest")
@@ -90,7 +90,7 @@ async def fetch(
 
 
 async def report_damaged(link: ReplicaLink, get: protocol.Get) -> None:
-    """Ask the peer to check a file of its own that arrived here damaged."""
+    """Ask the peer to check its own copy of a file that arrived here damaged."""
     await link.send(protocol.Doubt(get.save, get.name))
     await link.expect(protocol.Fine)
 
@@ -139,10 +139,10 @@ async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
 
 
 def _at_most(most: int) -> Callable[[int], bool]:
-    """Return a check that a size is at most this."""
+    """Return a check that a size is at most `most`."""
     return functools.partial(_within, most)
 
 
 def _within(most: int, size: int) -> bool:
-    """Return whether the size is at most this."""
+    """Return whether the size is at most `most`."""
     return size <= most

@@ -20,7 +20,7 @@ from trainer.checkpoint_files.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits in seconds; `give_up_s` is that of a whole transfer, through all its tries, without a single byte."""
+    """Time limits in seconds; `give_up_s` is how long a transfer may make no progress, over all its tries."""
 
     give_up_s: float
     list_s: float = 5.0  # for one list of a member
@@ -32,7 +32,7 @@ class Patience:
 
 
 class _Result(Enum):
-    """What came of copying one step."""
+    """The result of copying one step's files."""
 
     COPIED = auto()
     GONE = auto()  # there is nothing to copy any more
@@ -40,12 +40,12 @@ class _Result(Enum):
 
 
 class Copier:
-    """Copies checkpoints to the next member: call `follow` for each generation, `note` for each commit that a rank
-    reports.
+    """The copying of checkpoints to the next member.
 
-    One step is copied at a time, the oldest first. Of the waiting steps the trainer keeps the oldest until all nodes
-    have copied it: so all copy the same ones, however slow they are, and the others may be pruned meanwhile. A step
-    that fails is reported once and tried again for as long as it exists. `settle` ends the work: the newest goes first.
+    Call `follow` for each generation, `note` for each commit that a rank reports. One step is copied at a time, the
+    oldest first. Of the waiting steps the trainer keeps the oldest until all nodes have copied it: so all copy the same
+    ones, however slow they are, and the others may be pruned meanwhile. A step that fails is reported once and tried
+    again for as long as it exists. `settle` ends the work: the newest goes first.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Copier:
         self._working: asyncio.Task[None] | None = None
 
     def follow(self, node: int, start: Start) -> None:
-        """Copy the files of these ranks, which this node now has, to the next node in the ring from now on."""
+        """Copy the files of the ranks in `start`, which this node now has, to the next node in the ring from now on."""
         before, self._working = self._working, None
         if before is not None:
             before.cancel()
@@ -87,7 +87,7 @@ class Copier:
             self._working = asyncio.create_task(self._work(node, start, target, before))
 
     def note(self, step: int) -> None:
-        """Record that a rank has committed this step; repeated reports are harmless."""
+        """Record that a rank has committed `step`; repeated reports are harmless."""
         if self._working is None or step in self._known:
             return
         self._known.add(step)
@@ -96,7 +96,7 @@ class Copier:
         self._more.set()
 
     async def settle(self) -> str:
-        """Return once the newest step has its copy, "", or was given up, the reason."""
+        """Wait until the newest step has its copy, or was given up; return "" or the reason."""
         rest, working = self._rest, self._working
         self._ends = True
         if working is not None:
@@ -106,7 +106,7 @@ class Copier:
         return self._problem
 
     async def close(self) -> None:
-        """Stop copying."""
+        """Stop copying checkpoints."""
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait([self._working])
@@ -147,7 +147,9 @@ class Copier:
                 self._rest.set()
 
     def _next(self, failed: int | None) -> int:
-        """Return the step to copy next: the oldest other than the one that just failed, at the end the newest."""
+        """Return the step to copy next: the oldest except `failed`, which has just failed; after `settle` the
+        newest.
+        """
         if self._ends:
             return max(self._waiting)
         return min(self._waiting - {failed} or self._waiting)
@@ -155,7 +157,7 @@ class Copier:
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
-        """Copy the files of a save and return the result; a failure has been reported."""
+        """Copy the files of a save and return the result; a failure has been reported by then."""
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False
         while True:
@@ -184,7 +186,7 @@ class Copier:
         return _Result.FAILED
 
     def _give_up(self, node: int, what: str, problem: str) -> bool:
-        """Record a failure, and return whether it was reported for the first time."""
+        """Record a failure, and return whether it is reported for the first time."""
         self._problem = f"{what}: {problem}"
         first = what not in self._failed
         if first:

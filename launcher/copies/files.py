@@ -21,29 +21,31 @@ NOT_HERE = (FileNotFoundError, NotADirectoryError, CheckpointDamaged)
 
 
 class SaveGone(LaunchError):
-    """There is no such checkpoint in this folder, or no such file in it."""
+    """Raised when the folder has no such checkpoint, or the checkpoint has no such file."""
 
 
 class ReplicaFiles:
-    """The checkpoints in one folder: list, read, receive and set them aside."""
+    """The checkpoints in one folder: it lists, reads and receives them, and sets damaged ones aside."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._naming = threading.Lock()  # a peer that fetches commits a draft as well as this node itself
 
     def list(self) -> list[Held]:
-        """Return all checkpoints in the folder, drafts included, with the files that are there."""
+        """Return all checkpoints in the folder, drafts included, each with the files that exist."""
         return partial.inventory(self._folder)
 
     def manifest(self, save: Save) -> bytes:
-        """Return the manifest of a committed checkpoint; raise SaveGone."""
+        """Return the manifest of a committed checkpoint; raise SaveGone if it does not exist."""
         data = self._manifest(save)
         if data is None or digest_of(data) != save.digest:
             raise SaveGone(f"{save}: no such checkpoint is here")
         return data
 
     def look_at(self, kind: Kind, step: int) -> tuple[Save, Manifest] | None:
-        """Return the checkpoint of that step that is committed here, or None."""
+        """Return (identity, manifest) of the checkpoint of that kind and step if it is committed in the folder, else
+        None.
+        """
         data = self._read(kind, step)
         if data is None:
             return None
@@ -53,12 +55,12 @@ class ReplicaFiles:
             return None
 
     def best(self) -> tuple[Save, Manifest] | None:
-        """Return the newest checkpoint kept as the best, or None."""
+        """Return (identity, manifest) of the newest checkpoint kept as the best, or None if there is none."""
         kept = [entry.step for entry in entries(self._folder) if entry.kind == "best"]
         return self.look_at("best", max(kept)) if kept else None
 
     def open(self, save: Save, name: str) -> BinaryIO:
-        """Open a rank's file for copying; raise SaveGone."""
+        """Open a rank's file for copying; raise SaveGone if it does not exist."""
         self.manifest(save)
         try:
             return partial.open_file(self._folder, save.step, name, save.kind)
@@ -66,27 +68,28 @@ class ReplicaFiles:
             raise SaveGone(f"{save}: {name[:64]!r} is not here") from error
 
     def size(self, save: Save, name: str) -> int:
-        """Return the size of a rank's file; raise SaveGone."""
+        """Return the size of a rank's file; raise SaveGone if it does not exist."""
         with self.open(save, name) as file:
             return os.fstat(file.fileno()).st_size
 
     def has(self, save: Save, name: str, size: int) -> bool:
-        """Return whether the file is here with this size."""
+        """Return whether the file exists in the folder with this size."""
         try:
             return self.size(save, name) == size
         except SaveGone:
             return False
 
     def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write a copy from its pieces; if another checkpoint has its name, the copy waits for `move_in`.
+        """Write a copy of a file from its pieces; if another checkpoint has its folder's name, the copy waits for
+        `move_in`.
 
-        Raise CheckpointDamaged if it does not match; an OSError is this disk's.
+        Raise CheckpointDamaged if it does not match the manifest; an OSError is this disk's.
         """
         folder = self._waiting(save) if self._is_taken(save) else self._folder
         partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
 
     def check_reported(self, save: Save, name: str) -> bool:
-        """Check every byte of a file reported as damaged, and set it aside and return True if it is."""
+        """Check every byte of a file that was reported as damaged; if it is, set it aside and return True."""
         found = self.look_at(save.kind, save.step)
         if found is None or found[0] != save:
             return False
@@ -103,7 +106,7 @@ class ReplicaFiles:
         return False
 
     def settle(self, save: Save) -> None:
-        """Commit the draft of a checkpoint that another node has committed; raise SaveGone."""
+        """Commit the draft of a checkpoint that another node has committed; raise SaveGone if it does not exist."""
         with self._naming:
             data = self._manifest(save)
             if data is not None and digest_of(data) == save.digest:
@@ -111,7 +114,7 @@ class ReplicaFiles:
             partial.promote(self._folder, save.step, self._held(save, self.list()).nonce)
 
     def set_aside(self, save: Save) -> bool:
-        """Rename this checkpoint, so that no process takes it for one any more; return False if it is not here."""
+        """Rename the checkpoint, so that no process takes it for one any more; return False if it does not exist."""
         data = self._manifest(save)
         if data is None or digest_of(data) != save.digest:
             return False
@@ -119,15 +122,15 @@ class ReplicaFiles:
         return True
 
     def make_room(self, save: Save) -> bool:
-        """Set aside another checkpoint that has the name which this one is to get; return False if there is none."""
+        """Set aside a different checkpoint that has the name of this one; return False if there is none."""
         if not self._is_taken(save):
             return False
         partial.set_aside(self._folder, save.step, save.kind)
         return True
 
     def make_room_for_draft(self, save: Save) -> bool:
-        """Make room as `make_room` does, if a draft of this checkpoint is here; raise SaveGone if what is here
-        is whole and newer.
+        """Make room as `make_room` does, if a draft of the checkpoint exists; raise SaveGone if the one in its place is
+        complete and newer.
         """
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 
@@ -143,8 +146,8 @@ class ReplicaFiles:
         return True
 
     def _give_way(self, save: Save, to: Held) -> bool:
-        """Set aside the checkpoint with the save's name and return True; raise SaveGone if it is whole and
-        newer than `to`.
+        """Set aside the checkpoint with the save's name and return True; raise SaveGone if it is complete and newer
+        than `to`.
         """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]
@@ -154,14 +157,14 @@ class ReplicaFiles:
         return True
 
     def _is_taken(self, save: Save) -> bool:
-        """Return whether another checkpoint has this save's name."""
+        """Return whether another checkpoint has the name of this save."""
         if not os.path.lexists(self._place(save)):
             return False
         data = self._manifest(save)
         return data is None or digest_of(data) != save.digest
 
     def _held(self, save: Save, among: Iterable[Held]) -> Held:
-        """Return the listed copy of a save; raise SaveGone."""
+        """Return the listed copy of a save; raise SaveGone if it is not in the list."""
         found = next((held for held in among if Save.of(held) == save), None)
         if found is None:
             raise SaveGone(f"{save}: no such checkpoint is here")
@@ -176,11 +179,11 @@ class ReplicaFiles:
         return self._folder / folder_name(save.step, save.kind)
 
     def _manifest(self, save: Save) -> bytes | None:
-        """Return the manifest of the checkpoint with this step, or None."""
+        """Return the manifest of the committed checkpoint that has the save's kind and step, or None."""
         return self._read(save.kind, save.step)
 
     def _read(self, kind: Kind, step: int) -> bytes | None:
-        """Return the manifest of the committed checkpoint of this kind and step, or None."""
+        """Return the manifest of the committed checkpoint of this kind and step, or None if there is none."""
         try:
             return partial.read_manifest(self._folder, step, kind)
         except NOT_HERE:

@@ -21,7 +21,7 @@ _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer
 
 
 class Unwilling(WireError):
-    """The peer understood the request and refused it."""
+    """Raised when the peer understood the request and refused it."""
 
     def __init__(self, refused: Refusal) -> None:
         super().__init__(refused.text)
@@ -39,7 +39,9 @@ class ReplicaLink:
         self.send, self.receive_message = wire.deliver, wire.receive
 
     async def expect(self, *kinds: type[M]) -> M:
-        """Return the next message, which must be one of these types; raise Unwilling or WireError."""
+        """Return the next message if it is one of these types; raise Unwilling for a refusal, WireError for any
+        other.
+        """
         message = await self.receive_message()
         if isinstance(message, Refusal):
             raise Unwilling(message)
@@ -50,7 +52,7 @@ class ReplicaLink:
     async def take(
         self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
     ) -> T:
-        """Request contents and receive them in a thread if their size is acceptable."""
+        """Send a request for contents and, if `check` accepts their size, receive them by `work` in a thread."""
         await self.send(ask)
         offer = await self.expect(Offer)
         if not check(offer.size):
@@ -58,7 +60,7 @@ class ReplicaLink:
         return await self.receive(lambda peer: work(peer, offer.size))
 
     async def receive(self, work: Callable[[socket.socket], T]) -> T:
-        """Send Go and receive in a thread all that the peer sends."""
+        """Send Go and run `work` in a thread, which receives all that the peer sends; return its result."""
         self._wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await self.send(Go())
         answer = await self.in_thread(work)
@@ -66,14 +68,14 @@ class ReplicaLink:
         return answer
 
     async def give(self, size: int, work: Callable[[socket.socket], T]) -> T:
-        """Offer contents and have a thread send them once the peer wants them."""
+        """Offer contents of `size` bytes and, once the peer wants them, have `work` send them in a thread."""
         await self.send(Offer(size))
         await self.expect(Go)
         return await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[socket.socket], T]) -> T:
-        """Run `work` on the socket in a thread; if this is cancelled the peer is cut off, and the thread has
-        ended on return.
+        """Run `work` on the socket in a thread; if this call is cancelled, the peer is cut off and the thread ends
+        first.
         """
         peer = socket.socket(fileno=os.dup(self._wire.writer.get_extra_info("socket").fileno()))
         peer.settimeout(self._stall_s)
@@ -95,7 +97,7 @@ class ReplicaLink:
 async def linked(
     server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
 ) -> AsyncIterator[ReplicaLink]:
-    """Open a connection to a server; raise WireError."""
+    """Open a connection to a server; raise WireError if that fails."""
     wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
     try:
         yield ReplicaLink(wire, pool, stall_s)
@@ -104,7 +106,7 @@ async def linked(
 
 
 def ring_neighbour(start: Start, steps: int) -> ReplicaAddress | None:
-    """Return the member so many places after this one in the ring of members, or None for a single member."""
+    """Return the member `steps` places after this one in the ring of members, or None if it is the only member."""
     if start.group_world_size < 2 or len(start.replicas) < start.group_world_size:
         return None
     return start.replicas[(start.group_rank + steps) % start.group_world_size]

@@ -46,7 +46,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One node's memory folder, in one attempt."""
+    """The memory folder of one node in one attempt."""
 
     path: Path
     node: int
@@ -54,10 +54,10 @@ class Tier:
 
 
 def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: Path = MEMORY) -> Path:
-    """Return the node's memory folder for this attempt, private to the user; folders of older attempts are removed.
+    """Return the node's memory folder for the attempt, private to the user; folders of older attempts are removed.
 
-    `inherit` means that this attempt continues where the one before was cut short. Raise OSError if no memory is
-    available.
+    `inherit` says that the attempt continues where the previous one was cut short, and takes over its folder. Raise
+    OSError if no memory is available.
     """
     mine = None
     for tier in _tiers(run_dir, memory):
@@ -68,21 +68,23 @@ def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: 
         elif mine is None and inherit and tier.attempt == attempt - 1:
             mine = _take_over(tier.path, memory / _name(run_dir, node, attempt, _nonce()))
         else:
-            give_back(tier.path)
+            remove_folder(tier.path)
     mine = mine or _make(memory, run_dir, node, attempt)
     write_record(mine / _OWNER, Owner(str(run_dir), this_process()), fsync=False)
     return mine
 
 
 def close_tier(run_dir: Path, attempt: int, node: int | None = None, memory: Path = MEMORY) -> None:
-    """Remove the memory folders of this node, or of all nodes simulated here; a newer attempt's stays."""
+    """Remove the memory folders of the attempt on this node, or for None of all nodes simulated here; a newer attempt's
+    stays.
+    """
     for tier in _tiers(run_dir, memory):
         if tier.attempt <= attempt and node in (None, tier.node):
-            give_back(tier.path)
+            remove_folder(tier.path)
 
 
 def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
-    """Yield all memory folders of this user whose owner is known."""
+    """Yield (owner, folder) for all memory folders of this user whose owner is known."""
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(memory)):
             found = _NAME.fullmatch(name)
@@ -91,7 +93,7 @@ def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
                 yield owner, Tier(memory / name, int(found[1]), int(found[2]))
 
 
-def give_back(path: Path) -> None:
+def remove_folder(path: Path) -> None:
     """Remove a memory folder as far as possible; it may be in use, and the run's end removes the rest."""
     shutil.rmtree(path, ignore_errors=True)
 
@@ -116,17 +118,17 @@ def _prefix(run_dir: Path) -> str:
 
 
 def _nonce() -> str:
-    """Return random letters for a name."""
+    """Return random letters that make a name unique."""
     return os.urandom(8).hex()
 
 
 def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
-    """Return the name of a folder."""
+    """Return the name of a memory folder."""
     return f"{_prefix(run_dir)}n{node:02d}-a{attempt:04d}" + (f"-{nonce}" if nonce else "")
 
 
 def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
-    """Create a folder; if its name is taken, one with a random name."""
+    """Create a memory folder; if its name is taken, create one with random letters in its name."""
     path = memory / _name(run_dir, node, attempt)
     try:
         path.mkdir(mode=0o700)
@@ -138,7 +140,7 @@ def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
 
 
 def _take_over(path: Path, new: Path) -> Path | None:
-    """Rename a folder for this attempt, or return None if its agent has just removed it."""
+    """Rename an older folder for the new attempt; return None if its agent has just removed it."""
     try:
         os.rename(path, new)
     except FileNotFoundError:
@@ -147,8 +149,8 @@ def _take_over(path: Path, new: Path) -> Path | None:
 
 
 def _make_private(path: Path) -> bool:
-    """Make a folder private to this user and return True, or False if it is a link, not a
-    folder or another user's.
+    """Make a folder private to this user and return True; return False if it is a link, not a folder or another
+    user's.
     """
     try:
         fd = os.open(path, _FOLDER)
@@ -165,15 +167,15 @@ def _make_private(path: Path) -> bool:
 
 
 def sweep(memory: Path = MEMORY) -> list[Path]:
-    """Remove memory folders that no run uses any more, and return what they were."""
+    """Remove memory folders that no run uses any more, and return their paths."""
     found = [tier.path for owner, tier in owned(memory) if _is_abandoned(owner)]
     for path in found:
-        give_back(path)
+        remove_folder(path)
     return found
 
 
 def _is_abandoned(owner: Owner) -> bool:
-    """Return whether the agent is dead and no later one of its run can follow by itself."""
+    """Return whether the folder's agent is dead and no later agent of its run can start without a user."""
     run = RunDir(Path(owner.run_dir))
     if alive(owner.agent) is not False:
         return False

@@ -11,7 +11,7 @@ _watchers: list[Callable[[str], None]] = []
 
 
 def listen(show: Callable[[str], None], *, watching: bool = False) -> None:
-    """Pass every line to `show` from now on; `watching` includes progress, which is of no use later."""
+    """Pass every line to `show` from now on; with `watching`, also lines on progress, which are of no use later."""
     _listeners.append(show)
     if watching:
         _watchers.append(show)

@@ -17,7 +17,7 @@ _COPIES = "copies"  # inside the node's folder
 
 
 class NodeMemory(ReplicaFiles):
-    """The snapshots in this node's memory: those of its ranks, and in `copies` those of another node."""
+    """The snapshots in this node's memory: those of its own ranks, and in `copies` those of another node."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -30,11 +30,11 @@ class NodeMemory(ReplicaFiles):
         return [*super().list(), *self.copies.list()]
 
     def manifest(self, save: Save) -> bytes:
-        """Return the manifest of a snapshot; raise SaveGone."""
+        """Return the manifest of a snapshot; raise SaveGone if it does not exist."""
         return self._holder(save).manifest(save)
 
     def open(self, save: Save, name: str) -> BinaryIO:
-        """Open a rank's file of a snapshot; raise SaveGone."""
+        """Open a rank's file of a snapshot; raise SaveGone if it does not exist."""
         return self._holder(save).open(save, name)
 
     def settle(self, save: Save) -> None:
@@ -42,7 +42,7 @@ class NodeMemory(ReplicaFiles):
         self.manifest(save)
 
     def _holder(self, save: Save) -> ReplicaFiles:
-        """Return the files that hold this save; snapshots of one step on two nodes have different manifests."""
+        """Return the folder that has this save; snapshots of one step on two nodes have different manifests."""
         try:
             self.own.manifest(save)
         except SaveGone:
@@ -58,7 +58,7 @@ class Snapshots(ReplicaFiles):
         self._path = folder
 
     def whole(self, names: Collection[str]) -> list[Held]:
-        """Return the snapshots that hold exactly these ranks' files, oldest first."""
+        """Return the snapshots that are complete and hold exactly the files `names`, oldest first."""
         return whole(self.list(), names)
 
     def make_place(self, save: Save) -> None:
@@ -67,7 +67,7 @@ class Snapshots(ReplicaFiles):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 
     def keep_only(self, kept: Collection[Held]) -> None:
-        """Delete all snapshots but these."""
+        """Delete all snapshots except those in `kept`."""
         commit.remove(self._path / held.folder for held in self.list() if held not in kept)
 
     def drop_unfinished(self, save: Save) -> None:
@@ -77,7 +77,7 @@ class Snapshots(ReplicaFiles):
 
 
 def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:
-    """Return the snapshots that are complete and hold exactly these files, oldest first."""
+    """Return those of the listed snapshots that are complete and hold exactly the files `names`, oldest first."""
     found = [one for one in listed if one.committed and not one.missing and set(one.present) == set(names)]
     return sorted(found, key=order)
 

@@ -60,8 +60,8 @@ class SaveChoice(msgspec.Struct, frozen=True):
 
 
 class LoadDecision(msgspec.Struct, frozen=True):
-    """Which checkpoint all members of a generation load, and which best one they keep; `lacks` is why none can
-    be loaded, or "".
+    """The checkpoint that all members of a generation load, and the best one that they keep; `lacks` is why none can be
+    loaded, or "".
     """
 
     load: SaveChoice  # what their ranks load
@@ -81,14 +81,14 @@ class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
 
 
 class Doubt(msgspec.Struct, frozen=True, tag="doubt", tag_field="t"):
-    """A request to check a file that arrived damaged, and to offer it to no other node if it is."""
+    """A request to check a file that arrived damaged, and if it is damaged, to offer it to no other node."""
 
     save: Save
     name: Name
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
-    """A request to keep a copy of this file, of a checkpoint that the peer has committed too."""
+    """A request to keep a copy of a file, which belongs to a checkpoint that the peer has committed too."""
 
     save: Save
     name: Name
@@ -102,14 +102,16 @@ class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
-    """A report to the first member that this one has all that its ranks load; it answers when all members have."""
+    """A report to the first member that this member has all files that its ranks load; the answer comes when all
+    members have.
+    """
 
     generation: int
     node: int
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="t"):
-    """The answer that contents of this size can be sent."""
+    """The answer that contents of `size` bytes can be sent."""
 
     size: Size
 
@@ -119,15 +121,15 @@ class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
 
 
 class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):
-    """The answer that the file is here already."""
+    """The answer that the peer has the file already."""
 
 
 class Fine(msgspec.Struct, frozen=True, tag="fine", tag_field="t"):
-    """The answer that the request is carried out, on disk."""
+    """The answer that the request is carried out and its result is on disk."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
-    """The answer that the request is refused, and why; `gone` if the checkpoint no longer exists."""
+    """The answer that the request is refused, with the reason; `gone` if the checkpoint no longer exists."""
 
     text: Reason
     gone: bool = False  # there is no such checkpoint here any more: nothing went wrong
@@ -138,5 +140,5 @@ FromServer = Offer | Go | InPlace | Fine | Refusal
 
 
 def refusal(text: str, *, gone: bool = False) -> Refusal:
-    """Return a refusal with the text cut to what the wire allows."""
+    """Return a refusal with the text cut to what the wire allows; `gone` says that the checkpoint no longer exists."""
     return Refusal(text[:REASON_CHARS], gone)

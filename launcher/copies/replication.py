@@ -38,18 +38,18 @@ T = TypeVar("T")
 
 
 class NotBrought(LaunchError):
-    """Raised when a checkpoint that ranks must load is not here and cannot be fetched."""
+    """Raised when a checkpoint that ranks must load is not on this node and cannot be fetched."""
 
 
 class NothingToLoad(LaunchError):
-    """There were checkpoints, and none is whole on the nodes that are present."""
+    """Raised when the run had checkpoints, and none is complete on the nodes that are present."""
 
 
 class Replication:
-    """Call `bring` before ranks start and `note` for what they commit.
+    """The agent's part in checkpoints on disks apart.
 
-    `fetched` is the number of bytes so far while it fetches, else None; `keeps` is True once the ranks' commits turned
-    out to be checkpoints as the trainer writes them.
+    Call `bring` before ranks start and `note` for what they commit. `fetched` is the number of bytes so far while it
+    fetches, else None; `keeps` is True once the ranks' commits turned out to be checkpoints as the trainer writes them.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class Replication:
         return self._server.port
 
     async def open(self) -> None:
-        """Start this node's server."""
+        """Start this node's server of checkpoint files."""
         await self._server.start()
 
     async def close(self) -> None:
-        """Stop copying and serving."""
+        """Stop copying and serving checkpoints."""
         if self._looking is not None:
             self._looking.cancel()
         await self._copier.close()
@@ -107,12 +107,12 @@ class Replication:
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
     async def settle(self) -> str:
-        """Wait until no file of this node's ranks awaits its second copy; return why the newest has none."""
+        """Wait until no file of this node's ranks waits for its second copy; return why the newest has none, or ""."""
         return await self._copier.settle()
 
     async def bring(self, start: Start) -> None:
-        """Fetch what the ranks of this generation load; raise NothingToLoad, NotBrought, or DiskFailed if this
-        node's disk fails.
+        """Fetch the checkpoint that the ranks of this generation load; raise NothingToLoad, NotBrought, or DiskFailed
+        if this node's disk fails.
         """
         try:
             decision = await self._decided(start)
@@ -140,7 +140,7 @@ class Replication:
     # -- which one
 
     async def _decided(self, start: Start) -> LoadDecision:
-        """Return the decision: made here by the first member, asked for by the others."""
+        """Return the decision on what to load: the first member makes it, the others ask for it."""
         if start.group_rank != 0:
             return await self._ask_first(start, lambda link: peer.decision(link, start.generation))
         members = _members(start)
@@ -157,8 +157,8 @@ class Replication:
         return decision
 
     async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
-        """Ask the first member, repeating for a while, because some are refused when all members connect at
-        once; raise NotBrought.
+        """Ask the first member, repeating for a while, because it refuses some when all members connect at once; raise
+        NotBrought.
         """
         until = time.monotonic() + self._patience.members_s
         while True:
@@ -171,7 +171,9 @@ class Replication:
             await asyncio.sleep(self._patience.retry_s)
 
     async def _look_at(self, server: ReplicaAddress, member: bool) -> Sequence[Held] | None:
-        """Return what a server has, or None for a server that does not answer and is no member."""
+        """Return the checkpoints that a server has, or None for a server that does not answer and is no member
+        (`member`).
+        """
         if server.node == self._node:
             return await asyncio.to_thread(self._files.list)
         patience = self._patience
@@ -189,7 +191,7 @@ class Replication:
             await asyncio.sleep(patience.retry_s)
 
     async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
-        """Return those of the reported saves that this node finds hopeless too: nothing is set aside because of
+        """Return those of the reported checkpoints that this node finds hopeless too: none is set aside because of
         another node's report alone.
         """
         if not told or start.group_rank == 0:
@@ -206,7 +208,9 @@ class Replication:
         return seen & set(told)
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
-        """Set aside what cannot be loaded and commit what was chosen, in a thread; return what was set aside."""
+        """Set aside checkpoints that cannot be loaded and commit the chosen one, in a thread; return texts on those set
+        aside.
+        """
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"
         said = [
@@ -267,7 +271,7 @@ class Replication:
     async def _manifest(
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
-        """Return the manifest's bytes and content."""
+        """Return (the manifest's bytes, its content) of the chosen checkpoint."""
         if self._node in choice.with_manifest:
             here = await asyncio.to_thread(self._files.manifest, save)
             return here, await asyncio.to_thread(decode, here)
@@ -284,7 +288,7 @@ class Replication:
         raise NotBrought(f"the manifest of {save}: {problem}")
 
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
-        """Fetch from one node after the other, repeating as long as anything arrives."""
+        """Fetch a file from one node after the other, repeating as long as any data arrives."""
         holders = list(holders)
         problem = "no node that is here has it"
         while holders:
@@ -310,9 +314,7 @@ class Replication:
                 await peer.report_damaged(link, get)
 
     def _count_fetched(self, count: int) -> None:
-        """Record fetched bytes, from the threads that fetch; the total is only shown, so a
-        lost update does no harm.
-        """
+        """Count fetched bytes, from the threads that fetch; the total is only shown, so a lost update does no harm."""
         self._heard_at = time.monotonic()
         self.fetched = (self.fetched or 0) + count
 
@@ -334,22 +336,22 @@ def _members(start: Start) -> list[int]:
 
 
 def _said(server: ReplicaAddress, error: Exception) -> str:
-    """Return which node failed, and why."""
+    """Return as text which node failed, and why."""
     return f"node {server.node}: {str(error) or 'no answer in time'}"[:REASON_CHARS]
 
 
 def _as_reported(start: Start, text: str) -> str:
-    """Return the text as a statement of the first member."""
+    """Return the text marked as a statement of the first member."""
     return f"node {start.replicas[0].node} says: {text}"
 
 
 def _gave_way(save: Save, holder: int) -> str:
-    """Return the text that another checkpoint was set aside."""
+    """Return the text that another checkpoint was set aside for this one."""
     return f"another {save} is set aside for that of node {holder}"
 
 
 def _passed_over(choice: SaveChoice) -> str:
-    """Return the text that a newer checkpoint is not whole and an older one is loaded."""
+    """Return the text that a newer checkpoint is incomplete and an older one is loaded."""
     newest = choice.passed_over[-1]
     instead = "ranks begin anew" if choice.save is None else f"ranks load {choice.save}"
     return f"of {newest} some files are on no node that is here: {instead}; it stays, for who is away may bring them"

@@ -40,13 +40,15 @@ class _Session:
 
 
 class Agreement:
-    """The decisions of this node, as first member, by generation."""
+    """The decisions that this node has made as first member, by generation."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}
 
     def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
-        """Give the decision to all present and later callers; older generations are over."""
+        """Give the decision to all present and later callers of `decision`; those of older generations are
+        cancelled.
+        """
         for number in [number for number in self._sessions if number < generation]:
             session = self._sessions.pop(number)
             session.decision.cancel()
@@ -60,7 +62,7 @@ class Agreement:
         return await asyncio.shield(self._session(generation).decision)
 
     async def arrive(self, generation: int, node: int) -> None:
-        """Record that one member has all files, and return once all members have."""
+        """Record that member `node` has all files, and return once all members have."""
         session = self._session(generation)
         session.awaited.discard(node)
         if not session.awaited and session.decision.done() and not session.complete.done():
@@ -75,7 +77,7 @@ class Agreement:
 
 
 class ReplicaServer:
-    """Serves the checkpoints of this node on its own address, once `start` was called."""
+    """A server of this node's checkpoints on its own address, once `start` was called."""
 
     def __init__(
         self, files: ReplicaFiles, address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
@@ -88,7 +90,7 @@ class ReplicaServer:
         self._listener = WireServer(key, _to_server, self._serve, _MOST_PEERS, protocol.LINE_BYTES)
 
     async def start(self) -> None:
-        """Listen, and set `port`."""
+        """Listen for peers, and set `port`."""
         self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:
@@ -102,7 +104,7 @@ class ReplicaServer:
             await self._answer(link, request)
 
     async def _answer(self, link: ReplicaLink, request: protocol.ToServer) -> None:
-        """Carry out one request."""
+        """Carry out one request of the peer."""
         match request:
             case protocol.List():
                 await _give(link, msgspec.json.encode(await asyncio.to_thread(self._files.list)))
@@ -138,7 +140,9 @@ class ReplicaServer:
         await link.give(size, lambda peer: self._send(peer, get, size))
 
     def _send(self, peer: socket.socket, get: protocol.Get, size: int) -> None:
-        """Send a file from a thread, which opens it: a cancel could leave open a file that crosses an await."""
+        """Send a file from the thread that also opens it, because a cancel could leave open a file that crosses an
+        await.
+        """
         try:
             with self._files.open(get.save, get.name) as file:
                 send_file(peer, file, size, Throttle(), lambda: False)
@@ -146,7 +150,7 @@ class ReplicaServer:
             raise WireError(str(gone)) from gone
 
     async def _put(self, link: ReplicaLink, put: protocol.Put) -> None:
-        """Receive a file that a peer offers, unless it is here already."""
+        """Receive a file that a peer offers, unless this node has it already."""
         try:
             manifest = await asyncio.to_thread(self._wanted, put)
             if manifest is None:
@@ -163,11 +167,13 @@ class ReplicaServer:
             await link.send(protocol.Fine())
 
     async def _keep(self, link: ReplicaLink, put: protocol.Put, manifest: bytes) -> None:
-        """Receive and write the file."""
+        """Receive the offered file and write it to this node's disk."""
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: protocol.Put) -> bytes | None:
-        """Return the manifest for an offered file, or None if the file is here already; raise SaveGone."""
+        """Return the manifest for an offered file, or None if this node has the file already; raise SaveGone if its
+        checkpoint does not exist.
+        """
         manifest = self._files.manifest(put.save)
         file = entry(decode(manifest), put.name)
         if file.size != put.size:
@@ -175,7 +181,7 @@ class ReplicaServer:
         return None if self._files.has(put.save, put.name, put.size) else manifest
 
     def _why(self, put: protocol.Put, error: Exception) -> protocol.Refusal:
-        """Return the refusal of a file; a checkpoint that was removed meanwhile is no failure."""
+        """Return the refusal for an error; a checkpoint that was removed meanwhile is no failure of this node."""
         try:
             self._files.manifest(put.save)
         except SaveGone as gone:
@@ -184,5 +190,5 @@ class ReplicaServer:
 
 
 async def _give(link: ReplicaLink, data: bytes) -> None:
-    """Send the data."""
+    """Offer the data to the peer, and send it once the peer wants it."""
     await link.give(len(data), lambda peer: send_bytes(peer, data))

@@ -35,14 +35,18 @@ def variables_for_store(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str
 
 
 def open_store(plan: Plan) -> ObjectStore:
-    """Return the run's part of its store, which is named in the plan; raise StoreFailed."""
+    """Return the part of the object store that the plan names for this run; raise StoreFailed if it cannot be
+    opened.
+    """
     hidden = credentials_in(os.environ, plan.secrets)
     address = f"{plan.spec.checkpoint.copy_to}/{plan.run_id}"
     return ObjectStore(address, lambda text: without_secrets(text, hidden))
 
 
 def borrow_packages(python: str) -> None:
-    """Make the packages of that interpreter importable here, after this one's own, as fsspec may be missing here."""
+    """Make the packages of the interpreter `python` importable here, after this one's own, because fsspec may be
+    missing here.
+    """
     if find_spec("fsspec") is not None:
         return
     words = [
@@ -62,14 +66,14 @@ def has_store(run: RunDir) -> bool:
 
 
 def whole_here(run: RunDir) -> list[int]:
-    """Return the steps whose checkpoints are whole in the run's folder, oldest first; no bytes are read."""
+    """Return the steps whose checkpoints are complete in the run's folder, oldest first; no bytes are read."""
     return [held.step for held in partial.whole_over([partial.inventory(_folder(run))])]
 
 
 def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
-    """Download a checkpoint (`newest`, or a step) from the object store unless it or a newer one is on this disk.
+    """Download a checkpoint (`newest`, or a step) from the object store unless this disk has it or a newer one.
 
-    Return one line that describes it, or nothing if none was downloaded. A damaged one is skipped for the one before.
+    Return one line that describes it, or none if none was downloaded. If it is damaged, the previous one is tried.
     Raise Unreachable if the store does not answer, and LaunchError with exit code 6 if all are damaged.
     """
     here, damaged = whole_here(run), list[str]()
@@ -102,7 +106,7 @@ def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
 
 
 def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
-    """Download one checkpoint, setting aside another one with its name."""
+    """Download one checkpoint, and set aside a different one with its name."""
     save = Save.of(held)
     if ReplicaFiles(folder).make_room(save):
         news.say(f"another {save} that was here is set aside")

@@ -45,16 +45,19 @@ class UploadRules:
 
 
 class _Stopped(Exception):
-    """Another generation has begun, or the agent leaves."""
+    """Raised in the thread when another generation has begun, or the agent exits."""
 
 
 class _Superseded(Exception):
-    """The run has ended, so that all nodes upload the newest checkpoint and the rest of this one may never come."""
+    """Raised in the thread when the run has ended, after which all nodes upload the newest checkpoint and the rest of
+    this one may never come.
+    """
 
 
 class Uploads:
-    """Uploads checkpoints: call `follow` for each generation, `note` for each commit that a rank reports, and
-    `settle` at the end.
+    """The upload of checkpoints to an object store.
+
+    Call `follow` for each generation, `note` for each commit that a rank reports, and `settle` at the end.
     """
 
     def __init__(self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say) -> None:
@@ -63,7 +66,7 @@ class Uploads:
         self._noted: int | None = None
 
     def follow(self, start: Start) -> None:
-        """Upload the files of these ranks from now on, after looking at what an earlier generation left."""
+        """Upload the files of the ranks in `start` from now on, after looking at what an earlier generation left."""
         self.close()
         if start.group_rank == 0 or self._rules.apart:
             names = {data_name(start.first_rank + local) for local in range(start.local_world_size)}
@@ -74,13 +77,13 @@ class Uploads:
             threading.Thread(target=self._work.run, name="uploads", daemon=True).start()
 
     def note(self, step: int) -> None:
-        """Wake the upload, because a rank reported that this step is committed."""
+        """Wake the upload, because a rank reported that `step` is committed."""
         if self._work is not None and step != self._noted:
             self._noted = step
             self._work.more.set()
 
     async def settle(self) -> str:
-        """Return "" once the newest checkpoint is in the store, or why that was given up."""
+        """Wait until the newest checkpoint is in the store, or was given up; return "" or the reason."""
         work = self._work
         if work is None:
             return ""
@@ -96,7 +99,7 @@ class Uploads:
         return work.problem if work.hopeless else ""
 
     def close(self) -> None:
-        """Begin no further file."""
+        """Stop uploading before the next file."""
         if self._work is not None:
             self._work.stop()
             self._work = None
@@ -167,8 +170,9 @@ class _Work:
                 wait_s = min(2 * wait_s, self._rules.retry_max_s)
 
     def _upload_due(self, store: ObjectStore, *, ends: bool) -> bool:
-        """Upload the next checkpoint that is due; return whether there may be another. With `ends` the newest
-        is due in any case.
+        """Upload the next checkpoint that is due; return whether another may be.
+
+        With `ends` the newest is due in any case.
         """
         if self._stopped.is_set():
             raise _Stopped
@@ -202,7 +206,9 @@ class _Work:
         return self._first
 
     def _is_due(self, held: Held, newest: Held | None, *, last: bool) -> bool:
-        """Return whether the checkpoint is due by the rules, as `newest` is the newest one in the store."""
+        """Return whether the checkpoint is due by the rules, given the newest one in the store; with `last`, any that
+        the store lacks is due unless it is older.
+        """
         if newest is None or (last and held.step >= newest.step and held.digest != newest.digest):
             return True
         if held.step <= newest.step:
@@ -212,7 +218,10 @@ class _Work:
         return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
 
     def _upload(self, store: ObjectStore, manifest: Manifest, *, ends: bool) -> None:
-        """Upload this node's files; the first node returns only once all other files are there, too."""
+        """Upload this node's files; the first node also waits until all other files are in the store.
+
+        Unless `ends`, raise _Superseded if the run ends during that wait.
+        """
         folder = save_name(manifest)
         files = [file for file in manifest.files if self._mine is None or file.name in self._mine]
         with ExitStack() as stack:
@@ -233,7 +242,7 @@ class _Work:
             self._pause(self._rules.retry_s)
 
     def _pieces(self, file: FileEntry, contents: BinaryIO) -> Iterator[bytes]:
-        """Yield the bytes of a file; raise CheckpointDamaged at its end if they are not what was written."""
+        """Yield the bytes of a file; raise CheckpointDamaged at its end if they are not what the trainer wrote."""
         digest = xxhash.xxh3_128()
         while piece := contents.read(min(PIECE_BYTES, self._pace.piece_bytes)):
             if self._stopped.is_set():
@@ -246,7 +255,7 @@ class _Work:
             raise CheckpointDamaged(f"{file.name}: is damaged here, and is not copied")
 
     def _prune(self, store: ObjectStore) -> None:
-        """Delete all but the newest checkpoints, and what older uploads have left unfinished."""
+        """Delete all but the newest checkpoints from the store, and what older uploads have left unfinished."""
         saves = store.saves()
         kept = {held.folder for held in saves[-self._rules.keep :]}
         for folder, step in store.folders().items():
@@ -259,7 +268,7 @@ class _Work:
             self._loop.call_soon_threadsafe(function)
 
     def _pause(self, seconds: float) -> None:
-        """Wait that long; raise _Stopped if stopped meanwhile."""
+        """Wait for `seconds`; raise _Stopped if stopped meanwhile."""
         if self._stopped.wait(seconds):
             raise _Stopped
 

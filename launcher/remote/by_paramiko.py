@@ -33,7 +33,7 @@ _MOST = 256 * 1024
 
 
 class ParamikoChannel:
-    """The streams and the exit code of a command over paramiko."""
+    """A command over a connection of paramiko's: its streams and its exit code."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -47,7 +47,9 @@ class ParamikoChannel:
         return self._session.fileno()
 
     def give(self, data: bytes, wait_s: float) -> int:
-        """Return how much of the data its stdin accepted, possibly after a wait; raise EOFError if it is closed."""
+        """Return how many bytes of the data the command's stdin accepted within `wait_s`; raise EOFError if it is
+        closed.
+        """
         try:
             sent = self._session.send(data)
         except TimeoutError:
@@ -60,14 +62,14 @@ class ParamikoChannel:
         return sent
 
     def end_input(self) -> None:
-        """Close its stdin."""
+        """Close the command's stdin."""
         try:
             self._session.shutdown_write()
         except BROKEN:
             return
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return new output on stdout and stderr, or None once there will be no more."""
+        """Return (new stdout, new stderr), waiting up to `wait_s`, or None once no more will come."""
         ended = self._session.eof_received or self._session.closed
         if said := self._said():
             return said
@@ -78,18 +80,18 @@ class ParamikoChannel:
         return self._said() or (b"", b"")
 
     def code(self, wait_s: float) -> int | None:
-        """Return the exit code, or None if the command has not ended within the wait."""
+        """Return the exit code, or None if the command has not ended after `wait_s`."""
         return self._session.exit_status if self._session.status_event.wait(wait_s) else None
 
     def close(self) -> None:
-        """Close the channel; the command continues there with its pipes closed."""
+        """Close the channel; the command continues on the host with its pipes closed."""
         try:
             self._session.close()
         except BROKEN:
             return
 
     def _said(self) -> tuple[bytes, bytes] | None:
-        """Return new output on stdout and stderr, or None if there is none."""
+        """Return (new stdout, new stderr), or None if there is no new output."""
         out, err = bytearray(), bytearray()
         while self._session.recv_ready() and len(out) < _MOST:
             out += self._session.recv(_MOST)
@@ -98,15 +100,16 @@ class ParamikoChannel:
         return (bytes(out), bytes(err)) if out or err else None
 
     def _wait_for_room(self, wait_s: float) -> None:
-        """Wait at most this long until the other side accepts input."""
+        """Wait up to `wait_s` until the other side accepts input."""
         with self._session.lock:
             if self._session.out_window_size == 0 and not self._session.closed:
                 self._session.out_buffer_cv.wait(wait_s)
 
 
 class Offers(ClosedAtTheEnd):
-    """Keys to offer: those of files first, then the agent's if it was asked for. The agent signs until this is
-    closed.
+    """The keys to offer to a host: those of files first, then the ssh-agent's if it was asked for.
+
+    The agent signs until this object is closed.
     """
 
     def __init__(self, target: Target) -> None:
@@ -141,7 +144,7 @@ class Offers(ClosedAtTheEnd):
         )
 
     def _ask_agent(self) -> None:
-        """Add the agent's keys, or note why it does not answer."""
+        """Add the ssh-agent's keys, or note why the agent does not answer."""
         try:
             self._agent = Agent(self._target.agent_socket or os.environ.get("SSH_AUTH_SOCK", ""))
         except (*BROKEN, ValueError) as error:
@@ -156,7 +159,7 @@ class Offers(ClosedAtTheEnd):
 
 
 def _public(path: Path) -> bytes | None:
-    """Return the public key beside a private one or in the file itself, or None."""
+    """Return the public key beside a private key or in the same file, or None if there is none."""
     for candidate in (path.with_name(f"{path.name}.pub"), path):
         try:
             return base64.b64decode(candidate.read_text(errors="replace").split()[1], validate=True)
@@ -180,7 +183,7 @@ def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """Return the key that the host presents, without logging in there; only jump hosts are logged in to."""
+    """Return the key that the host presents, without logging in to it; only jump hosts are logged in to."""
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
@@ -193,7 +196,7 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
 
 
 class ParamikoTransport:
-    """A connection of paramiko's, over those to the jump hosts."""
+    """A connection of paramiko's, through the connections to the jump hosts."""
 
     def __init__(self, target: Target, connection: ParamikoConnection, via: "ParamikoTransport | None") -> None:
         self.peer_address = connection.peer_address
@@ -202,11 +205,11 @@ class ParamikoTransport:
         self._via = via
 
     def alive(self) -> bool:
-        """Return False once the connection is known to have ended."""
+        """Return whether the connection is open, as far as is known."""
         return self._connection.is_active()
 
     def start(self, command: Sequence[str] | str) -> ParamikoChannel:
-        """Start this command on the host; raise Broken or Unreachable."""
+        """Start the command on the host; raise Broken or Unreachable."""
         try:
             session = self._connection.open_session(timeout=AUTHENTICATION_S)
         except NoChannel as error:
@@ -223,7 +226,7 @@ class ParamikoTransport:
         return ParamikoChannel(session)
 
     def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
-        """Connect from the host to a port, as seen from there; raise Unreachable."""
+        """Connect from the host to a port that is named as the host sees it; raise Unreachable if that fails."""
         try:
             return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
         except NoChannel as error:
@@ -233,7 +236,7 @@ class ParamikoTransport:
             raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
 
     def way_to(self, target: Target, limit_s: float) -> Session:
-        """Open a channel from this host to another one; raise Unreachable."""
+        """Open a channel from this host to another host; raise Unreachable if that fails."""
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
         except NoChannel as error:
@@ -242,7 +245,7 @@ class ParamikoTransport:
             raise Unreachable(f"{who(target)} cannot be reached through {who(self._target)}: {why(error)}") from None
 
     def close(self) -> None:
-        """Close the connection, and those to the jump hosts."""
+        """Close the connection, and those to its jump hosts."""
         self._connection.leave()
         if self._via is not None:
             self._via.close()
@@ -259,7 +262,7 @@ def _refuse_proxy_commands(target: Target) -> None:
 
 
 def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
-    """Return the connection to the last jump host, or None if there is none."""
+    """Return the connection to the last jump host, or None if the target has no jump host."""
     via: ParamikoTransport | None = None
     for hop in target.jumps:
         try:
@@ -294,7 +297,7 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 
 
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
-    """Return a connection to the host after checking its key; nothing that proves the user's identity has been
+    """Return a connection to the host after checking the host's key; nothing that proves the user's identity has been
     sent yet.
     """
     connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
@@ -307,7 +310,7 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
-    """Return a connection with keys exchanged, and the host's key, still unchecked."""
+    """Return (a connection with keys exchanged, the host's key, which is still unchecked)."""
     inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(
         inner,
@@ -331,7 +334,7 @@ def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> 
 
 
 def _dial(target: Target, deadline: float) -> socket.socket:
-    """Return a socket to the first of the host's addresses that answers; raise Unreachable."""
+    """Return a socket to the first of the host's addresses that answers; raise Unreachable if none does."""
     addresses = _addresses(target, deadline)
     failed = silent(target)
     for number, (family, address) in enumerate(addresses):
@@ -346,7 +349,7 @@ def _dial(target: Target, deadline: float) -> socket.socket:
 
 
 def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) -> socket.socket:
-    """Return a socket connected to this address."""
+    """Return a socket connected to the address within `limit_s`."""
     dialled = socket.socket(family, socket.SOCK_STREAM)
     try:
         dialled.settimeout(limit_s)

@@ -19,16 +19,18 @@ class Transport(Protocol):
     peer_address: str  # the host's address; empty if unknown, as behind a jump host
 
     def alive(self) -> bool:
-        """Return False once the connection is known to have ended."""
+        """Return whether the connection is open, as far as is known."""
 
     def start(self, command: Sequence[str] | str) -> Channel:
-        """Start this command, as words or as a line for the user's shell; raise Broken or Unreachable."""
+        """Start the command, as words or as a line for the user's shell; raise Broken or Unreachable."""
 
     def channel_to(self, hostname: str, port: int) -> Channel:
-        """Connect from the host to a port, as seen from there; raise Unreachable, or the channel ends."""
+        """Connect from the host to a port that is named as the host sees it; if that fails, raise Unreachable or return
+        a channel that ends.
+        """
 
     def close(self) -> None:
-        """Close the connection completely; what was started there continues."""
+        """Close the connection completely; commands that were started on the host continue."""
 
 
 def connect(target: Target, *, deadline: float | None = None) -> "Line":
@@ -45,7 +47,7 @@ def connect(target: Target, *, deadline: float | None = None) -> "Line":
 
 
 def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
-    """Return the key that the host presents, without logging in there; only jump hosts are logged in to."""
+    """Return the key that the host presents, without logging in to it; only jump hosts are logged in to."""
     if target.transport == "openssh":
         from launcher.remote.openssh import shown_key  # late: only one of the two is needed
     else:
@@ -67,11 +69,11 @@ class Line(ClosedAtTheEnd):
 
     @property
     def alive(self) -> bool:
-        """Return False once the connection is known to have ended."""
+        """Return whether the connection is open, as far as is known."""
         return self._transport.alive()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
-        """Run the command to its end; raise Lost if that is not seen, as it may continue there."""
+        """Run the command and return its result; raise Lost if its end is not seen, as it may continue on the host."""
         deadline = time.monotonic() + limit_s
         with self.start(argv) as running:
             for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
@@ -83,13 +85,15 @@ class Line(ClosedAtTheEnd):
         return done
 
     def start(self, command: Sequence[str] | str) -> Running:
-        """Start this command, as words or as a line for the user's shell, and leave its stdin open."""
+        """Start the command, as words or as a line for the user's shell, and leave its stdin open."""
         return Running(who(self.target), self._transport.start(command))
 
     def to_port(self, port: int) -> Channel:
-        """Connect to a port of the host's own loopback; raise Unreachable, or the channel ends."""
+        """Connect to a port of the host's own loopback; if that fails, raise Unreachable or return a channel
+        that ends.
+        """
         return self._transport.channel_to("127.0.0.1", port)
 
     def close(self) -> None:
-        """Close the connection completely; what was started there continues."""
+        """Close the connection completely; commands that were started on the host continue."""
         self._transport.close()

@@ -17,8 +17,9 @@ _lock = threading.Lock()
 
 
 def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dict[str, Way]:
-    """Return for each target's name an open connection, or the error: one that exists, one that another thread
-    is opening, or a new one.
+    """Return for each target's name an open connection, which may exist already, or the error.
+
+    `tell` is called with the name and a line on each new connection.
     """
     mine: dict[Target, Future[Way]] = {}
     replaced: list[Future[Way]] = []
@@ -39,7 +40,7 @@ def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dic
 
 
 def _is_usable(way: Future[Way] | None) -> bool:
-    """Return whether the connection is being opened or alive."""
+    """Return whether the connection is alive, or is being opened."""
     if way is None or not way.done():
         return way is not None
     line = way.result()
@@ -47,7 +48,7 @@ def _is_usable(way: Future[Way] | None) -> bool:
 
 
 def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> None:
-    """Open these connections, and settle every future whatever happens."""
+    """Open the connections, and set the result of every future whatever happens."""
     made: dict[str, Way] = {}
     try:
         made = connect_all(list(mine), tell)
@@ -58,7 +59,7 @@ def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> 
 
 @atexit.register
 def close() -> None:
-    """Close all connections."""
+    """Close all connections of this process."""
     with _lock:
         ways = [way for way in _ways.values() if way.done()]
         _ways.clear()
@@ -66,7 +67,7 @@ def close() -> None:
 
 
 def _leave(ways: Sequence[Future[Way]]) -> None:
-    """Close these connections."""
+    """Close the connections that were opened."""
     for way in ways:
         line = way.result()
         if isinstance(line, Line):

@@ -19,23 +19,27 @@ T = TypeVar("T")
 
 
 class Dropped(Unreachable):
-    """The host closed the connection before it sent anything: its sshd has too many logins at the moment."""
+    """Raised when the host closed the connection before it sent anything, as its sshd has too many logins at the
+    moment.
+    """
 
 
 class NoAccess(Unreachable):
-    """The host refuses the login."""
+    """Raised when the host refuses the login."""
 
 
 class Lost(Unreachable):
-    """The connection ended, or no answer came in time: the request may have been carried out, or may still be."""
+    """Raised when the connection ended, or no answer came in time: the request may have been carried out, or may still
+    be.
+    """
 
 
 class Broken(Lost):
-    """The connection ended before the answer came: the request may have been carried out."""
+    """Raised when the connection ended before the answer came: the request may have been carried out."""
 
 
 class Silent(Lost):
-    """The answer did not come in time although the connection exists: the request may still be carried out."""
+    """Raised when no answer came in time although the connection exists: the request may still be carried out."""
 
 
 def why(error: BaseException | None) -> str:
@@ -45,8 +49,8 @@ def why(error: BaseException | None) -> str:
 
 
 class SilentMachines(Generic[T]):
-    """Remembers machines that did not answer a moment ago, so that a process that watches runs does not wait
-    for them each time.
+    """The machines that did not answer a moment ago, so that a process that watches runs does not wait for them each
+    time.
     """
 
     def __init__(self) -> None:

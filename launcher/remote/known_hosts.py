@@ -54,7 +54,7 @@ class KnownKey:
 
 
 class BadKey(Unreachable):
-    """The host's key is not the expected one; nothing was sent that proves the user's identity."""
+    """Raised when the host's key is not the expected one; nothing that proves the user's identity was sent."""
 
     def __init__(self, key: HostKey, file: Path, *lines: str) -> None:
         super().__init__(*lines)
@@ -63,15 +63,15 @@ class BadKey(Unreachable):
 
 
 class UnknownKey(BadKey):
-    """No key of this host is known."""
+    """Raised when no key of the host is known."""
 
 
 class ChangedKey(BadKey):
-    """The host is known by another key."""
+    """Raised when another key of the host is known."""
 
 
 class RevokedKey(BadKey):
-    """The key is marked as revoked."""
+    """Raised when the host's key is marked as revoked."""
 
 
 def fingerprint(blob: bytes) -> str:
@@ -80,19 +80,19 @@ def fingerprint(blob: bytes) -> str:
 
 
 def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
-    """Return every line about this host, or about `name`, in all known-hosts files."""
+    """Return every line about the host, or about `name`, in all known-hosts files."""
     name = name or target.known_as
     return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, name)]
 
 
 def expected_kinds(target: Target) -> tuple[str, ...]:
-    """Return the kinds of keys by which the host can be recognised; the server is asked for these first."""
+    """Return the kinds of keys by which the host can be recognised, for which the server is asked first."""
     lines = [*known_keys(target), *_without_port(target)]
     return tuple(dict.fromkeys(known.kind for known in lines if not known.marker))
 
 
 def check(target: Target, key: HostKey) -> None:
-    """Raise BadKey unless this is the host's key; must be called before anything is sent that proves the user's
+    """Raise BadKey unless the key is the host's; this must be called before anything is sent that proves the user's
     identity.
     """
     lines = known_keys(target)
@@ -115,7 +115,7 @@ def check(target: Target, key: HostKey) -> None:
 
 
 def add(target: Target, key: HostKey) -> Path:
-    """Record this key as the host's from now on; the user's file loses its earlier keys."""
+    """Record the key as the host's from now on, and return the file; earlier keys are removed from the user's file."""
     file = _users_file(target)
     old = [known for known in known_keys(target) if not known.marker and known.blob != key.blob]
     for known in old:
@@ -135,7 +135,7 @@ def add(target: Target, key: HostKey) -> Path:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line in a single write, because an ssh may add one of its own meanwhile."""
+    """Append a line in a single write, because an ssh may append a line of its own meanwhile."""
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
@@ -147,7 +147,7 @@ def _append(file: Path, line: str) -> None:
 
 
 def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
-    """Rewrite the file at once without a name in these lines, and with `more` at its end."""
+    """Rewrite the file in one step, with `name` removed from the lines `numbers`, and with `more` at its end."""
     real = file.resolve()
     lines = real.read_text(errors="surrogateescape").split("\n")
     kept = [_without_name(line, name) if number in numbers else line for number, line in enumerate(lines, 1)]
@@ -157,9 +157,9 @@ def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
 
 
 def _without_name(line: str, name: str) -> str | None:
-    """Return the line without this name, or None if nothing is left of it."""
+    """Return the line with the name removed, or None if no other name is left in it."""
     names, blank, rest = line.strip().partition(" ")
-    left = [one for one in names.split(",") if not _is(one, name)]
+    left = [one for one in names.split(",") if not _is_name(one, name)]
     return f"{','.join(left)}{blank}{rest}" if left else None
 
 
@@ -202,7 +202,7 @@ def _without_port(target: Target) -> list[KnownKey]:
 
 
 def _about(names: str, name: str) -> bool:
-    """Return whether the host is named itself, or a pattern matches it and none with a `!` does."""
+    """Return whether the host is named itself, or matches a pattern among `names` and none that begins with `!`."""
     patterns = names.lower().split(",")
     fits = any(_like(name, one) for one in patterns) and not any(
         _like(name, one[1:]) for one in patterns if one[:1] == "!"
@@ -211,17 +211,17 @@ def _about(names: str, name: str) -> bool:
 
 
 def _like(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern with `*` and `?` only, fast however many there are."""
+    """Return whether a name matches a pattern with `*` and `?`, in little time however many of them the pattern has."""
     return fnmatchcase(name.lower(), pattern.replace("[", "[[]"))
 
 
 def _named(names: str, name: str) -> bool:
-    """Return whether the name is among these, in plain text or hashed."""
-    return any(_is(one, name) for one in names.split(","))
+    """Return whether the name is among `names`, in plain text or hashed."""
+    return any(_is_name(one, name) for one in names.split(","))
 
 
-def _is(one: str, name: str) -> bool:
-    """Return whether this entry, in plain text or hashed, is the name."""
+def _is_name(one: str, name: str) -> bool:
+    """Return whether the entry, in plain text or hashed, is the name."""
     if not one.startswith("|1|"):
         return one.lower() == name.lower()
     try:
@@ -232,7 +232,9 @@ def _is(one: str, name: str) -> bool:
 
 
 def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
-    """Return the error for a host without a known key."""
+    """Return the error for a host without a known key; `by_authority` says that a certificate authority is known for
+    it.
+    """
     file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
     words = (
         ["  a certificate authority is known for it: certificates of hosts are not supported"] if by_authority else []
@@ -248,7 +250,7 @@ def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
 
 
 def _changed(target: Target, key: HostKey, expected: list[KnownKey]) -> ChangedKey:
-    """Return the error for a host with another key than the known one."""
+    """Return the error for a host whose key differs from the known one."""
     first = next((known for known in expected if known.kind == key.kind), expected[0])
     return ChangedKey(
         key,

@@ -66,21 +66,21 @@ class SshCommand:
     without: frozenset[str] = frozenset()  # variables that must not reach ssh
 
     def argv(self, *line: str) -> list[str]:
-        """Return the arguments with which a shell on the host runs this line."""
+        """Return the arguments of ssh with which a shell on the host runs the line."""
         options = (word for option in (*self.options, *_OPTIONS) for word in ("-o", option))
         return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
 
     def forward(self, hostname: str, port: int) -> "SshProcess":
-        """Start an ssh whose stdin and stdout are a connection from there."""
+        """Start an ssh whose stdin and stdout are a connection from the host to that port."""
         onwards = replace(self, flags=(*self.flags, "-W", f"{hostname}:{port}"))
         return SshProcess(onwards.argv(), self.without, lambda: False)
 
     def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
-        """Start an ssh that runs this line on the host."""
+        """Start an ssh that runs the line on the host."""
         return SshProcess(self.argv(line), self.without, shared)
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
-        """Return a command that opens a shared connection, and one that uses it."""
+        """Return (a command that opens a shared connection, a command that uses it)."""
         flags = (*self.flags, "-S", str(socket).replace("%", "%%"))
         master = replace(self, options=("ControlMaster=yes", "ControlPersist=no", *self.options), flags=flags)
         return master, replace(self, flags=flags)
@@ -90,7 +90,7 @@ class SshProcess(ProgramChannel):
     """A running ssh program."""
 
     def __init__(self, argv: Sequence[str], without: Collection[str], shared: Callable[[], bool]) -> None:
-        """Start ssh; `shared` returns whether the shared connection still exists."""
+        """Start ssh; `shared` returns whether the connection that it shares still exists."""
         self._shared = shared
         try:
             super().__init__(argv, _environment(without))
@@ -98,15 +98,13 @@ class SshProcess(ProgramChannel):
             raise _no_ssh() from None
 
     def code(self, wait_s: float) -> int | None:
-        """Return the command's exit code, -1 if ssh lost the connection, or None if it has not ended within the
-        wait.
-        """
+        """Return the command's exit code, -1 if ssh lost the connection, or None if it has not ended after `wait_s`."""
         code = super().code(wait_s)
         return -1 if code is not None and code == _SSH_FAILED and not self._shared() else code
 
 
 class OpenSshTransport:
-    """One connection that all commands share."""
+    """One connection of ssh, which all commands share."""
 
     peer_address = ""  # ssh alone knows
 
@@ -118,20 +116,22 @@ class OpenSshTransport:
         self._folder = folder
 
     def alive(self) -> bool:
-        """Return False once the connection is known to have ended."""
+        """Return whether the connection is open, as far as is known."""
         if self._master is None:
             return _has_master(self._command)
         return self._master.process.poll() is None
 
     def start(self, command: Sequence[str] | str) -> SshProcess:
-        """Start this command on the host; raise Broken if the connection has ended."""
+        """Start the command on the host; raise Broken if the connection has ended."""
         if self._master is not None and self._master.process.poll() is not None:
             raise Broken(f"{who(self._target)}: the connection broke")
         line = command if isinstance(command, str) else command_line(command, told=True)
         return self._command.start(line, self._outlives)
 
     def channel_to(self, hostname: str, port: int) -> SshProcess:
-        """Connect from the host to a port, as seen from there; raise Broken if the connection has ended."""
+        """Connect from the host to a port that is named as the host sees it; raise Broken if the connection has
+        ended.
+        """
         if not self.alive():
             raise Broken(f"{who(self._target)}: the connection broke")
         return self._command.forward(hostname, port)
@@ -173,7 +173,9 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """Return the key that the host presents, without logging in there: ssh passes it to a program that accepts none."""
+    """Return the key that the host presents, without logging in to it: ssh passes the key to a program that accepts
+    none.
+    """
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
     with tempfile.TemporaryDirectory(prefix="launch-ssh-") as folder:
@@ -211,7 +213,7 @@ def _command(target: Target) -> SshCommand:
 
 
 def _has_master(command: SshCommand) -> bool:
-    """Return whether the user has a connection open that others may share."""
+    """Return whether the user has a connection open that other commands may share."""
     argv = replace(command, flags=("-O", "check", *command.flags)).argv()
     try:
         done = subprocess.run(
@@ -225,17 +227,19 @@ def _has_master(command: SshCommand) -> bool:
 
 
 def _environment(without: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment of ssh and of its programs for jump hosts; it prevents windows that ask the user."""
+    """Return the environment of ssh and of its programs for jump hosts, in which no window can ask the user for a
+    password.
+    """
     return {name: value for name, value in os.environ.items() if name not in without} | {"SSH_ASKPASS_REQUIRE": "never"}
 
 
 def _no_ssh() -> Unreachable:
-    """Return the error that there is no ssh."""
+    """Return the error that ssh is not installed."""
     return Unreachable("no `ssh` on PATH", "hint: install the OpenSSH client")
 
 
 def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
-    """Wait until the login succeeds, skipping what a shell prints before."""
+    """Wait until the login succeeds, skipping what a shell prints before that."""
     try:
         while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():
             if not line:
@@ -245,7 +249,7 @@ def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
 
 
 def _refused(target: Target, master: Running) -> Unreachable:
-    """Return the error for all that ssh printed.
+    """Return the error for the lines that ssh printed.
 
     If a jump host is the reason, ssh's last line only says that the connection was closed.
     """
@@ -271,7 +275,7 @@ def _refused(target: Target, master: Running) -> Unreachable:
 
 
 def _proxy(target: Target) -> str:
-    """Return the jump hosts or the proxy command, for a message."""
+    """Return as text the jump hosts or the proxy command, for a message."""
     with contextlib.suppress(BadInput):  # what ssh understands need not be known to us
         whole = resolved(target)
         return ", ".join(jump.name for jump in whole.jumps) or whole.proxy_command
@@ -279,12 +283,12 @@ def _proxy(target: Target) -> str:
 
 
 def hint(name: str, words: Iterable[str]) -> list[str]:
-    """Return a hint about ssh's message, or nothing."""
+    """Return a hint for the message of ssh, or an empty list."""
     said = "\n".join(words)
     return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
 
 
 def _short_folder() -> str:
-    """Return a folder for a socket, whose path must fit into 100 bytes including ssh's suffix."""
+    """Return a new folder for a socket, whose path must fit into 100 bytes together with ssh's suffix."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 # nosec B108 - a folder of our own in it

@@ -38,7 +38,7 @@ def connect_all(
     """
 
     def heard(name: str, result: Line | LaunchError) -> None:
-        """Pass on the result for one host."""
+        """Pass the result for one host to `tell`."""
         tell(name, "connected" if isinstance(result, Line) else result.lines[0])
 
     wanted = {target.name: target for target in targets}
@@ -49,7 +49,7 @@ def connect_all(
 def for_all(
     lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
 ) -> dict[str, T | LaunchError]:
-    """Return the result of `work` for each, run at the same time; a LaunchError that it raises is its result."""
+    """Return the result of `work` for each, run at the same time, or the LaunchError that it raised."""
     each = {name: partial(work, name, line) for name, line in lines.items()}
     return _at_once(each, len(lines) if at_once is None else at_once)
 
@@ -70,7 +70,9 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
 
 
 def _patiently(target: Target, patience_s: float) -> Line:
-    """Connect, again if the host closed the connection before it sent anything; a refused key or login is final."""
+    """Connect, and try again if the host closed the connection before it sent anything; a refused key or login is
+    final.
+    """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     for tries in itertools.count(1):
         try:
@@ -92,9 +94,11 @@ def _at_once(
     heard: Callable[[str, T | LaunchError], None] | None = None,
     undo: Callable[[T], None] | None = None,
 ) -> dict[str, T | LaunchError]:
-    """Return the results in the order of `work`; if this ends early, `undo` gets the results that are not returned.
+    """Return the results in the order of `work`, or the errors, running `most` at a time; `heard` gets each as it
+    comes.
 
-    The threads are daemons, so that a program that ends, for instance by Ctrl-C, does not wait for a silent host.
+    If this ends early, `undo` gets the results that are not returned. The threads are daemons, so that a program that
+    ends, for instance by Ctrl-C, does not wait for a silent host.
     """
     futures = {name: Future[T]() for name in work}
     waiting = queue.SimpleQueue[str | None]()
@@ -102,7 +106,7 @@ def _at_once(
     given_up = threading.Event()
 
     def labour() -> None:
-        """Do waiting work until there is none."""
+        """Take waiting work and do it until none is left."""
         while (name := waiting.get()) is not None and not given_up.is_set():
             try:
                 futures[name].set_result(work[name]())
@@ -134,8 +138,9 @@ def _at_once(
 
 
 def _next(ended: "queue.SimpleQueue[str]") -> str:
-    """Return the next finished name, waiting in short turns, because a Ctrl-C just before a wait is noticed only at
-    its end.
+    """Return the next name whose work has finished.
+
+    It waits in short turns, because a Ctrl-C just before a wait is noticed only at its end.
     """
     while True:
         with contextlib.suppress(queue.Empty):
@@ -143,6 +148,6 @@ def _next(ended: "queue.SimpleQueue[str]") -> str:
 
 
 def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:
-    """Call `undo` with the result, if there is one."""
+    """Call `undo` with the result, if the future has one."""
     if undo is not None and future.exception() is None:
         undo(future.result())

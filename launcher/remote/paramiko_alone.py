@@ -11,7 +11,7 @@ from typing import Any
 
 
 def _run(*args: Any, **kwargs: Any) -> Any:
-    """Call the real `invoke.run`."""
+    """Import the real `invoke` and call its `run`."""
     return import_module("invoke").run(*args, **kwargs)
 
 

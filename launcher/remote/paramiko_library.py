@@ -54,7 +54,7 @@ class KeyAnswer(Enum):
 
 
 class ParamikoConnection(paramiko.Transport):
-    """One connection, over a socket or over a channel through another one.
+    """A connection of paramiko's, over a socket or over a channel through another connection.
 
     After `asked_after_s` of silence a keepalive is sent; after `silence_limit_s` in all the connection is given up.
     """
@@ -74,7 +74,10 @@ class ParamikoConnection(paramiko.Transport):
         self._channel_handler_table = {**table, MSG_CHANNEL_REQUEST: _note_signal}
 
     def agree(self, kinds: Collection[str], deadline: float) -> bool:
-        """Exchange keys, of these kinds if possible; return False if the host is silent, and check `active` then."""
+        """Exchange keys, of these kinds if possible; return False if the host is silent until the deadline.
+
+        Otherwise `active` tells whether the exchange succeeded.
+        """
         options = self.get_security_options()
         options.key_types = sorted(options.key_types, key=lambda name: _kind(name) not in kinds)
         agreed = threading.Event()
@@ -82,7 +85,7 @@ class ParamikoConnection(paramiko.Transport):
         return _came(agreed, deadline)
 
     def offer(self, user: str, key: Key, deadline: float) -> KeyAnswer:
-        """Try to log in with this key, and return the host's answer."""
+        """Try to log in with the key, and return the host's answer."""
         answered = threading.Event()
         try:
             self.auth_publickey(user, key, answered)
@@ -101,11 +104,11 @@ class ParamikoConnection(paramiko.Transport):
         return KeyAnswer.NO
 
     def channel_to(self, hostname: str, port: int, limit_s: float) -> Session:
-        """Open a channel from the host to another one."""
+        """Open a channel from the host to another host."""
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
     def leave(self) -> None:
-        """End the connection; its own thread closes the socket, as its number could be another one's by then."""
+        """End the connection; its own thread closes the socket, whose number could belong to another one by then."""
         self.wire.end()
         if self.is_alive():
             self.join(_LEAVE_S)
@@ -113,8 +116,8 @@ class ParamikoConnection(paramiko.Transport):
         self.wire.close()
 
     def _on_quiet(self) -> None:
-        """Send a keepalive or end the connection; called ten times a second in the connection's thread while nothing
-        is received.
+        """Send a keepalive, or end the connection after too long a silence; called ten times a second in the
+        connection's thread while nothing is received.
         """
         now, heard_at = time.monotonic(), self.wire.heard_at
         if self._asked_at > heard_at:
@@ -130,8 +133,9 @@ class ParamikoConnection(paramiko.Transport):
 
 
 def _came(event: threading.Event, deadline: float) -> bool:
-    """Return whether the event was set by the deadline, waiting in short turns, because a Ctrl-C just before a
-    wait is noticed only at its end.
+    """Return whether the event was set by the deadline.
+
+    It waits in short turns, because a Ctrl-C just before a wait is noticed only at its end.
     """
     while not event.wait(min(_TURN_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:
@@ -140,7 +144,7 @@ def _came(event: threading.Event, deadline: float) -> bool:
 
 
 class _Wire:
-    """The socket or channel under a connection; it gives up if the other side accepts nothing any more."""
+    """The socket or channel under a connection, which is given up if the other side stops accepting data."""
 
     def __init__(self, inner: Any, limit_s: float) -> None:
         self._inner, self._limit_s = inner, limit_s
@@ -191,14 +195,14 @@ class _Wire:
 
 
 class _Packets(Packetizer):
-    """A packetizer without the thread that times the handshake and stays when it fails, and without keepalives by the
-    wall clock.
+    """A packetizer without paramiko's thread for a handshake's time-out, which stays if the handshake fails, and
+    without keepalives by the wall clock.
     """
 
     on_quiet: Callable[[], None] | None = None
 
     def start_handshake(self, timeout: float) -> None:
-        """Do nothing: there is a deadline already."""
+        """Do nothing, because the handshake has a deadline already."""
 
     def _check_keepalive(self) -> None:
         """Call `on_quiet`, in place of paramiko's keepalives by the wall clock."""
@@ -207,7 +211,7 @@ class _Packets(Packetizer):
 
 
 class Agent(AgentSSH):
-    """The user's ssh-agent, used to sign; it is never forwarded. Raises one of BROKEN, or ValueError."""
+    """The user's ssh-agent, used to sign and never forwarded; it raises one of BROKEN, or ValueError."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -228,7 +232,9 @@ class Agent(AgentSSH):
 
 
 def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the host's options from OpenSSH's configuration, for a machine without ssh; raise BadInput."""
+    """Return the host's options from OpenSSH's configuration, for a machine without ssh; raise BadInput if it cannot be
+    read.
+    """
     config = paramiko.SSHConfig()
     try:
         for path in files:
@@ -243,7 +249,7 @@ def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> 
 
 
 def read_key(path: Path) -> Key:
-    """Return a private key; raise ValueError with the reason."""
+    """Return the private key in a file; raise ValueError with the reason if it cannot be read."""
     try:
         seen = path.stat()
         with _reading:  # an RSA key takes a quarter of a second to check: once for all hosts
@@ -277,5 +283,5 @@ def _note_signal(channel: Session, message: paramiko.Message) -> None:
 
 
 def _kind(name: str) -> str:
-    """Return the name that known-hosts files use for this algorithm's key."""
+    """Return the name by which known-hosts files call keys of this algorithm."""
     return "ssh-rsa" if name.startswith("rsa-sha2-") else name

@@ -15,7 +15,7 @@ _MOST_COMPLAINTS = 16 << 20
 
 
 class ProgramChannel:
-    """A program in a session of its own, so that a Ctrl-C reaches it only if it is passed on."""
+    """A program of this machine in a session of its own, so that a Ctrl-C reaches it only if it is passed on."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         # A file, so that no full pipe stops it.
@@ -44,7 +44,9 @@ class ProgramChannel:
         return self._stdout.fileno()
 
     def give(self, data: bytes, wait_s: float) -> int:
-        """Return how much of the data its stdin accepted, possibly after a wait; raise EOFError if it is closed."""
+        """Return how many bytes of the data the program's stdin accepted within `wait_s`; raise EOFError if it is
+        closed.
+        """
         if self._stdin.closed:
             raise EOFError
         try:
@@ -56,12 +58,12 @@ class ProgramChannel:
             raise EOFError from None
 
     def end_input(self) -> None:
-        """Close its stdin."""
+        """Close the program's stdin."""
         with contextlib.suppress(OSError):
             self._stdin.close()
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return new output on stdout and stderr, or None once there will be no more."""
+        """Return (new stdout, new stderr), waiting up to `wait_s`, or None once no more will come."""
         if self._ended:
             return None
         ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
@@ -73,7 +75,7 @@ class ProgramChannel:
         return data, self._complained()
 
     def code(self, wait_s: float) -> int | None:
-        """Return the exit code, -1 after a signal, or None if the program has not ended within the wait."""
+        """Return the exit code, -1 after a signal, or None if the program has not ended after `wait_s`."""
         try:
             code = self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -81,7 +83,9 @@ class ProgramChannel:
         return -1 if code < 0 else code
 
     def close(self) -> None:
-        """Close the program so that nothing is left here; what it has started on another machine ends by itself."""
+        """End the program so that no process of it is left here; what it has started on another machine ends by
+        itself.
+        """
         _end(self.process)
         self.end_input()
         self._ended = True
@@ -89,8 +93,9 @@ class ProgramChannel:
         self._complaints.close()
 
     def _complained(self) -> bytes:
-        """Return new output on its stderr; of very much only the end, and the file is cleared so that it does not
-        fill the disk.
+        """Return new output on the program's stderr, or only the end of very much.
+
+        The file is cleared so that it does not fill the disk.
         """
         fd = self._complaints.fileno()
         end = os.fstat(fd).st_size
@@ -114,7 +119,7 @@ def _end(process: "subprocess.Popen[Any]") -> None:
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    """Return the pipe; raise ValueError if there is none."""
+    """Return the pipe; raise ValueError if it is None."""
     if pipe is None:
         raise ValueError("expected a pipe")
     return pipe

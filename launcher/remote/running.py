@@ -19,28 +19,30 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class Channel(Protocol):
-    """A command that a transport has started; all work is done in the thread that calls a method."""
+    """A command that a transport has started; each method works in the thread that calls it."""
 
     @property
     def ready_fd(self) -> int:
         """Return a descriptor for waiting only: it is readable when `take` may return something."""
 
     def give(self, data: bytes, wait_s: float) -> int:
-        """Return how much of the data its stdin accepted, possibly after a wait. Raise EOFError if it is closed."""
+        """Return how many bytes of the data the command's stdin accepted within `wait_s`; raise EOFError if it is
+        closed.
+        """
 
     def end_input(self) -> None:
-        """Close its stdin."""
+        """Close the command's stdin."""
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return new output on stdout and stderr, or None once there will be no more."""
+        """Return (new stdout, new stderr), waiting up to `wait_s`, or None once no more will come."""
 
     def code(self, wait_s: float) -> int | None:
-        """Return the exit code, 128 + n for signal n, -1 if the connection ended before it was known, or None if it
-        has not ended.
+        """Return the exit code, 128 + n for signal n, -1 if the connection ended before the code was known, or None if
+        the command has not ended.
         """
 
     def close(self) -> None:
-        """Close the channel; the command continues there with its pipes closed."""
+        """Close the channel; the command continues on the other machine with its pipes closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,11 @@ class ClosedAtTheEnd:
         self.close()
 
     def close(self) -> None:
-        """Close the object."""
+        """Release what the object holds, such as a connection."""
 
 
 class Running(ClosedAtTheEnd):
-    """A command on another machine; its output is read in the caller's thread whenever that waits."""
+    """A command on another machine; its output is read in the caller's thread while a method waits."""
 
     def __init__(self, who: str, channel: Channel) -> None:
         """Use a channel to a program on the host `who`, which messages name."""
@@ -79,11 +81,11 @@ class Running(ClosedAtTheEnd):
 
     @property
     def ready_fd(self) -> int:
-        """Return a descriptor for waiting only: it is readable when there may be output."""
+        """Return a descriptor for waiting only: it is readable when new output may be there."""
         return self._channel.ready_fd
 
     def feed(self, data: bytes, limit_s: float) -> bool:
-        """Write data to its stdin, and return False if it is closed."""
+        """Write data to the command's stdin; return False if that is closed."""
         deadline = time.monotonic() + limit_s
         rest = memoryview(data)
         while rest:
@@ -99,29 +101,29 @@ class Running(ClosedAtTheEnd):
         return True
 
     def write(self, data: bytes, limit_s: float = 60.0) -> None:
-        """Write data to its stdin; raise Broken if it is closed."""
+        """Write data to the command's stdin; raise Broken if that is closed."""
         if not self.feed(data, limit_s):
             raise Broken(f"{self.who}: the command or the connection has ended")
 
     def close_stdin(self) -> None:
-        """Close its stdin; its output and exit code can still be read."""
+        """Close the command's stdin; its output and exit code can still be read."""
         self._channel.end_input()
 
     def read(self, size: int, limit_s: float = 60.0) -> bytes:
-        """Return up to so many bytes of its stdout as soon as there are any, or none at its end."""
+        """Return up to `size` bytes of the command's stdout as soon as it has any, or b"" at its end."""
         self._wait_for(lambda: bool(self._out), limit_s)
         data = bytes(self._out[:size])
         del self._out[:size]
         return data
 
     def readline(self, limit_s: float = 60.0) -> bytes:
-        """Return a line of its stdout with its newline, or the rest at its end."""
+        """Return a line of the command's stdout with its newline, or the rest at its end."""
         self._wait_for(lambda: b"\n" in self._out, limit_s)
         end = self._out.find(b"\n") + 1
         return self.read(end or len(self._out) or 1, 0.0)
 
     def finish(self, limit_s: float = 60.0) -> Done:
-        """Close its stdin and wait for its end; raise Silent if that does not come in time."""
+        """Close the command's stdin and wait until it ends; raise Silent if that takes longer than `limit_s`."""
         deadline = time.monotonic() + limit_s
         self.close_stdin()
         self._wait_for(lambda: False, limit_s)
@@ -133,22 +135,22 @@ class Running(ClosedAtTheEnd):
         return Done(code if code >= 0 else None, bytes(self._out), bytes(self._err))
 
     def code(self, limit_s: float) -> int | None:
-        """Return the exit code, 128 + n for signal n, -1 if the connection ended before it was known, or None if it
-        has not ended.
+        """Return the exit code, 128 + n for signal n, -1 if the connection ended before the code was known, or None if
+        the command has not ended.
         """
         return self._channel.code(limit_s)
 
     def last_error_lines(self, most: int = 1) -> list[str]:
-        """Return the last lines of its stderr, for a message about its end or failed start."""
+        """Return the last lines of the command's stderr, for a message about its end or failed start."""
         lines = [line.strip() for line in bytes(self._err[-_TAIL_BYTES:]).decode(errors="replace").splitlines()]
         return [f"  {line[:500]}" for line in lines if line][-most:]
 
     def close(self) -> None:
-        """Close the connection; the command continues there with its pipes closed."""
+        """Close the connection; the command continues on the other machine with its pipes closed."""
         self._channel.close()
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
-        """Read output until the condition holds or there is no more."""
+        """Read output until the condition holds or no more will come."""
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
             left = deadline - time.monotonic()
@@ -157,7 +159,7 @@ class Running(ClosedAtTheEnd):
                 raise self._late()  # however much else it prints
 
     def _take(self, wait_s: float) -> bool:
-        """Store new output and return whether there was any."""
+        """Store new output; return whether any came."""
         said = None if self._ended else self._channel.take(wait_s)
         if said is None:
             self._ended = True
@@ -175,7 +177,8 @@ class Running(ClosedAtTheEnd):
 
 
 def command_line(argv: Sequence[str], *, told: bool = False) -> str:
-    """Return a line for any shell of the user there, which passes one quoted word of harmless letters to sh.
+    """Return a line for any shell that the user may have on the other machine, which passes one quoted word of harmless
+    letters to sh.
 
     With `told` a death by a signal becomes an exit code, for a transport that reports no signals.
     """

@@ -35,7 +35,7 @@ _JUMP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One host, and all that is needed to log in there."""
+    """One host, and everything that is needed to log in to it."""
 
     name: str  # as the user calls it
     hostname: str
@@ -57,7 +57,11 @@ class Target:
 
 
 def target_of(host: SshHost, *, agent: bool = False) -> Target:
-    """Return how to reach a host of the clusters file or of a spec from here; raise BadInput."""
+    """Return how to reach a host of the clusters file or of a spec from this machine; raise BadInput if its options are
+    wrong.
+
+    With `agent`, keys of the user's ssh-agent are tried too.
+    """
     said = {"user": host.user, "port": None if host.port is None else str(host.port)}
     own = () if host.key is None else (Path(host.key).expanduser(),)
     for key in own:
@@ -82,7 +86,7 @@ def resolved(target: Target) -> Target:
 
 
 def configured() -> list[str]:
-    """Return the options that name a configuration file for ssh, if it is not the usual one."""
+    """Return the options that name a configuration file for ssh, or none for the usual file."""
     named = os.environ.get("LAUNCH_SSH_CONFIG")
     if not named:
         own = Path.home() / ".ssh" / "config"
@@ -93,7 +97,10 @@ def configured() -> list[str]:
 def _target(
     name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool, passed: tuple[str, ...]
 ) -> Target:
-    """Return a target; `passed` holds the hosts that it is a jump host for."""
+    """Return how to reach a host.
+
+    With `agent`, keys of the user's ssh-agent are tried too; `passed` are the hosts for which it is a jump host.
+    """
     if name in passed or len(passed) > _MOST_JUMPS:
         raise BadInput(
             f"{passed[0]}: ProxyJump leads in a circle: {' -> '.join((*passed, name))}",
@@ -201,13 +208,13 @@ def earlier(limit_s: float, deadline: float | None) -> float:
 
 
 def who(target: Target) -> str:
-    """Return the user's name for the host, and its address."""
+    """Return the user's name for the host, with its address."""
     where = target.hostname if target.port == 22 else f"{target.hostname} port {target.port}"
     return target.name if where == target.name else f"{target.name} ({where})"
 
 
 def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str], name: str) -> tuple[Path, ...]:
-    """Return the existing key files: the host's own, then the configuration's or the default ones."""
+    """Return those of the key files that exist: the host's own, then the configuration's or the default ones."""
     if own and (not named or set(_DEFAULT_KEYS) <= set(named)):
         return own
     said = [word for word in named or _DEFAULT_KEYS if word not in _NOT_FOR_US]
@@ -216,7 +223,10 @@ def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str]
 
 
 def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, agent: bool) -> tuple[Target, ...]:
-    """Return the jump hosts on the way."""
+    """Return the jump hosts on the way; with `agent`, keys of the user's ssh-agent are tried for them too.
+
+    `passed` are the hosts beyond them.
+    """
     if said.lower() == "none":
         return ()
     jumps: list[Target] = []
@@ -240,7 +250,7 @@ def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
     """Return the path with ~, %x and ${NAME} filled in."""
 
     def variable(found: re.Match[str]) -> str:
-        """Return the variable's value."""
+        """Return the value of an environment variable; raise BadInput if it is not set."""
         if found[1] not in os.environ:
             raise BadInput(f"{name}: the SSH configuration uses ${{{found[1]}}}, which is not set")
         return os.environ[found[1]]
@@ -250,7 +260,7 @@ def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
-    """Return the path of the ssh-agent's socket, "" for none."""
+    """Return the path of the ssh-agent's socket, or "" for the usual one."""
     if said.lower() in {"", "none"} or said == "SSH_AUTH_SOCK":
         return ""
     if said.startswith("$") and not said.startswith("${"):
@@ -259,10 +269,10 @@ def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
-    """Return the text with %x filled in; raise BadInput for an unknown one."""
+    """Return the text with tokens such as %h filled in; raise BadInput for an unknown token."""
 
     def token(found: re.Match[str]) -> str:
-        """Return what the token stands for."""
+        """Return the text for which a token stands."""
         letter = found[1]
         if letter == "%":
             return "%"
@@ -274,14 +284,14 @@ def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
 
 
 def _port(text: str, name: str) -> int:
-    """Return the port number; raise BadInput."""
+    """Return the port number; raise BadInput if the text is none."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
         raise BadInput(f"{name}: Port of the SSH configuration: expected 1 to 65535, got {text!r}")
     return int(text)
 
 
 def _seconds(text: str, name: str) -> float:
-    """Return the seconds, or the default for none or 0."""
+    """Return the seconds in the text, or the default for `none` or 0."""
     if text.lower() == "none":
         return CONNECT_TIMEOUT_S
     if not text.isascii() or not text.isdigit():

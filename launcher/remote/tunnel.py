@@ -17,8 +17,8 @@ _MOST = 64  # connections at once
 
 
 class Tunnel:
-    """Relays each connection to the socket `listening`, which it closes at its end, over a channel of its own from
-    `dial`.
+    """A relay for connections to the socket `listening`, which it closes at its end; each gets a channel of its own
+    from `dial`.
 
     If there are too many, the one that has been silent longest is closed.
     """
@@ -46,13 +46,13 @@ class Tunnel:
                     self._end(peer)
 
     def _end(self, peer: socket.socket) -> None:
-        """Stop the thread, which closes the tunnel."""
+        """Shut down one connection, so that the thread that relays it ends."""
         self._heard_at.pop(peer, None)
         with contextlib.suppress(OSError):  # it has left
             peer.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, peer: socket.socket) -> None:
-        """Relay one connection until either side ends."""
+        """Relay one connection until either side ends it."""
         with peer:
             try:
                 channel = self._dial()
@@ -69,7 +69,7 @@ class Tunnel:
                     self._heard_at.pop(peer, None)
 
     def _pass_on(self, peer: socket.socket, channel: Channel) -> None:
-        """Relay in both directions."""
+        """Relay data in both directions until one side ends."""
         peer.settimeout(_TAKE_S)
         poll = select.poll()
         poll.register(peer, select.POLLIN)

@@ -239,8 +239,8 @@ def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
     return (
         Field("to", ListOf(NotifyRecipient(spelled_out), single=True, may_be_blank=True), "Who is notified of the run: "
               "slack, discord, teams or json with the variable that holds the webhook's address, or {file: PATH}; "
-              "apprise with that of a URL of apprise; email; or a command that gets the message as JSON on stdin. [] is "
-              "nobody",
+              "apprise with that of a URL of apprise; email; or a command that gets the message as JSON on stdin. []"
+              " is nobody",
               example="[{slack: SLACK_WEBHOOK}, {email: me@example.org}]"),
         Field("on", ListOf(Choice(OCCASIONS), single=True), "What is notified; by default all of started, restarted, "
               "stalled and ended", example="[stalled, ended]"),

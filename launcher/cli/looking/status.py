@@ -52,7 +52,9 @@ class Table:
 def table(
     rows: Sequence[RunRow], now: float, *, everything: bool, wanted: Sequence[str] = USUAL, width: int | None = None
 ) -> Table:
-    """Return the table of active and newest runs, or of all, in the given order and no wider than `width`."""
+    """Return the table of active and newest runs, or with `everything` of all, in the given order and no wider than
+    `width`.
+    """
     if not rows:
         return Table([], "no runs yet; `launch submit FILE` starts one, `launch spec init` writes a spec")
     shown = [row for index, row in enumerate(rows) if everything or index < _NEWEST or _active(row.status)]
@@ -79,7 +81,7 @@ def together(rows: Sequence[RunRow]) -> list[RunRow]:
 
 
 def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
-    """Return the sort key that keeps the steps of a graph together."""
+    """Return a sort key that keeps the steps of a graph together."""
     return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
 
 

@@ -24,7 +24,7 @@ _AGAIN = 3  # a run that lets its checkpoints go faster than they can be fetched
 
 
 def checkpoint_folder(run: RunDir) -> str:
-    """Return the checkpoint directory relative to the run's folder, the same on every machine."""
+    """Return the checkpoint directory relative to the run's folder, which is the same on every machine."""
     return read_plan(run, last_attempt(run).number).spec.checkpoint.dir
 
 
@@ -36,9 +36,9 @@ def fetch(
     bring_logs: Callable[[], Mapping[str, LaunchError]],
     holders: Callable[[], Holders],
 ) -> list[str]:
-    """Fetch logs, metrics and a checkpoint (`newest` with the best, `none`, or a step); return a line for each.
+    """Fetch logs, metrics and a checkpoint (`newest` with the best, `none`, or a step); return a line of text for each.
 
-    If a checkpoint cannot be fetched, the one before it is, and then the error is raised.
+    If a checkpoint cannot be fetched, the previous one is fetched, and then the error is raised.
     """
     before = logs.size(run)
     troubles = bring_logs()
@@ -63,14 +63,14 @@ def fetch(
 
 
 def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """Fetch the newest and the best checkpoint, and return what to report."""
+    """Fetch the newest and the best checkpoint; return the lines that report them."""
     lines = _fetch_newest(look, None, "step", passed_over) or ["no checkpoint yet"]
     return lines + _fetch_newest(look, None, "best", passed_over)
 
 
 def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """Fetch the checkpoint of that step, or the best one of it, which may be all that is left, and return what
-    to report.
+    """Fetch the checkpoint of `step`, or the best one of that step, which may be all that is left; return the lines
+    that report it.
     """
     lines = _fetch_newest(look, step, "step", passed_over) or _fetch_newest(look, step, "best", passed_over)
     if not lines:
@@ -81,7 +81,7 @@ def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over
 def _fetch_newest(
     look: Callable[[], Holders], step: int | None, kind: Kind, passed_over: list[LaunchError]
 ) -> list[str]:
-    """Fetch the newest checkpoint, or that of this step, and return what to report; nothing if there is none.
+    """Fetch the newest checkpoint, or that of `step`; return the lines that report it, none if there is none.
 
     The look-up is repeated if an active run has replaced all that was found.
     """
@@ -99,7 +99,7 @@ def _fetch_newest(
 
 
 def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
-    """Return the line that reports a fetched checkpoint, or nothing if there was none."""
+    """Return the line that reports a fetched checkpoint, or none if none was fetched."""
     if brought is None:
         return []
     held, count = brought
@@ -109,7 +109,7 @@ def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[st
 
 
 def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
-    """Return the error with what was fetched instead."""
+    """Return the error with lines on what was fetched instead."""
     *words, hint = trouble.lines
     error = LaunchError(*words, *(f"here now: {line}" for line in lines), hint)
     error.exit_code = trouble.exit_code
@@ -121,12 +121,12 @@ def bring_newest(run: RunDir, holders: Holders) -> None:
 
     Raise Unreachable if no host knows of any, NotTransferred if no known one can be fetched.
     """
-    newest = bring_what_it_goes_on_from(run, holders, holders.bring_home)
+    newest = fetch_to_resume_from(run, holders, holders.bring_home)
     _set_incomplete_aside(holders, newest.step if newest is not None else -1)
 
 
-def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
-    """Fetch and return the newest checkpoint that can be had, or None if there is none; fetch the best one if
+def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
+    """Fetch and return the newest checkpoint that can be had, or None if there is none; fetch the best one too if
     possible.
     """
     brought = first_that_comes(holders.newest_first(), bring, _pass_over)
@@ -141,10 +141,10 @@ def bring_what_it_goes_on_from(run: RunDir, holders: Holders, bring: Callable[[H
 
 
 def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
-    """Report that a run resumes from an older step than it had.
+    """Report that a run resumes from an older step than it had reached.
 
-    Raise Unreachable if it would begin anew, a host that does not answer may have its checkpoint, and no user has
-    allowed that.
+    Raise Unreachable if the run would begin anew although a host that does not answer may have its checkpoint, unless a
+    user has allowed that.
     """
     state = read_record(run.state, RunState)
     had = state.checkpoint if state is not None else None
@@ -170,12 +170,14 @@ def _may_begin_anew(run: RunDir) -> bool:
 
 
 def _pass_over(trouble: NotTransferred) -> None:
-    """Report that a checkpoint cannot be fetched and the one before it is used."""
+    """Report that a checkpoint cannot be fetched and the previous one is used."""
     news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 
 
 def _set_incomplete_aside(holders: Holders, above: int) -> None:
-    """Set aside checkpoints that an interrupted fetch left incomplete: the run will save those steps again."""
+    """Set aside checkpoints above step `above` that an interrupted fetch left incomplete: the run will save those steps
+    again.
+    """
     for held in partial.inventory(holders.home):
         if held.committed and held.missing and (held.kind == "best" or held.step > above):
             partial.set_aside(holders.home, held.step, held.kind)

@@ -29,14 +29,16 @@ class CheckpointHolder(Protocol):
         """Return the files that this holder has of each checkpoint."""
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """Return the result of `take` on the bytes of this file as they arrive; an empty name means the manifest."""
+        """Return the result of `take`, which gets the bytes of the file as they arrive; an empty name means the
+        manifest.
+        """
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Store this file; raise LaunchError, with Exit.DAMAGED if it does not match the manifest."""
+        """Store the file; raise LaunchError, with Exit.DAMAGED if the file does not match the manifest."""
 
 
 class NotTransferred(LaunchError):
-    """No machine that answers has a file of a checkpoint as it was written."""
+    """Raised when no machine that answers has a file of a checkpoint undamaged."""
 
     def __init__(self, wanted: Held, what: str, troubles: Mapping[str, LaunchError]) -> None:
         silent = any(isinstance(one, Unreachable) for one in troubles.values())
@@ -54,7 +56,7 @@ class NotTransferred(LaunchError):
 
 
 class Holders:
-    """The machines that have files of a run's checkpoints, and the folder for them here.
+    """The machines that have files of a run's checkpoints, and the folder for them on this machine.
 
     A machine that does not answer is not asked again, and is named in errors.
     """
@@ -75,15 +77,13 @@ class Holders:
         self._holders, self._held = holders, held
 
     def newest_first(self, step: int | None = None, kind: Kind = "step") -> list[Held]:
-        """Return the checkpoints, or those of this step, whose files are all on some of the disks, including this
-        machine's.
-        """
+        """Return the checkpoints, or those of `step`, of which every file is on some disk, this machine's included."""
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 
     def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
-        """Fetch all files of this checkpoint, or only these, and return how many had to be fetched.
+        """Fetch all files of the checkpoint, or those in `only`, and return how many had to be fetched.
 
-        Raise NotTransferred; what has arrived by then stays.
+        Raise NotTransferred if one cannot be; the files that have arrived by then stay.
         """
         mine = next((one for one in partial.inventory(self.home) if _same(one, wanted) and one.committed), None)
         missing = _names(wanted) if mine is None else mine.missing
@@ -101,7 +101,7 @@ class Holders:
         return len(fetched)
 
     def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
-        """Send these files of a local checkpoint to a machine; raise NotTransferred if one is damaged here."""
+        """Send the named files of a local checkpoint to a machine; raise NotTransferred if one is damaged here."""
         manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}
         for name in names:
@@ -118,7 +118,7 @@ class Holders:
         """Fetch one file from the first machine that gives it undamaged."""
 
         def take(host: str, pieces: Iterator[bytes]) -> None:
-            """Write the file as it arrives."""
+            """Write the file as its bytes arrive."""
             news.say(f"{host}: {Save.of(wanted)}, {name}")
             partial.receive(self.home, manifest, name, pieces, wanted.kind)
 
@@ -129,7 +129,7 @@ class Holders:
         """Return the manifest of a checkpoint that is committed on a reachable machine."""
 
         def take(_host: str, pieces: Iterator[bytes]) -> bytes:
-            """Return the manifest, if it is the wanted one."""
+            """Return the manifest if it is that of the wanted checkpoint."""
             manifest = b"".join(pieces)
             if digest_of(manifest) != wanted.digest or decode(manifest).step != wanted.step:
                 raise CheckpointDamaged("it is another one by now")
@@ -143,7 +143,7 @@ class Holders:
     def _first_that_gives(
         self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
     ) -> T:
-        """Return the result of `take` on the bytes of the first host that has them undamaged."""
+        """Return the result of `take` on the bytes of the first host that has the file undamaged."""
         what = name or "its manifest"
         troubles: dict[str, LaunchError] = {}
         for host in hosts:
@@ -162,15 +162,14 @@ class Holders:
 
 
 def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind: Kind = "step") -> list[Held]:
-    """Return the checkpoints, or those of this step, whose files are all on some of these disks."""
+    """Return the checkpoints, or those of `step`, of which every file is on one of the disks, the newest first."""
     return [held for held in reversed(partial.whole_over(disks, kind)) if step is None or held.step == step]
 
 
 def first_that_comes(
     found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotTransferred], None]
 ) -> tuple[Held, T] | None:
-    """Return the first of these checkpoints that can be fetched, with the result of `bring`, or None if there is none
-    at all.
+    """Return (the first of the checkpoints that can be fetched, the result of `bring`), or None if `found` is empty.
 
     Raise the first NotTransferred if none can be fetched.
     """
@@ -190,7 +189,7 @@ def first_that_comes(
 
 
 def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
-    """Return the files of a checkpoint that none of these disks has."""
+    """Return the files of a checkpoint that none of the disks has."""
     there = {name for held in disks for name in _present(wanted, held)}
     return [name for name in _names(wanted) if name not in there]
 
@@ -210,7 +209,7 @@ def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
 
 
 def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
-    """Return the names of the checkpoint's files on one disk."""
+    """Return the names of those files of the checkpoint that one disk has."""
     return {name for one in held if _same(one, wanted) for name in one.present}
 
 
@@ -220,5 +219,5 @@ def _names(held: Held) -> tuple[str, ...]:
 
 
 def _same(one: Held, other: Held) -> bool:
-    """Return whether both are the same checkpoint."""
+    """Return whether both are copies of the same checkpoint."""
     return Save.of(one) == Save.of(other)

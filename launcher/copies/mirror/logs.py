@@ -21,7 +21,9 @@ _asked: set[Path] = set()  # who follows what a run writes here does not wait fo
 
 
 def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
-    """Copy what is new of the logs, until the run has ended or continues somewhere else, and all is here."""
+    """Copy what is new of the logs, again and again until the run has ended or continues elsewhere, and all of them are
+    here.
+    """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]
     if not there or there[-1].fetched.exists():
@@ -39,7 +41,7 @@ def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
 
 
 def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
-    """Return how much of each file is here, by name.
+    """Return by name how many bytes of each file this machine has.
 
     Files that ranks on this machine write are left out, because a remote file may have the same name.
     """
@@ -61,11 +63,11 @@ def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
 
 
 def size(run: RunDir) -> int:
-    """Return the bytes of logs and metrics that are here."""
+    """Return how many bytes of logs and metrics this machine has."""
     return sum(tails.sizes(run.path, folders_of(run)).values())
 
 
 def folders_of(run: RunDir) -> tuple[str, ...]:
-    """Return the folders with logs and metrics, those of roles beside the main one included."""
+    """Return the folders with logs and metrics, including those of roles beside the main one."""
     roles = [f"{run.roles.name}/{path.name}/{folder}" for path in role_dirs(run) for folder in FOLDERS]
     return (*FOLDERS, *roles)

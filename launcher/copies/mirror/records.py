@@ -31,14 +31,14 @@ class _OurPlan(msgspec.Struct, frozen=True):
 
 
 def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
-    """Write how an attempt has ended, if it has."""
+    """Write how an attempt has ended, unless `end` is None."""
     if end is not None:
         end = msgspec.structs.replace(end, exit_code=_exit_code(end.state, end.cause, end.exit_code))
     renew(attempt.end, end, AttemptEnd)
 
 
 def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
-    """Write the coordinator's newest state, with the names that the run and its place have here."""
+    """Write the coordinator's newest state, with the names that the run and its place have on this machine."""
     ours = plan_as(run, attempt.number, _OurPlan)
     named = {"run": ours.run_id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
     code = _exit_code(last.state, last.cause, last.exit_code) if last.state.ended else None
@@ -46,7 +46,7 @@ def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
 
 
 def renew(path: Path, record: T | None, kind: type[T]) -> None:
-    """Write a record, unless it is None or the file has the same already."""
+    """Write a record, unless it is None or the file has the same content already."""
     try:
         known = read_record(path, kind)
     except Damaged:

@@ -19,7 +19,7 @@ _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on how much is fetched at once."""
+    """Limits on how much is transferred at once."""
 
     answer_bytes: int = 8 << 20
     answer_files: int = 5000
@@ -31,7 +31,7 @@ LIMITS = Limits()
 
 
 class Tail(NamedTuple):
-    """Bytes of a file, and where in the file they belong."""
+    """A piece of a file, with the offset at which it belongs."""
 
     name: Annotated[str, msgspec.Meta(max_length=4096)]  # from the run's folder
     at: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -56,16 +56,16 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
-    """Return the list of parts for these bytes."""
+    """Return the list of parts that announces these pieces."""
     return tuple(Part(one.name, one.at, len(one.content)) for one in found)
 
 
 def grown(
     root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return the new ends of all files below these folders, as much as one answer may hold, and whether there is more.
+    """Return (the new ends of all files below the folders, as much as one answer may hold; whether there is more).
 
-    `known` is how much the other side has, by name.
+    `known` is how many bytes the other side has of each file.
     """
     return grown_of(root, _files(root, folders), known, limits)
 
@@ -73,7 +73,7 @@ def grown(
 def grown_of(
     root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return the new ends of these files, as `grown` does."""
+    """Return (the new ends of the files, whether there is more), as `grown` does."""
     found: list[Tail] = []
     left = limits.answer_bytes
     for path in files:
@@ -96,7 +96,7 @@ def grown_of(
 
 
 def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
-    """Yield each part of the received content. Raise ValueError if the sizes do not match it."""
+    """Yield each part of the received content as a piece; raise ValueError if the sizes do not match the content."""
     start = 0
     for part in parts:
         yield Tail(part.name, part.at, content[start : start + part.size])
@@ -106,7 +106,9 @@ def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
 
 
 def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
-    """Append a part to the local copy. Raise LaunchError for a name that is not below one of these folders."""
+    """Append a piece to the local copy of its file; raise LaunchError for a name that is not below one of the
+    folders.
+    """
     steps = tail.name.split("/")
     if {"", ".", ".."} & set(steps) or not any(f"{tail.name}/".startswith(f"{folder}/") for folder in folders):
         raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
@@ -126,9 +128,9 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
 def bring(
     root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str, limits: Limits = LIMITS
 ) -> None:
-    """Copy all that `who` has below these folders, and that is not `known`, to below `root`, answer by answer.
+    """Copy everything that `who` has below the folders, beyond what is `known`, to below `root`, answer by answer.
 
-    Raise LaunchError for what was not asked for, and for more than is fetched at once.
+    Raise LaunchError for files that were not requested, and for more than is fetched at once.
     """
     mine, left = dict(known), limits.at_once_bytes
     for _ in range(_MOST_ANSWERS):
@@ -154,7 +156,7 @@ def bring(
 
 
 def sizes(root: Path, folders: Sequence[str]) -> dict[str, int]:
-    """Return the size of each file."""
+    """Return the size of each file below the folders by its name."""
     return {str(path.relative_to(root)): path.stat().st_size for path in _files(root, folders)}
 
 
@@ -170,7 +172,7 @@ def _files(root: Path, folders: Sequence[str]) -> list[Path]:
 
 
 def is_text(name: str) -> bool:
-    """Return whether the name is valid text, which alone can be sent to the other side."""
+    """Return whether the name is valid text, as only such a name can be sent to the other side."""
     try:
         name.encode()
     except UnicodeEncodeError:

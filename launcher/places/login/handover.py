@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.copies.mirror.fetch import bring_what_it_goes_on_from
+from launcher.copies.mirror.fetch import fetch_to_resume_from
 from launcher.copies.mirror.holders import Holders
 from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.places.login.address import KIND, Address, address_of
@@ -192,7 +192,7 @@ def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
         before.bring_home(wanted)
         there.send(wanted, address.login, [*wanted.present, *wanted.missing])
 
-    bring_what_it_goes_on_from(run, before, send)
+    fetch_to_resume_from(run, before, send)
 
 
 def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class RemoteProgram(Protocol):
-    """The `launch` program on another machine, and how to reach it."""
+    """The `launch` program on another machine, and how that machine is reached."""
 
     @property
     def cluster(self) -> str:
@@ -48,22 +48,22 @@ class RemoteProgram(Protocol):
 
     @property
     def launch(self) -> str:
-        """Return the path of the program there."""
+        """Return the path of the program on the other machine."""
 
     @property
     def transport(self) -> str:
-        """Return openssh or paramiko."""
+        """Return the name of the transport: openssh or paramiko."""
 
 
 def remote_program(path: str) -> str:
-    """Return a program's path quoted for any shell of the user there, which expands `~`."""
+    """Return a program's path quoted for any shell that the user may have on the other machine, which expands `~`."""
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{_quoted(path[1:])}'
     return _quoted(path)
 
 
 def _quoted(text: str) -> str:
-    """Return one quoted word without backslashes in quotes, which fish would interpret."""
+    """Return one quoted word without backslashes inside of the quotes, which fish would interpret."""
     return r"\\".join(shlex.quote(part) if part else "" for part in text.split("\\"))
 
 
@@ -71,7 +71,7 @@ class RpcClient(ClosedAtTheEnd):
     """The client of a program on another machine, over its stdin and stdout."""
 
     def __init__(self, running: Running, taken_s: float = _TAKEN_S) -> None:
-        """Use a running program; `taken_s` limits how long a piece may take to be accepted."""
+        """Use a running program; `taken_s` limits how long it may take to accept a piece of input."""
         self._running, self._taken_s = running, taken_s
         self._greeted = False
         self._waits = False  # for an answer
@@ -103,8 +103,8 @@ class RpcClient(ClosedAtTheEnd):
                 return
 
     def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
-        """Return the answer to the request, which at most `most` bytes may follow; raise the other side's
-        error, Broken or Silent.
+        """Return the answer to the last request, which at most `most` bytes may follow; raise the other side's error,
+        Broken or Silent.
         """
         self.greet(deadline)
         try:
@@ -128,13 +128,13 @@ class RpcClient(ClosedAtTheEnd):
     def ask_with_bytes(
         self, request: object, kind: type[T], most: int, *, contents: Iterable[bytes] = (), timeout_s: float
     ) -> tuple[T, bytes]:
-        """Return the answer and the bytes that follow it; each mebibyte has a time limit, however many there are."""
+        """Return (the answer, the bytes that follow it); each mebibyte has the time limit, however many there are."""
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
         return answer, b"".join(self.pieces(_PIECE_S))
 
     def pieces(self, limit_s: float) -> Iterator[bytes]:
-        """Yield the bytes that follow the last answer as they arrive; each mebibyte must arrive within the limit."""
+        """Yield the bytes that follow the last answer as they arrive; each mebibyte must arrive within `limit_s`."""
         while self._left:
             until, wanted = time.monotonic() + limit_s, min(self._left, _PIECE)
             while wanted:
@@ -147,11 +147,11 @@ class RpcClient(ClosedAtTheEnd):
                 yield piece
 
     def close(self) -> None:
-        """Close the connection; the other side ends by itself."""
+        """Close the connection; the program on the other side ends by itself."""
         self._running.close()
 
     def _read(self, deadline: float | None, most: int) -> bytes:
-        """Return output of the program as soon as there is any."""
+        """Return output of the program as soon as it has printed any."""
         return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
@@ -173,11 +173,11 @@ class RpcClient(ClosedAtTheEnd):
         return Garbled(f"{self._running.who}: {what}")
 
     def _other_version(self, there: str) -> LaunchError:
-        """Return the error that the program is of another version."""
+        """Return the error that the program is of version `there`."""
         return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
 
     def _with_host(self, error: LaunchError) -> LaunchError:
-        """Return the other side's error with its host's name."""
+        """Return the other side's error with the name of its host added."""
         error.lines = (f"{self._running.who}: {error.lines[0]}", *error.lines[1:])
         return error
 
@@ -186,19 +186,22 @@ class RemoteLaunch(RpcClient):
     """The client of `launch _far` on a login node."""
 
     def __init__(self, login: RemoteProgram, *, without: Collection[str] = (), compress: bool = False) -> None:
-        """Connect to `launch` at a login; `without` names variables that must not reach ssh."""
+        """Connect to `launch` at a login node.
+
+        `without` names variables that must not reach ssh; with `compress` the connection is compressed.
+        """
         self.login = login
         self._way, running = started(login, "_far", without, compress=compress)
         super().__init__(running)
 
     def close(self) -> None:
-        """Close the connection; the program there ends by itself."""
+        """Close the connection; the program on the login node ends by itself."""
         super().close()
         if self._way is not None:
             self._way.close()
 
     def _with_host(self, error: LaunchError) -> LaunchError:
-        """Return the other side's error with the login node's name."""
+        """Return the other side's error with the name of the login node added."""
         return said_by(_who(self.login), error)
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
@@ -227,7 +230,7 @@ class RemoteLaunch(RpcClient):
         return Broken(f"{_who(self.login)}: the connection broke", *self._running.last_error_lines())
 
     def _other_version(self, there: str) -> Unreachable:
-        """Return the error that another version of the launcher is installed there."""
+        """Return the error that version `there` of the launcher is installed on the login node."""
         return Unreachable(
             f"{_who(self.login)}: launch {there} there, {VERSION} here: they do not understand each other",
             f"hint: install version {VERSION} on {self.login.login}, or the one there here: `launch help install`",
@@ -237,8 +240,10 @@ class RemoteLaunch(RpcClient):
 def started(
     login: RemoteProgram, word: str, without: Collection[str] = (), *, compress: bool = False
 ) -> tuple[Line | None, Running]:
-    """Start the program there with this argument; return it and the connection to close after it, or None if
-    ssh opens one just for it.
+    """Start the program with the argument `word`; return (the connection to close after it, or None if ssh opens one
+    just for it; the program).
+
+    With `compress` the connection is compressed.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":
@@ -258,13 +263,13 @@ def remote_error(lines: Collection[str], code: int) -> LaunchError:
 
 
 def said_by(who: str, error: LaunchError) -> LaunchError:
-    """Return the error with a line that names the machine it came from."""
+    """Return the error with a line that names the machine from which it came."""
     error.lines = (*error.lines, f"  said by {who}")
     return error
 
 
 def remote_version(login: RemoteProgram) -> str:
-    """Return what `launch --version` prints there, for a message."""
+    """Return what `launch --version` prints on the login node, for a message."""
     with contextlib.suppress(LaunchError):
         way, running = started(login, "--version")
         with running, way or contextlib.nullcontext():

@@ -30,7 +30,7 @@ Start = Callable[[Callable[[Runs], None]], Runs]
 
 
 class Token:
-    """The records about one submit token."""
+    """The records about one submit token, by which its runs are started only once."""
 
     def __init__(self, folder: Path, token: str) -> None:
         if not _TOKEN.fullmatch(token):
@@ -40,13 +40,15 @@ class Token:
         self._outcome = self.path / "outcome.json"
 
     def redeem(self, start: Start) -> Outcome:
-        """Start the runs, or return the earlier outcome; a start that was killed half-way is finished first."""
+        """Start the runs, or return the outcome of an earlier request; a start that was killed half-way is finished
+        first.
+        """
         with self._alone():
             outcome = self._settled()
             return outcome if outcome is not None else self._close(self._started(start))
 
     def void(self) -> Outcome:
-        """Return the outcome of this token; if there is none, refuse it for good."""
+        """Return the outcome of the token; if it has none, refuse the token for good."""
         with self._alone():
             outcome = self._settled()
             if outcome is None:
@@ -76,7 +78,7 @@ class Token:
         chosen: list[Made] = []
 
         def choose(runs: Runs) -> None:
-            """Record the runs that are about to be made."""
+            """Record the runs that are about to be created."""
             chosen.extend(Made(run_id, str(path)) for run_id, path in runs)
             write_record(self._chosen, chosen)
 
@@ -87,13 +89,13 @@ class Token:
         return Outcome(tuple(Made(run_id, str(path)) for run_id, path in runs))
 
     def _close(self, outcome: Outcome) -> Outcome:
-        """Record the outcome and return it."""
+        """Record the token's outcome and return it."""
         write_record(self._outcome, outcome)
         return outcome
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the token, so that two connections with the same one take turns."""
+        """Lock the token during the body, so that two connections with the same token take turns."""
         make_dir(self.path)
         sync_dir(self.path.parent)
         with contextlib.ExitStack() as held:
@@ -110,7 +112,7 @@ class Token:
 
 
 def _there(chosen: Sequence[Made]) -> tuple[Made, ...]:
-    """Return those of the runs that exist."""
+    """Return those of the chosen runs that exist."""
     return tuple(one for one in chosen if Path(one.path).is_dir())
 
 

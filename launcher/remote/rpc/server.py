@@ -26,32 +26,32 @@ class Body:
         self._left = size
 
     def some(self, most: int) -> bytes:
-        """Return at least one and at most so many of the next bytes; none after the last."""
+        """Return at least one and at most `most` of the next bytes, or b"" after the last."""
         piece = self._incoming.some(min(most, self._left)) if self._left else b""
         self._left -= len(piece)
         return piece
 
     def exactly(self, size: int) -> bytes:
-        """Return exactly this many bytes."""
+        """Return exactly `size` bytes."""
         data = b"".join(self.pieces(size))
         if len(data) < size:
             raise LaunchError(f"expected {size} bytes more, got {len(data)}")
         return data
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """Yield the next bytes, this many in all."""
+        """Yield the next `size` bytes in pieces."""
         while size and (piece := self.some(min(size, _PIECE))):
             size -= len(piece)
             yield piece
 
     def pass_over(self) -> None:
-        """Skip the rest, so that what follows is read as the next request."""
+        """Skip the remaining bytes, so that what follows them is read as the next request."""
         while self.some(_PIECE):
             continue
 
 
 class WithBytes(NamedTuple):
-    """An answer that is followed by this many bytes."""
+    """An answer that is followed by `size` bytes."""
 
     value: object
     size: int
@@ -65,7 +65,7 @@ def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
     """Serve requests until the other side closes, and return the exit code.
 
     `requests` is the union of the types that `answer` accepts. A request is carried out once it has arrived completely,
-    even if the connection breaks then; trees of code are too. `where` begins the message of an internal error.
+    even if the connection breaks then; trees of code are kept, too. `where` begins the message of an internal error.
     """
     asked, out = take_stdio()
     return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)
@@ -93,20 +93,20 @@ def answer_all(
 
 
 def folder_of(named: str) -> Path:
-    """Return the folder, relative to the home folder unless it is absolute."""
+    """Return the named folder, relative to the home folder unless it is absolute."""
     if not named.isprintable() or ".." in named.split("/") or len(named) > _LONGEST_FOLDER:
         raise BadInput(f"expected a folder, got {named[:100]!r}")
     return Path.home() / os.path.expanduser(named)
 
 
 def projects_in(folder: str) -> Path:
-    """Return the folder of the trees of code."""
+    """Return the folder for the trees of code."""
     return folder_of(folder) / "projects"
 
 
 def take_stdio() -> tuple[int, int]:
-    """Return the connection as two new descriptors, and redirect stdin and stdout so that no child or print can
-    interfere.
+    """Return the connection as (descriptor to read from, descriptor to write to), and redirect stdin and stdout so that
+    no child or print can interfere with it.
     """
     asked, told = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -117,7 +117,7 @@ def take_stdio() -> tuple[int, int]:
 
 
 def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:
-    """Carry out a request; return the reply and the bytes that follow it."""
+    """Carry out a request; return (the reply, the bytes that follow it)."""
     try:
         value = _about_trees(request, body) if isinstance(request, Have | Tree) else answer(request, body)
         whole = value if isinstance(value, WithBytes) else WithBytes(value, 0, ())
@@ -136,7 +136,7 @@ def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[
 
 
 def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], object]) -> None:
-    """Send exactly this many bytes; raise EOFError if there are more or fewer, or the connection is gone."""
+    """Send exactly `size` bytes; raise EOFError if the pieces have more or fewer, or the connection is gone."""
     try:
         for piece in pieces:
             size -= len(piece)
@@ -150,7 +150,7 @@ def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], ob
 
 
 def _about_trees(request: Have | Tree, body: Body) -> bool:
-    """Carry out a request about trees of code."""
+    """Carry out a request about trees of code; return whether the tree is here, complete."""
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 
     projects = projects_in(request.folder)

@@ -33,21 +33,21 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """The first message: the protocol's and the launcher's version."""
+    """The first message on a connection: the versions of the protocol and of the launcher."""
 
     wire: int
     launch: str  # the version of the whole
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):
-    """Ask whether this tree is there, complete. → bool"""
+    """Ask whether the other side has this tree, complete. → bool"""
 
     folder: str
     digest: str
 
 
 class Tree(msgspec.Struct, frozen=True, tag="tree"):
-    """Keep this tree; the contents of its regular files follow, in order. → None"""
+    """Send a tree to keep; the contents of its regular files follow, in order. → None"""
 
     folder: str
     digest: str
@@ -60,14 +60,14 @@ class Tree(msgspec.Struct, frozen=True, tag="tree"):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A run that exists there."""
+    """A run that exists on the other side."""
 
     run: RunId
     path: str
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The outcome of a token: the runs, or the error."""
+    """The outcome of the request with a token: the runs that were started, or the error."""
 
     runs: tuple[Made, ...] = ()
     error: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to a request, or why there is none, with the exit code that goes with it."""
+    """The answer to a request, or the error with its exit code."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: tuple[str, ...] = ()
@@ -84,15 +84,15 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Garbled(LaunchError):
-    """A message does not follow this protocol."""
+    """Raised when a message does not follow this protocol."""
 
 
 class OtherVersion(Garbled):
-    """The greeting is that of another protocol version."""
+    """Raised when the greeting is that of another version of the protocol."""
 
 
 def bytes_of(files: Iterable[FileEntry]) -> int:
-    """Return the size of what follows a list of files: the contents of the regular ones."""
+    """Return how many bytes follow a list of files: the contents of the regular ones."""
     return sum(max(0, file.size) for file in files if file.link is None)
 
 
@@ -112,7 +112,7 @@ def encoded(message: object) -> bytes:
 
 
 def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
-    """Return the message in a line; raise Garbled."""
+    """Return the message in a line; raise Garbled if it is malformed."""
     try:
         return (kind if isinstance(kind, msgspec.json.Decoder) else decoder_of(kind)).decode(line)
     except NOT_JSON as error:
@@ -126,7 +126,7 @@ def reading(fd: int) -> Read:
     """Return a function that reads from a descriptor until a deadline."""
 
     def read(deadline: float | None, most: int) -> bytes:
-        """Return the next bytes; raise Silent at the deadline."""
+        """Return at most `most` of the next bytes; raise Silent at the deadline."""
         if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise Silent("nothing more was said in time")
         return os.read(fd, most)
@@ -135,14 +135,14 @@ def reading(fd: int) -> Read:
 
 
 class Incoming:
-    """Reads lines and bytes as they come; every method may have a deadline (`time.monotonic`)."""
+    """A reader of lines and bytes as they come; every method may have a deadline (`time.monotonic`)."""
 
     def __init__(self, read: Read) -> None:
         self._from = read
         self._held = bytearray()
 
     def line(self, deadline: float | None = None, most: int = _LONGEST_LINE) -> bytes:
-        """Return the next line without its end; raise EOFError, also within a line."""
+        """Return the next line without its end; raise EOFError if the input ends before or within the line."""
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
@@ -165,7 +165,7 @@ class Incoming:
         return found
 
     def some(self, most: int, deadline: float | None = None) -> bytes:
-        """Return at least one of the next bytes; raise EOFError."""
+        """Return at least one and at most `most` of the next bytes; raise EOFError at the end of the input."""
         if not self._held:
             self._held += self._read(deadline)
         piece = bytes(self._held[:most])
@@ -173,7 +173,7 @@ class Incoming:
         return piece
 
     def _read(self, deadline: float | None) -> bytes:
-        """Return the next bytes; raise EOFError at the end."""
+        """Return the next bytes; raise EOFError at the end of the input."""
         data = self._from(deadline, _CHUNK)
         if not data:
             raise EOFError

@@ -55,7 +55,7 @@ def _files(tag: str) -> Iterator[tuple[str, Path]]:
 
 
 def _installed(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield the imported files of a distribution, by its own list of files."""
+    """Yield the importable files of a distribution, by its own list of files."""
     for file in sorted(importlib.metadata.files(package) or (), key=str):
         if file.parts[0] == package and file.suffix in (".py", ".so"):
             yield str(file), Path(str(file.locate()))

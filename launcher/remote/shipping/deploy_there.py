@@ -19,7 +19,7 @@ import venv
 
 
 def main(arguments: str) -> None:
-    """Install the launcher, unless it is there already, and print that it is."""
+    """Install the launcher, unless it is installed already, and print that it is."""
     asked = json.loads(arguments)
     os.umask(0o077)
     folder = os.path.join(asked["workdir"], "lib")
@@ -34,9 +34,10 @@ def main(arguments: str) -> None:
 
 
 def alone(lock: str, patience_s: float = 60.0) -> int | None:
-    """Return the lock once no other process has it, so that one of several installs.
+    """Return the lock once no other process has it, so that only one of several installs.
 
-    Return None if it cannot be had in time, or if locks do not work: two that install at the same time do no harm.
+    Return None if the lock cannot be had in time, or if locks do not work: two that install at the same time do no
+    harm.
     """
     until, held = time.monotonic() + patience_s, os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
@@ -80,7 +81,7 @@ def _borrow(packages: str) -> None:
 
 
 def unpack(packages: str) -> None:
-    """Unpack the archive on stdin into this folder."""
+    """Unpack the archive on stdin into the folder."""
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as archive:
         for member in archive:
             parts = member.name.split("/")

@@ -27,7 +27,7 @@ Read = Callable[[int], bytes]
 
 
 def have(projects: Path, digest: str) -> bool:
-    """Return whether this tree is stored here byte for byte; a scratch file system may have deleted some of it."""
+    """Return whether the tree is stored here byte for byte, as a scratch file system may have deleted some of it."""
     place = tree(projects, digest)
     with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):
         if digest_of(list_frozen(place)) == digest:
@@ -37,7 +37,7 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Store the tree whose contents `read` gives under its digest; raise BadInput for one that is invalid.
+    """Store the tree whose contents `read` gives under its digest; raise BadInput for an invalid tree.
 
     With `links_out` links may lead out of the tree. Nothing is written through any link.
     """
@@ -65,8 +65,8 @@ def tree(projects: Path, digest: str) -> Path:
 
 
 def idle(projects: Path, now: float) -> list[Path]:
-    """Return trees that no run was made from lately; runs have copies of their own, and a later submit sends
-    its tree again.
+    """Return trees from which no run was made lately; runs have copies of their own, and a later submit sends its tree
+    again.
     """
     found = list[Path]()
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
@@ -84,7 +84,10 @@ def tidy(projects: Path, now: float) -> None:
 
 
 def _checked(files: Sequence[FileEntry], *, links_out: bool) -> tuple[CodeFile, ...]:
-    """Return the files if they can be written into an empty folder without ever leaving it; raise BadInput."""
+    """Return the files if they can be written into an empty folder without ever leaving it; raise BadInput if not.
+
+    With `links_out` links may lead out of it.
+    """
     if len(files) > _MOST_FILES:
         raise BadInput(f"code: more than {_MOST_FILES} files")
     listed = tuple(_unwired(file) for file in files)
@@ -111,7 +114,7 @@ def _check_name(path: str) -> None:
 
 
 def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
-    """Write everything durably; return the digest of what was written."""
+    """Write all files durably; return the digest of what was written."""
     folders = {root}
     hashes: dict[str, str] = {}
     listed = tuple(files)
@@ -147,7 +150,7 @@ def _write_file(place: Path, file: CodeFile, read: Read) -> str:
 
 
 def _put(draft: Path, place: Path) -> None:
-    """Rename the draft to its place; a tree that is there already is kept if it is whole, else replaced."""
+    """Rename the draft to its place; a tree that exists there is kept if it is complete, else replaced."""
     try:
         os.rename(draft, place)
     except OSError as error:
@@ -173,7 +176,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _unwired(file: FileEntry) -> CodeFile:
-    """Return the file with its name decoded."""
+    """Return the file with its name decoded from the form on the wire."""
     try:
         path, link = (None if name is None else os.fsdecode(name.encode("latin-1")) for name in (file.path, file.link))
     except UnicodeEncodeError:

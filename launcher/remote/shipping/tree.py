@@ -16,7 +16,7 @@ _SHOWN = 10
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A file of a tree; in its name each character stands for one byte, as names need not be UTF-8 but JSON must be."""
+    """A file of a tree. In its name each character stands for one byte, as names need not be UTF-8 but JSON must be."""
 
     path: str
     size: int
@@ -25,7 +25,7 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def refuse_links_out(code: CodeList) -> None:
-    """Raise BadInput for links to what is not sent, which lead nowhere on another machine."""
+    """Raise BadInput for links to files that are not sent, as they would lead nowhere on another machine."""
     out = [(file.path, file.link) for file in code.files if file.link is not None and leads_out(file.path, file.link)]
     if out:
         lines = [f"code: {shown(path)} is a link to {shown(link)}, which is not sent" for path, link in out[:_SHOWN]]
@@ -33,7 +33,7 @@ def refuse_links_out(code: CodeList) -> None:
 
 
 def digest_of(code: CodeList) -> str:
-    """Return the digest of this code."""
+    """Return the digest of the listed code."""
     return tree_digest(code.files, content_hashes(code, "sent"))
 
 
@@ -46,14 +46,16 @@ def entries(code: CodeList) -> tuple[FileEntry, ...]:
 
 
 def contents(code: CodeList) -> Iterator[bytes]:
-    """Yield the bytes of all regular files in order, each as long as it was listed; raise CodeChanged."""
+    """Yield the bytes of all regular files in order, each as long as it was listed; raise CodeChanged if one is
+    shorter.
+    """
     for file in code.files:
         if file.link is None:
             yield from _content(Path(code.source(file.path)), file.size)
 
 
 def leads_out(path: str, link: str) -> bool:
-    """Return whether a link at this path of a tree may lead out of it."""
+    """Return whether the link at `path` of a tree may lead out of the tree."""
     parts = [part for part in link.split("/") if part not in ("", ".")]
     up = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
     # A `..` after a name: the name may be a link itself, so that the result is unknown.

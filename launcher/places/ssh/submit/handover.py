@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.copies import news
-from launcher.copies.mirror.fetch import bring_what_it_goes_on_from
+from launcher.copies.mirror.fetch import fetch_to_resume_from
 from launcher.copies.mirror.holders import lacking
 from launcher.copies.mirror.tails import Tail, parts_of
 from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
@@ -167,7 +167,7 @@ class PoolHandover:
 
         trouble: LaunchError | None = None
         try:
-            bring_what_it_goes_on_from(self._run, holders, supply)
+            fetch_to_resume_from(self._run, holders, supply)
         except LaunchError as error:
             trouble = error
         failed = {name: error for name, error in holders.failed.items() if name in clients}
