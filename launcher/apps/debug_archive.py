@@ -58,7 +58,7 @@ _IP_ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of the archive."""
+    """A file of the archive; `cut` says that only its last part is in it."""
 
     name: str
     data: bytes
@@ -73,7 +73,7 @@ class DebugArchive:
     left_out: tuple[str, ...]
 
     def write(self, file: Path) -> None:
-        """Write the archive, readable by its user alone. Raise Refused if that is impossible."""
+        """Write the archive, readable by its user alone; raise Refused if that is impossible."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             for one in self.members:
@@ -88,7 +88,7 @@ class DebugArchive:
 
 @dataclass(slots=True)
 class _Redaction:
-    """Removes secrets from texts, and replaces hosts by `host-1`, `host-2` and so on."""
+    """A filter that removes secrets from texts, and replaces hosts by `host-1`, `host-2` and so on."""
 
     secrets: tuple[str, ...]
     users: set[str] = field(default_factory=set)
@@ -97,7 +97,7 @@ class _Redaction:
     _known: re.Pattern[str] | None = None
 
     def learn(self, value: Any, key: str = "") -> None:
-        """Note the names of hosts and users in a record."""
+        """Collect the names of hosts and users in a record."""
         match value:
             case str() if key in _KEYS_OF_HOSTS:
                 self.hosts |= _hosts_in(value)
@@ -145,7 +145,7 @@ class _Redaction:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A member before it is redacted: text, one record, or a record or text for each line."""
+    """A member before its redaction: text, one record, or a record or text for each line."""
 
     name: str
     content: Any
@@ -153,7 +153,7 @@ class _Part:
     cut: bool = False
 
     def member(self, redaction: _Redaction) -> Member:
-        """Return the redacted file."""
+        """Return the file for the archive, redacted."""
         content = redaction.value(self.content)
         if self.lines:
             text = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in content)
@@ -204,7 +204,7 @@ def _secrets(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def _refuse_unknown_secrets(run: RunDir) -> None:
-    """Raise Refused if the value of a secret is on another machine, so that it could not be found in logs."""
+    """Raise Refused if the value of a secret is on another machine only, so that it could not be found in logs."""
     known = read_record(run.secrets, dict[str, str]) or {}
     named = {name for one in attempts(run) for name in read_plan(run, one.number).secrets}
     if missing := sorted(named - set(known)):
@@ -228,7 +228,7 @@ def _facts(status: RunStatus) -> Iterator[_Part]:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Yield names and versions of the packages that matter."""
+    """Yield (name, version) of the packages that matter."""
     for name in _PACKAGES:
         try:
             yield name, version(name)
@@ -237,7 +237,9 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _files(run: RunDir, status: RunStatus, left_out: list[str]) -> Iterator[_Part]:
-    """Yield the run's records, launch's own logs of its attempts, and the last lines of ranks, the failed one first."""
+    """Yield the run's records, launch's own logs of its attempts, and the last lines of ranks, the failed rank first;
+    add to `left_out` what is missing.
+    """
     logs = _rank_logs(run, status)
     own = [path for pattern in _RECORDS for path in sorted(run.path.glob(pattern))]
     own += [
@@ -266,7 +268,7 @@ def _rank_logs(run: RunDir, status: RunStatus) -> list[Path]:
 
 
 def _last_part(path: Path, most: int) -> tuple[str, bool]:
-    """Return the last whole lines of a file, and whether it has more.
+    """Return (the last whole lines of a file, whether more precede them).
 
     Part of a secret in a cut line could not be found.
     """
@@ -279,14 +281,16 @@ def _last_part(path: Path, most: int) -> tuple[str, bool]:
 
 
 def _part_of(name: str, text: str, cut: bool) -> _Part:
-    """Return the text of a file as a part of the archive, decoded if it is JSON."""
+    """Return the text of a file as a part of the archive, decoded if it is JSON; `cut` says that it is only the file's
+    last part.
+    """
     if name.endswith(".jsonl"):
         return _Part(name, [_record_or_text(line) for line in text.splitlines()], lines=True, cut=cut)
     return _Part(name, _record_or_text(text) if name.endswith(".json") else text, cut=cut)
 
 
 def _record_or_text(text: str) -> Any:
-    """Return the JSON value, or the text if it is none."""
+    """Return the value if the text is JSON, else the text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -294,7 +298,7 @@ def _record_or_text(text: str) -> Any:
 
 
 def _hosts_in(address: str) -> set[str]:
-    """Return the name in `user@name:port` or an address of the web, and its first label."""
+    """Return the host name in `user@name:port` or a web address, and its first label."""
     name = re.sub(r"^\w+://|/.*$", "", address).rpartition("@")[2].partition(":")[0]
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]+", name) or name in _TELL_NOTHING or re.fullmatch(r"[\d.]+", name):
         return set()

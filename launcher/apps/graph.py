@@ -31,7 +31,7 @@ _WORST = (State.FAILED, State.INTERRUPTED, State.LOST, State.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """One step of a graph, and the status of its run."""
+    """One step of a graph, and the status of its run, which is None before the step has one."""
 
     name: str
     needs: tuple[str, ...]
@@ -41,7 +41,7 @@ class StepStatus:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Runs of one file, each of which starts once those that it needs have succeeded."""
+    """Runs of one file with steps, each of which starts once the steps that it needs have succeeded."""
 
     id: RunId
     path: Path
@@ -55,18 +55,18 @@ class Graph:
         return cls(found.id, found.path)
 
     def steps(self, fresh_s: float = 0.0) -> list[StepStatus]:
-        """Return the state of each step, each after the steps that it needs."""
+        """Return all steps with their status, in an order in which each comes after the steps that it needs."""
         return self._steps(fresh_s, restart_lost=True)
 
     def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
-        """Return the steps with their status; with `restart_lost`, a supervisor that has died is started again."""
+        """Return the steps with their status. With `restart_lost`, a run whose supervisor has died is started again."""
         steps = self._record().steps
         there = {run.id: run for run in self.runs()}
         found = dict(zip(there, statuses([*there.values()], fresh_s, restart_lost=restart_lost), strict=True))
         return [StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in steps]
 
     def runs(self) -> list[Run]:
-        """Return the runs of its steps that exist, in the order of the steps."""
+        """Return the runs of the graph's steps that exist, in the order of the steps."""
         runs = self._folder.runs
         return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
 
@@ -75,7 +75,7 @@ class Graph:
         return state_of(self.steps(fresh_s))
 
     def wait(self, timeout_s: float | None = None) -> State:
-        """Wait until no step is active, and return the state. Raise TimeoutError."""
+        """Wait until no step is active, and return the graph's state; raise TimeoutError if that takes longer."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (state := self.state()).ended:
             if deadline is not None and time.monotonic() >= deadline:
@@ -89,8 +89,11 @@ class Graph:
             run.cancel()
 
     def resume(self, *, anew: bool = False, code: bool = False) -> list[Run]:
-        """Resume a graph that ended otherwise than it should: start missing runs, resume failed ones, and those
-        cancelled because of them. Return the runs that continue. Raise Refused if there is nothing to do.
+        """Resume a graph that ended without success: start missing runs, resume failed ones, and those cancelled
+        because of them; return the runs that continue.
+
+        With `anew` runs may start from nothing if they have no checkpoint, with `code` they get the project's present
+        code. Raise Refused if no step has to be resumed.
         """
         from launcher.submission.graphs import start_missing  # late: it reads YAML, which `status` must not pay for
 
@@ -111,24 +114,25 @@ class Graph:
         return [run for run in self.runs() if run.id in {step.run for step in (*over, *missing)}]
 
     def _resume(self, record: GraphRecord, step: StepStatus, *, anew: bool, code: bool) -> None:
-        """Resume the run of one step, after those that it needs."""
+        """Resume the run of one step, after the steps that it needs; `anew` and `code` are as for `resume`."""
         waits = ", ".join(one.run for one in record.steps if one.name in step.needs)
         overrides = [f"queue.after=[{waits}]", "queue.hold=null", "queue.at=null"] if waits else []
         Run(step.run, self._folder.runs / step.run).resume(overrides=overrides, anew=anew, code=code)
 
     def _record(self) -> GraphRecord:
-        """Return the graph's record."""
+        """Return the record of the graph from its folder."""
         return graph_record(self._folder)
 
     @property
     def _folder(self) -> GraphDir:
-        """The graph's folder."""
+        """Return the folder of the graph."""
         return GraphDir(self.path)
 
 
 def state_of(steps: Sequence[StepStatus]) -> State:
     """Return the state of all steps together: the most advanced state of those not yet ended, else the worst end.
-    LOST means that one is missing.
+
+    LOST means that a step's run is missing.
     """
     states = {step.status.state if step.status is not None else State.LOST for step in steps}
     return next((state for state in (*_MOVING, *_WORST) if state in states), State.SUCCEEDED)
@@ -149,7 +153,7 @@ def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) 
 
 
 def prepare_graph(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "list[StepPlan]":
-    """Return what `submit_graph` would do, as data, in order. Nothing is started or written."""
+    """Return what `submit_graph` would do, in order, as data; nothing is started or written."""
     from launcher.submission.graphs import prepare_steps  # late: it reads YAML
 
     return prepare_steps(Path(spec), on=on, overrides=tuple(overrides))

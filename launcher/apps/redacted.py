@@ -52,7 +52,7 @@ class _SpelledOut(msgspec.Struct, frozen=True):
 
 
 def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
-    """Yield the secrets of all attempts up to `attempt`. Raise the error that keeps their records from being read."""
+    """Yield the secrets of all attempts up to `attempt`; raise an error if their records cannot be read."""
     for value in (read_record(run.secrets, dict[str, str]) or {}).values():
         yield from _as_shown(value)
     if (told := read_record(run.notify, Notifying)) is not None:
@@ -68,7 +68,7 @@ def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
-    """Return the secrets that can be read; used only for a page whose reader may read all of them anyway."""
+    """Return those secrets that can be read, for a page whose reader may read all of them anyway."""
     found = list[str]()
     with contextlib.suppress(LaunchError, OSError):
         for one in secrets_of(run, attempt):

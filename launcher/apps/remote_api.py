@@ -95,8 +95,8 @@ def serve_requests() -> int:
 
 
 def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
-    """Serve `launch _inside RUN NODE [ROLE]`: relay messages between a remote visitor and the host on this node of a
-    local run, or of a role beside its main one.
+    """Serve `launch _inside RUN NODE`: relay messages between a remote visitor and the process that inspects ranks on
+    the node.
     """
     source, sink = take_stdio()
     try:
@@ -157,7 +157,7 @@ def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> An
 
 
 def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
-    """Cancel or release a run, or include nodes again."""
+    """Carry out a request to cancel or release a run, or to include nodes again."""
     match request:
         case EndRun():
             return _run(request.run).cancel()
@@ -168,7 +168,7 @@ def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
 
 
 def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
-    """Answer a question about checkpoints, or read or write a piece of one."""
+    """Carry out a request about checkpoints, which may read or write a piece of one."""
     match request:
         case AskCheckpoints():
             return list(_run(request.run).checkpoints(verify=request.verify))
@@ -183,7 +183,7 @@ def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) 
 
 
 def _queue_problems(request: AskQueue) -> list[Misfit]:
-    """Return why a request for a queue cannot work on this cluster."""
+    """Return why the options of a queue cannot work on this cluster."""
     place = entry(request.on)
     cluster = of_kind(place.kind)
     awaited, unknown = awaited_by(request.to_follow)
@@ -192,7 +192,7 @@ def _queue_problems(request: AskQueue) -> list[Misfit]:
 
 
 def _preview(request: AskPreview) -> RemotePreview:
-    """Return what a start would do, without starting anything."""
+    """Return what would be started for a spec, without starting anything."""
     root = _project(request.folder, request.digest)
     with tempfile.TemporaryDirectory(prefix="launch-") as made, _shipped(request.spec, Path(made), root) as shipped:
         overrides = shipped.overrides
@@ -208,7 +208,7 @@ def _open_runs(request: OpenRuns) -> Outcome:
         raise BadInput(f"expected runs of {len(request.specs)} specs")
 
     def start(choose: Callable[[Runs], None]) -> Runs:
-        """Start the runs; `choose` records their ids before."""
+        """Start the runs; before that, `choose` records their ids."""
         root = _project(request.folder, request.digest)
         goes_on_from = checkpoints if (checkpoints := _checkpoints(token)).is_dir() else None
         specs = []
@@ -275,7 +275,7 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
 
 
 def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dict[RunId, RunNews]:
-    """Return what is new of these runs, with at most so many bytes of events of all of them."""
+    """Return what is new of the runs, with at most `events_bytes` of events of all of them together."""
     known = dict(registry.registered())
     asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]
     runs = [api.Run(one.run, known[one.run]) for one in asked]
@@ -294,7 +294,7 @@ def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dic
 def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alone: bool) -> RunNews:
     """Return what is new of a run, with at most `most` bytes of its events.
 
-    `is_alone` if it is the only run asked about.
+    `is_alone` says that no other run was asked about.
     """
     run = RunDir(one.path)
     settled = status.state.ended  # else what follows from the end is on its way
@@ -319,7 +319,7 @@ def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alo
 
 
 def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
-    """Return the facts about an attempt; an end counts only once the run is settled."""
+    """Return the facts about an attempt; its end is left out until the run has `settled`."""
     intent = read_intent(attempt)
     end, stop = readable(attempt.end, AttemptEnd), readable(attempt.stop, StopRequest)
     if end is not None and end.state.ended and not settled:
@@ -336,8 +336,9 @@ def _logs(request: AskLogs) -> LogNews:
 
 
 def _outputs(request: AskOutputs) -> LogNews:
-    """Return new output files of a run. A caller that knows none yet gets those that exist now; the list is made
-    once.
+    """Return new output files of a run.
+
+    A caller that has none yet gets the files that exist now; the list of them is made once.
     """
     run = RunDir(_run(request.run).path)
     last = last_attempt(run)
@@ -355,7 +356,7 @@ def _outputs(request: AskOutputs) -> LogNews:
 
 
 def _list_outputs(run: RunDir, plan: Plan) -> None:
-    """List the run's output files that are text, and keep the list."""
+    """Store the list of the run's output files that are text."""
     names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
     _listed.pop(run.id, None)
     while len(_listed) >= _MOST_LISTED:
@@ -374,7 +375,9 @@ def _piece(request: GivePiece) -> bytes:
 
 
 def _tidy(request: TidyRuns) -> list[KeptRemote]:
-    """Remove ended runs with their files, and return those that are kept."""
+    """Return what this machine keeps of the runs, and unneeded code; with `remove` in the request, delete what no live
+    run needs.
+    """
     known = dict(registry.registered())
     there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]
     live = {one.run for one in api.statuses(there) if not one.state.ended}
@@ -404,7 +407,7 @@ def _run(run_id: RunId) -> api.Run:
 
 @contextlib.contextmanager
 def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
-    """Yield the shipped spec as a local file; errors name the files as the user's machine knows them."""
+    """Yield the spec that was sent as a local file; errors name the files as the user's machine knows them."""
     plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
     make_dir(folder)
     file = folder / (spec.name if plain and len(spec.name) <= _LONGEST_NAME else "job.yaml")
@@ -419,13 +422,13 @@ def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
 
 
 def _runs_root(named: str) -> Path:
-    """Return the folder of runs that `named` stands for, and set it for the rest of this process."""
+    """Return the folder of runs that `named` stands for, and use it for the rest of this process."""
     os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
     return registry.runs_root(folder_of(named))
 
 
 def _project(named: str, digest: str) -> Path:
-    """Return the source tree of the run; also set the folder of runs, so that it stays out of the code."""
+    """Return the source tree with this digest; also set the folder of runs, so that it stays out of the code."""
     _runs_root(named)
     tree = kept_trees.tree(folder_of(named) / "projects", digest)
     if not tree.is_dir():

@@ -45,14 +45,14 @@ class RepeatedJob:
         return able(looked_at_first(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
 
     def start(self, run_id: RunId, more: Sequence[str] = ()) -> api.Run:
-        """Start one run under this id."""
+        """Start one run with the id `run_id`, with further overrides in `more`."""
         return api.Run(run_id, open_named(run_id, self.request(more)))
 
 
 def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob:
-    """Return the job of a spec file, or of a run, on its own cluster unless `on` names another.
+    """Return the job of a spec file, or of a run, on the run's own cluster unless `on` names another.
 
-    Raise BadInput and NoSuchRun.
+    Raise BadInput or NoSuchRun.
     """
     file = Path(ref)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
@@ -75,12 +75,12 @@ def as_it_ran(run: api.Run) -> RepeatedJob:
 
 
 def name_of(wish: Request) -> RunId:
-    """Return a new name with which the ids of all its runs begin."""
+    """Return a new name with which the ids of all runs of the job begin."""
     return new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
 
 
 def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
-    """Return the result of `act`, which waits for the run; cancel the run if that is interrupted."""
+    """Return the result of `act`, which waits for the run; cancel the run if this is interrupted."""
     try:
         return act()
     except BaseException:
@@ -90,11 +90,10 @@ def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
 
 
 def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str:
-    """Return the override that sets the number of steps; `root` is the folder of the code.
+    """Return the override that sets the number of steps, or raise BadInput if no option for it is known.
 
-    Raise BadInput if it is not known.
-
-    A script with the trainer's options gets --max-steps, even if its arguments have none.
+    `root` is the folder of the code. A script with the trainer's options gets --max-steps, even if its arguments have
+    none.
     """
     name = next((one for one in _LIMITS if gives(run, one)), None)
     if name is None and (is_ours(run) or (root is not None and _takes_settings(run, root))):
@@ -121,5 +120,5 @@ def is_ours(run: RunOptions) -> bool:
 
 
 def gives(run: RunOptions, name: str) -> bool:
-    """Return whether the program's arguments have this option."""
+    """Return whether the program's arguments contain this option."""
     return any(word.partition("=")[0] == f"--{name}" for word in run.args)

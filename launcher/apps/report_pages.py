@@ -38,7 +38,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def logarithmic(low: float, high: float, begin: float, end: float) -> Place:
-    """Return a function that places a number between `low` and `high` on a logarithmic axis from `begin` to `end`."""
+    """Return a function that maps a number between `low` and `high` to a logarithmic axis from `begin` to `end`."""
     span = math.log(high / low) or 1.0
     return lambda value: begin + (end - begin) * math.log(max(value, 1e-9) / low) / span
 
@@ -51,7 +51,7 @@ def line(points: Iterable[tuple[float, float]], colour: str, dashes: str = "") -
 
 
 def dot(x: float, y: float, colour: str, tooltip: str) -> str:
-    """Return a dot as SVG; `tooltip` is its tooltip."""
+    """Return a dot as SVG, which shows `tooltip` under the mouse pointer."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{html.escape(tooltip)}</title></circle>'
 
 

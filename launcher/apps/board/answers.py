@@ -11,7 +11,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class NoAnswer(msgspec.Struct, frozen=True):
-    """The JSON sent in place of an answer: what is wrong, and a hint."""
+    """The JSON that is sent in place of an answer: the error, and a hint."""
 
     error: str
     hint: str = ""

@@ -47,7 +47,7 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 class Artifacts(msgspec.Struct, frozen=True):
-    """The files in a run's `artifacts/`, newest first; `folder` is where they are, or would be."""
+    """The files in a run's `artifacts/`, newest first; `folder` is their folder, which need not exist."""
 
     folder: str
     files: list[Artifact]
@@ -62,9 +62,8 @@ def artifacts(run: RunDir) -> Artifacts:
 
 
 def read_artifact(run: RunDir, name: str) -> bytes:
-    """Return the bytes of a file that `artifacts` lists.
-
-    Raise NoSuchRun if there is none, and Refused if it is too large.
+    """Return the bytes of a file that `artifacts` lists; raise NoSuchRun if it does not exist, and Refused if it is too
+    large.
     """
     parts = PurePosixPath(name).parts
     if not parts or len(parts) > _MOST_DEEP + 6 or any(part in ("/", "..", ".") or "\0" in part for part in parts):
@@ -97,14 +96,14 @@ def _whole(file: int) -> bytes:
 
 
 def _opened(stack: contextlib.ExitStack, path: Path, flags: int, folder: int | None) -> int:
-    """Open a file below `folder`, to be closed with `stack`, and return its descriptor."""
+    """Open a file below the open folder `folder` and return its descriptor, which `stack` closes."""
     fd = os.open(path, flags, dir_fd=folder)
     stack.callback(os.close, fd)
     return fd
 
 
 def _roots(run: RunDir) -> list[Path]:
-    """Return the folders that may hold artifacts: the one that ranks on this machine write to, and those fetched from
+    """Return the folders that may hold artifacts: the one to which ranks on this machine write, and those fetched from
     other machines.
     """
     begins = read_plan(run, 1).workdir
@@ -127,7 +126,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _files(run: RunDir, root: Path) -> Iterator[Artifact]:
-    """Yield the files below `root`, at most one more than is shown."""
+    """Yield the files below `root`, at most one more than the board shows."""
     many = 0
     for folder, folders, names in os.walk(root):
         folders.sort()

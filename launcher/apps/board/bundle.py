@@ -1,7 +1,6 @@
-"""The page's files as the server sends them: all scripts joined into one, and all styles into one.
+"""Return the text of a script preceded by all scripts that it imports.
 
-A browser then makes two requests instead of 32. From disk it could not load separate modules at all, since each would
-count as another origin.
+This works because no two scripts declare the same name or import each other.
 """
 
 import re
@@ -19,8 +18,9 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 @cache
 def page_file(name: str) -> bytes:
-    """Return one of `PAGE_FILES`; each is built on its own, because a browser that reads the first does not need the
-    others yet.
+    """Return one of `PAGE_FILES`.
+
+    Each is built on its own, because a browser that reads the first does not need the others yet.
     """
     if name == SCRIPT:
         return _script("app.js").encode()
@@ -44,7 +44,7 @@ def module(first: str) -> str:
 
 
 def _take(path: Path, texts: dict[str, str]) -> None:
-    """Add a script, and before it all that it imports, to `texts`."""
+    """Add a script to `texts`, and before it all scripts that it imports."""
     name = path.resolve().relative_to(PAGE.resolve()).as_posix()
     if name in texts:
         return

@@ -43,7 +43,7 @@ class WaitingRun(msgspec.Struct, frozen=True):
 
 
 class HostSums(msgspec.Struct, frozen=True):
-    """Sums over all hosts, including those that the page does not show."""
+    """Sums over all hosts of a cluster, including hosts that the page does not show."""
 
     hosts: int
     free_hosts: int
@@ -67,14 +67,16 @@ class BoardCluster(msgspec.Struct, frozen=True):
 
 
 class BoardClusters(msgspec.Struct, frozen=True):
-    """All clusters of the board, and why those of the clusters file are missing if it cannot be read."""
+    """All clusters of the board; `error` says why those of the clusters file are missing if it cannot be read."""
 
     clusters: list[BoardCluster]
     error: str
 
 
 class Survey:
-    """Queries the hosts of clusters in threads, and keeps the last answer of each until there is a newer one."""
+    """The hosts of all clusters, queried in threads; the last answer of each cluster is kept until a newer one
+    comes.
+    """
 
     def __init__(self, *, fresh_s: float = _FRESH_S, silent_s: float = _SILENT_S) -> None:
         self._fresh_s, self._silent_s = fresh_s, silent_s
@@ -88,7 +90,7 @@ class Survey:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def clusters(self, rows: Sequence[BoardRow]) -> BoardClusters:
-        """Return this machine, all clusters that the clusters file names, and the pools of specs that runs use."""
+        """Return this machine, all clusters in the clusters file, and the pools that only specs of runs name."""
         places, error = _named()
         specs = _pools_of_specs(rows, places)
         asked = [self._ask(name, place, specs.get(name)) for name, place in places.items()]
@@ -100,14 +102,14 @@ class Survey:
 
     @staticmethod
     def _wait(future: "Future[list[HostNow]]", until: float) -> None:
-        """Wait for an answer until then; return either way."""
+        """Wait for an answer until the time `until`, and return in any case."""
         try:
             future.exception(max(0.0, until - time.monotonic()))
         except TimeoutError:
             return
 
     def _ask(self, name: str, place: "ClusterEntry", spec: "JobSpec | None") -> "Future[list[HostNow]]":
-        """Return the query of a cluster's hosts that is under way or fresh, else start one."""
+        """Return the query of a cluster's hosts that is under way or still fresh, else start one."""
         with self._lock:
             began, future = self._asked.get(name, (float("-inf"), None))
             old = time.monotonic() - began >= self._fresh_s
@@ -118,7 +120,7 @@ class Survey:
             return future
 
     def _store_answer(self, name: str, done: "Future[list[HostNow]]") -> None:
-        """Store a cluster's answer, or its error beside the last answer."""
+        """Store a cluster's answer, or its error beside the last good answer."""
         if done.cancelled():
             return
         error = done.exception()
@@ -129,7 +131,7 @@ class Survey:
             self._answers[name] = at, hosts, _error_text(name, error)
 
     def _cluster(self, name: str, kind: str, rows: Sequence[BoardRow]) -> BoardCluster:
-        """Return one cluster from its last answer and from the runs that it has."""
+        """Return one cluster, built from its last answer and from the runs on it."""
         at, hosts, error = self._answers.get(name, (0.0, [], ""))
         mine = [row for row in rows if row.cluster == name and not row.ended]
         waiting = [WaitingRun(row.id, row.headline, row.submitted_at) for row in mine if row.state is State.QUEUED]
@@ -149,7 +151,7 @@ class Survey:
 
 
 def _named() -> "tuple[dict[str, ClusterEntry], str]":
-    """Return this machine and the clusters in the clusters file, and the error if that file cannot be read."""
+    """Return (this machine and the clusters of the clusters file, the error if that file cannot be read or "")."""
     from launcher.places.clusters_file import ClusterEntry, named_clusters  # late: it reads YAML
 
     try:
@@ -160,7 +162,7 @@ def _named() -> "tuple[dict[str, ClusterEntry], str]":
 
 
 def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]") -> "dict[str, JobSpec]":
-    """Add pools that only specs of runs name to the places, and return these specs, each with the hosts of all."""
+    """Add pools that only specs of runs name to `places`; return one spec for each, with the hosts of all its specs."""
     from launcher.places.clusters_file import ClusterEntry, is_pool  # late: it reads YAML
 
     specs = dict[str, "JobSpec"]()
@@ -190,7 +192,7 @@ def _error_text(name: str, error: BaseException) -> str:
 
 
 def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
-    """Return the hosts of a cluster, by asking it."""
+    """Query the cluster for its hosts and return them."""
     from launcher.places.clusters_file import hosts_of  # late: it reads YAML
     from launcher.spec.model import JobSpec, RunOptions  # late: likewise
 
@@ -198,13 +200,13 @@ def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
 
 
 def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:
-    """Return `host` with the runs of its jobs added, for a cluster that knows jobs only."""
+    """Return `host` with the runs of its jobs added, for a cluster that reports only jobs."""
     runs = tuple(row.id for row in rows if row.job is not None and row.job in host.jobs)
     return replace(host, runs=(*host.runs, *runs)) if runs else host
 
 
 def _sums(hosts: Sequence[HostNow]) -> HostSums:
-    """Return the sums over these hosts."""
+    """Return the sums over the hosts."""
     free = sum(host.state == "free" for host in hosts)
     usable = [host for host in hosts if host.state != "unknown"]
     return HostSums(

@@ -39,8 +39,9 @@ _POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; 
 
 
 def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
-    """Write the board as files and return the one that a browser opens. An earlier export is overwritten; a folder
-    with anything else is refused.
+    """Write the board as files and return the one that a browser opens.
+
+    An earlier export is overwritten; raise Refused for a folder with anything else in it.
     """
     _refuse_number(runs)
     _check(folder)
@@ -61,7 +62,9 @@ def export_report(runs: Sequence[api.Run], file: Path) -> Path:
 
 
 def _view_of(runs: Sequence[api.Run]) -> tuple[str, str]:
-    """Return the page's view of these runs: compared, or a single one."""
+    """Return (name of the view, ids of its runs) with which the page opens: the comparison of several runs, or
+    one run.
+    """
     return "compare" if len(runs) > 1 else "run", ",".join(one.id for one in runs)
 
 
@@ -72,7 +75,7 @@ def _refuse_number(runs: Sequence[api.Run]) -> None:
 
 
 def _text_of(runs: Sequence[api.Run]) -> str:
-    """Return all that the page may ask of the runs as JSON, without secrets."""
+    """Return as JSON everything that the page may request about the runs, without secrets."""
     for one in runs:
         with contextlib.suppress(LaunchError):  # what is here can be shown without what is elsewhere
             one.renew()
@@ -101,8 +104,8 @@ def _check(folder: Path) -> None:
 def _answers(
     runs: Sequence[api.Run], statuses: Sequence[RunStatus], secrets: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each answer with the path under which the page requests it; secrets are removed before an answer is cut
-    short.
+    """Yield (path under which the page requests it, answer) for each request; secrets are removed before an answer is
+    cut short.
     """
     now, rows = time.time(), list[BoardRow]()
     for one, status in zip(runs, statuses, strict=True):
@@ -154,7 +157,7 @@ def _written(folder: Path, answers: str) -> Path:
 
 
 def _single(answers: str, view: str) -> str:
-    """Return the page with its script, styles and data inside; only these scripts may run in it."""
+    """Return the page with its script, styles and data inside, as one file; only these scripts may run in it."""
     first = f'if (!location.hash) location.hash = "#/{view}";'
     scripts = [first, page_file(SCRIPT).decode().replace("</script", "<\\/script")]
     hashes = " ".join(f"'sha256-{b64encode(sha256(one.encode()).digest()).decode()}'" for one in scripts)

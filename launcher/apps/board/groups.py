@@ -20,7 +20,7 @@ class RunGroup(msgspec.Struct, frozen=True):
 
 
 def group_of(run: str, path: Path, tags: Sequence[str]) -> RunGroup | None:
-    """Return the group that a run belongs to, or None if it was started by itself."""
+    """Return the group to which a run belongs, or None if it was started by itself."""
     for tag, kind in _TAGGED.items():
         if tag in tags and (found := [one for one in tags if run.startswith(f"{one}-")]):
             return RunGroup(max(found, key=len), kind)

@@ -28,14 +28,14 @@ _POST_HEADER = "x-launch-token"
 
 @dataclass(frozen=True)
 class BoardRules:
-    """Checks that the board makes on a request; `host` is the name that it listens on."""
+    """The checks that the board makes on a request; `host` is the name on which it listens."""
 
     access: Access
     host: str
 
     @classmethod
     def of(cls, keys: Keys, port: int, host: str) -> "BoardRules":
-        """Return the rules of a board at this port; the token in an address opens nothing but the front page."""
+        """Return the rules of a board at this port, where a token in an address opens only the front page."""
         return cls(Access(keys, f"launch_board_{port}", ("/",)), host.lower())
 
     def refusal(self, request: HTTPConnection) -> Response | None:
@@ -68,5 +68,5 @@ class WithPolicy:
 
 
 def in_words(text: str, status: int) -> Response:
-    """Return a response with a text for people."""
+    """Return a response with a text for people and the HTTP status `status`."""
     return PlainTextResponse(f"launch board: {text}\n", status)

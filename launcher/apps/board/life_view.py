@@ -31,7 +31,7 @@ def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
 
 
 def _here(status: RunStatus) -> list[Checkpoint]:
-    """Return the checkpoints on this disk, or those read before an error."""
+    """Return the checkpoints on this disk; if an error occurs, return those read before it."""
     found = list[Checkpoint]()
     with contextlib.suppress(LaunchError, OSError):
         for one in checkpoints(RunDir(Path(status.run_dir))):
@@ -54,11 +54,10 @@ def _saved(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]
 
 
 def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeMark]:
-    """Yield a mark for each step at which a validation reported something, if its time is known.
+    """Yield a mark for each step at which a validation reported a value, if its time is known.
 
-    Many are thinned out evenly.
-
-    If a script reports a validation's value with every step, only the step at which it was new counts.
+    Many are thinned out evenly. If a script reports a validation's value with every step, only the step at which the
+    value was new counts.
     """
     found: dict[int, tuple[float, list[str]]] = {}
     for name in filter(is_of_a_validation, points):
@@ -75,7 +74,7 @@ def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeM
 
 
 def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
-    """Return a few hundred of the points, evenly spread, and the last one, in bounded memory."""
+    """Return a few hundred of the points, evenly spread, always with the last one, in bounded memory."""
     kept, every, last = list[MeasuredPoint](), 1, None
     for place, point in enumerate(points):
         last = point

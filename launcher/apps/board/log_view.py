@@ -29,7 +29,7 @@ class BoardLine(msgspec.Struct, frozen=True):
 
 
 class LogRequest(msgspec.Struct, frozen=True):
-    """A request for part of a log; `before` is the number of last lines that the page already has."""
+    """A request for part of a log; `before` is how many of the last lines the page already has."""
 
     ranks: frozenset[int] | None = None
     search: str = ""
@@ -39,14 +39,14 @@ class LogRequest(msgspec.Struct, frozen=True):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """A part of a log, and what to request for the lines before it."""
+    """A part of a log; `before` is what to request for the lines that come before it."""
 
     lines: list[BoardLine]
     before: str | None  # what to ask with for those before them; None: there are none
 
 
 def log_page(one: api.Run, wish: LogRequest) -> LogPage:
-    """Return a page of the log as this disk holds it."""
+    """Return the requested part of the log, as far as this disk has it."""
     limit = max(1, min(wish.limit, MOST_LINES))
     pattern = re.compile(re.escape(wish.search), re.IGNORECASE) if wish.search else None
     if wish.around is not None:

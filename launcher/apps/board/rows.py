@@ -27,7 +27,7 @@ class LastValue(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A summary of a run's metrics; empty until they have been read."""
+    """A summary of a run's metrics, which is empty until they have been read."""
 
     best: dict[str, tuple[float, int]] = {}  # value and step
     spark: list[float | None] = []
@@ -108,7 +108,7 @@ def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup
 
 
 def _metrics(status: RunStatus) -> dict[str, Number]:
-    """Return the newest values; one that is not finite is a word such as `nan`."""
+    """Return the newest values by name; a value that is not finite is a word such as `nan`."""
     words = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
     odd = {name: words[one.value] for name, one in status.not_finite.items()}
     return {**named_numbers(status.metrics), **odd}
@@ -134,7 +134,7 @@ def figures_of(measured: MeasuredRun) -> Figures:
 
 
 def last_value(measured: MeasuredRun) -> LastValue | None:
-    """Return the newest value of the metric in the small curve, or None if nothing was read."""
+    """Return the newest value of the metric in the small curve, or None if no value was read."""
     name = _shown(measured.names)
     found = measured.newest(name)
     return LastValue(name, number(found[1]), found[0]) if found is not None else None

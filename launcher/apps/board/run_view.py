@@ -61,7 +61,7 @@ class BoardNode(msgspec.Struct, frozen=True):
 
 
 class BoardRole(msgspec.Struct, frozen=True):
-    """A role, or one of its ranks that restart alone."""
+    """A role of a run, or one rank of a role whose ranks restart alone."""
 
     name: str
     state: State
@@ -73,7 +73,7 @@ class BoardRole(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """The part of a run's data that changes; sent again after each change."""
+    """The part of a run's data that changes, which is sent again after each change."""
 
     row: BoardRow
     state_text: str
@@ -114,7 +114,7 @@ class RunSheet(msgspec.Struct, frozen=True):
 
 
 class RunView(msgspec.Struct, frozen=True):
-    """The data about a run at one moment: both parts."""
+    """All data about one run at one moment."""
 
     at: float
     head: RunHead
@@ -122,7 +122,7 @@ class RunView(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoint(msgspec.Struct, frozen=True):
-    """A row of the table of checkpoints; without paths, which mean nothing in a browser elsewhere."""
+    """A row of the table of checkpoints, without paths, which mean nothing to a browser on another machine."""
 
     step: int
     kind: str
@@ -137,7 +137,7 @@ class BoardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoints(msgspec.Struct, frozen=True):
-    """The checkpoints that could be read, and why the others could not."""
+    """The checkpoints that could be read; `error` says why others could not."""
 
     checkpoints: list[BoardCheckpoint]
     error: str
@@ -151,7 +151,9 @@ def run_head(
     last: LastValue | None = None,
     hang: HangReport | None = None,
 ) -> RunHead:
-    """Return the changing data of a run; `last` is a newer value than the one in its row."""
+    """Return the changing data of a run; `last` is a newer value than the one in `row`, `hang` the report of its
+    hang.
+    """
     failure = status.failure
     return RunHead(
         row=row,
@@ -187,7 +189,7 @@ def run_head(
 
 
 def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
-    """Return the report of the hang that the run is in or failed by, or None if there is none."""
+    """Return the report of the hang in which the run is or by which it failed, or None if there is none."""
     failure = status.failure.summary if status.failure is not None and status.failure.cause is Cause.HANG else ""
     if not (failure or (status.message and status.state is State.RUNNING)):
         return None
@@ -196,7 +198,9 @@ def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
 
 
 def command_in(advice: str) -> str:
-    """Return the command in an advice such as `mend train.py:3, then launch resume RUN --code`, or ""."""
+    """Return the command in an advice such as `mend train.py:3, then launch resume RUN --code`, or "" if it
+    names none.
+    """
     return next((part for part in (advice, advice.rpartition(", then ")[2]) if part.startswith("launch ")), "")
 
 
@@ -231,7 +235,9 @@ def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
 
 
 def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> BoardRank:
-    """Return one rank; it is marked if it is behind the `usual` step or is the last one."""
+    """Return one rank, marked if it is behind the `usual` step, or if it is the one that enters collectives last
+    (`last`).
+    """
     behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
     load = next((one for one in node.ranks if one.rank == rank.rank), None) if node is not None else None
     row = BoardRank(rank.rank, rank.node, rank.pid, rank.state, rank.step, behind, last or behind >= _BEHIND_STEPS)
@@ -250,7 +256,7 @@ def _busy(gpus: Iterable[GpuLoad]) -> float | None:
 
 
 def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
-    """Return the constant data of a run, with empty values for what cannot be read."""
+    """Return the constant data of a run; values that cannot be read are empty."""
     from launcher.status.compared import environments  # late: it knows all options of a spec; the first page does not
 
     at = RunDir(run.path)
@@ -269,7 +275,7 @@ def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
 
 
 def _spec(run: RunDir) -> str:
-    """Return the beginning of the run's spec, or ""."""
+    """Return the beginning of the run's spec, or "" if it cannot be read."""
     with contextlib.suppress(OSError), open_log(run.spec) as fd:
         return os.read(fd, _MOST_SPEC_BYTES).decode("utf-8", "replace") if fd is not None else ""
     return ""

@@ -67,7 +67,7 @@ _MOST_COMPARED = 20
 
 @dataclass(frozen=True)
 class Board:
-    """The state that the routes of the board's server share."""
+    """What all routes of the board's server share; `actions` says that pages may act on runs."""
 
     actions: bool = False
     first: tuple[api.Run, ...] = ()  # with which the page begins
@@ -178,7 +178,7 @@ def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Respo
     """
 
     def answer(question: _Question) -> Response:
-        """Return the response."""
+        """Return the response to the request."""
         try:
             found = route(question)
             return found if isinstance(found, Response) else _json(redacted(found, _secrets(question)))
@@ -198,7 +198,7 @@ def _json(answer: Any, status: int = 200) -> Response:
 
 
 def _status_of(error: LaunchError) -> int:
-    """Return the HTTP status for an error."""
+    """Return the HTTP status for the kind of error."""
     match error:
         case NoSuchRun():
             return 404
@@ -213,7 +213,7 @@ def _status_of(error: LaunchError) -> int:
 
 
 def _asked_part(question: _Question) -> api.Run:
-    """Return the run, or the one part of it that has the records of the role asked for."""
+    """Return the requested run, or the part of it that has the records of the requested role."""
     one, role = _asked_run(question), question.request.query_params.get("role", "")
     parts = api.parts(one, role) if role else [api.Part(one, one.id)]
     if len(parts) > 1:
@@ -222,7 +222,7 @@ def _asked_part(question: _Question) -> api.Run:
 
 
 def _asked_run(question: _Question) -> api.Run:
-    """Return the run in the request's path. Raise NoSuchRun."""
+    """Return the run in the request's path; raise NoSuchRun if it does not exist."""
     return api.run(question.request.path_params["run"])
 
 
@@ -243,7 +243,7 @@ def _words(question: _Question, name: str) -> list[str]:
 
 
 def _number(question: _Question, name: str, usual: float) -> float:
-    """Return a number in the query, or `usual`. Raise BadInput."""
+    """Return a number in the query, or `usual` if it has none; raise BadInput for any other text."""
     text = question.request.query_params.get(name, "")
     try:
         found = float(text) if text else usual
@@ -260,7 +260,7 @@ def _count(question: _Question, name: str, usual: int) -> int:
 
 
 def _ranks(question: _Question) -> frozenset[int] | None:
-    """Return the ranks in a query such as `0,3-5`, or None for all."""
+    """Return the ranks in a query such as `0,3-5`, or None if it asks for all."""
     found = set[int]()
     for word in _words(question, "ranks"):
         part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
@@ -274,7 +274,7 @@ def _ranks(question: _Question) -> frozenset[int] | None:
 
 
 def _index(_: _Question) -> Response:
-    """Return the front page."""
+    """Return the front page of the board."""
     return _file("index.html")
 
 
@@ -284,7 +284,7 @@ def _page(question: _Question) -> Response:
 
 
 def _file(name: str) -> Response:
-    """Return a file in the page's folder; any other name is answered with 404."""
+    """Return a file in the page's folder, or the answer 404 for any other name."""
     if name not in PAGE_FILES:
         return in_words("no such file", 404)
     return Response(page_file(name), media_type=_TYPES[Path(name).suffix])
@@ -294,7 +294,7 @@ def _file(name: str) -> Response:
 
 
 def _about(question: _Question) -> dict[str, object]:
-    """Return the version, and whether actions are allowed."""
+    """Return the launcher's version, and whether pages may act on runs."""
     board = question.board
     post = board.keys.post if board.actions else ""
     return {"version": VERSION, "at": time.time(), "actions": board.actions, "post_token": post, "exported": False}
@@ -309,7 +309,7 @@ def _runs(question: _Question) -> dict[str, object]:
 
 
 def _compare(question: _Question) -> object:
-    """Return the comparison of the runs that are named. Raise BadInput."""
+    """Return the comparison of the runs that the query names; raise BadInput for too few."""
     refs = _words(question, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")
@@ -317,7 +317,7 @@ def _compare(question: _Question) -> object:
 
 
 def _clusters(question: _Question) -> dict[str, object]:
-    """Return all clusters."""
+    """Return all clusters with their hosts and runs."""
     rows = [*question.feed.runs.rows.values()]
     found = question.board.survey.clusters(rows)
     return {"at": time.time(), "clusters": found.clusters, "error": found.error}
@@ -347,20 +347,20 @@ def _run(question: _Question) -> RunView:
 
 
 def _life(question: _Question) -> Life:
-    """Return the run's timeline."""
+    """Return the run's timeline for the page."""
     one = _asked_run(question)
     with question.board.measured.renewed(one) as measured:
         return board_life(question.feed.runs.known(one).status, measured, time.time())
 
 
 def _checkpoints(question: _Question) -> BoardCheckpoints:
-    """Return the run's checkpoints."""
+    """Return the run's checkpoints for the page."""
     one = _asked_run(question)
     return board_checkpoints(one, question.feed.runs.known(one).status.checkpoint)
 
 
 def _curves(question: _Question) -> Curves:
-    """Return curves of the run's metrics. Raise BadInput."""
+    """Return curves of the run's metrics; raise BadInput for a wrong query."""
     by = question.request.query_params.get("by", "step")
     if by not in ("step", "time"):
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
@@ -398,7 +398,7 @@ def _artifact(question: _Question) -> Response:
 
 
 def _logs(question: _Question) -> LogPage:
-    """Return lines of the run's log."""
+    """Return the requested lines of the run's log."""
     around = _number(question, "around", math.inf)
     wish = LogRequest(
         ranks=_ranks(question),
@@ -418,7 +418,7 @@ def _code(question: _Question) -> dict[str, object]:
 
 
 def _act(question: _Question) -> ActionReport:
-    """Do an action on a run. Raise NoSuchRun or BadInput."""
+    """Carry out an action on a run and return the result; raise NoSuchRun or BadInput."""
     verb = question.request.path_params["verb"]
     if verb not in ACTIONS:
         raise NoSuchRun(f"{verb[:100]!r}: no such action")

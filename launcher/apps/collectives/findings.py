@@ -38,7 +38,7 @@ class NodePair(msgspec.Struct, frozen=True):
 
 
 class Lacking(msgspec.Struct, frozen=True):
-    """An operation that the backend lacks."""
+    """An operation that the backend lacks, on a number of ranks."""
 
     operation: str
     ranks: int

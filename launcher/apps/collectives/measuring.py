@@ -69,8 +69,9 @@ _DECODER: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 
 def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") -> CollectivesReport:
-    """Return the report of a run; `failed` says why the run failed. A run with a wrong result fails too, but its
-    output is complete.
+    """Return the report of a run from the lines of its first rank; `failed` says why the run failed, or is "".
+
+    A run with a wrong result fails too, but its output is complete.
     """
     place, ended = PlaceMessage("", "", 0, 0), False
     lines, copies, pairs, lacking = list[CollectiveLine](), list[MemoryCopy](), list[NodePair](), list[Lacking]()
@@ -97,7 +98,7 @@ def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") ->
 
 
 def _decoded(text: str) -> Word:
-    """Return a decoded line. Raise LaunchError if it is none of the messages."""
+    """Return a decoded line; raise LaunchError if it is none of the messages."""
     try:
         return _DECODER.decode(text)
     except msgspec.MsgspecError as error:

@@ -29,9 +29,7 @@ Curve = tuple[str, str, Sequence[tuple[int, float]]]  # name, colour, size and v
 
 
 def rates_picture(report: CollectivesReport, ranks: int) -> str:
-    """Return a picture of bus bandwidth over size with the memory copy beside it, or "" if nothing with a size was
-    timed.
-    """
+    """Return a picture of bus bandwidth over size with the memory copy beside it, or "" if no size was timed."""
     curves = _curves(report, ranks, lambda one: one.bus_bytes_per_s)
     if not curves:
         return ""
@@ -75,7 +73,9 @@ def _over_sizes(title: str, curves: Sequence[Curve], label: Callable[[float], st
 
 
 def _power(value: float, rounded: Callable[[float], int]) -> float:
-    """Return the next power of ten beyond `value`, so that an axis has at least one tick between its ends."""
+    """Return the next power of ten beyond `value`, up or down as `rounded` rounds, so that an axis has at least one
+    tick between its ends.
+    """
     power = rounded(math.log10(value))
     if 10.0**power == value:
         power += 1 if rounded is math.ceil else -1
@@ -100,7 +100,9 @@ def _axes(
 
 
 def pairs_picture(report: CollectivesReport) -> str:
-    """Return a picture with one bar for each pair of nodes, as long as its rate is high, or "" for a single node."""
+    """Return a picture with one bar for each pair of nodes, whose length is the pair's rate, or "" for a single
+    node.
+    """
     fastest = max((one.bytes_per_s for one in report.pairs), default=0.0)
     if not fastest:
         return ""
@@ -129,7 +131,7 @@ def pictures(report: CollectivesReport) -> Iterator[tuple[str, str]]:
 
 
 def write_page(report: CollectivesReport, file: Path) -> Path:
-    """Write the report as a page and return its path. Raise BadInput if it cannot be written."""
+    """Write the report as a page and return its path; raise BadInput if it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(html_page(report))

@@ -22,7 +22,7 @@ _DECIDES = ("generators", "data")  # of what is kept beside tensors: what comes 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """The comparison of what two runs reported."""
+    """The comparison of the metrics that two runs reported."""
 
     at: tuple[int, ...]  # the steps at which both reported something of the same name
     metrics: tuple[str, ...]
@@ -50,7 +50,9 @@ def compared_rows(
 def _pairs(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[int, int, str, float, float]]:
-    """Yield step, rank, metric and both values, step by step and rank by rank in the order of reporting."""
+    """Yield (step, rank, metric, undisturbed value, disturbed value), step by step and rank by rank in the order of
+    reporting.
+    """
     both = [rank for rank in sorted(undisturbed) if rank in disturbed]
     for step in sorted({step for rank in both for step in undisturbed[rank]}):
         for rank in both:
@@ -77,9 +79,10 @@ class ComparedStates:
 def compared_states(
     undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path], *, untouched: int, every: bool
 ) -> ComparedStates:
-    """Compare the checkpoints that both runs have at a step: the last one, or `every` one until two differ. Nothing
-    was killed up to step `untouched`: kept state that differs by then, such as a generator without a seed, differs
-    between any two runs and is ignored.
+    """Compare the checkpoints that both runs have at a step: the last one or, with `every`, each until two differ.
+
+    Nothing was killed up to step `untouched`: kept state that differs by then, such as a generator without a seed,
+    differs between any two runs and is ignored.
     """
     both = sorted(undisturbed.keys() & disturbed.keys())
     done = list[int]()
@@ -97,13 +100,14 @@ def compared_states(
 
 
 def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path]) -> Differences:
-    """Return the differences of the two checkpoints of a step."""
+    """Return the differences between the two checkpoints of a step."""
     return differences(Entry("step", step, undisturbed[step]), Entry("step", step, disturbed[step]))
 
 
 def departure_of(step: int, found: Differences, usual: Collection[str] | None) -> StateDeparture | None:
-    """Return the reported form of the differences, or None if none of them affects the rest of the training. `usual`
-    is kept state that differs between any two runs; if it is None, that is not known and only tensors count.
+    """Return the differences in the form of the report, or None if none of them affects the rest of the training.
+
+    `usual` is kept state that differs between any two runs; if it is None, that is not known and only tensors count.
     """
     kept = tuple(place for place in found.kept if usual is None or place not in usual)
     if not found.different and (usual is None or not any(map(decides, kept))):
@@ -117,12 +121,12 @@ def departure_of(step: int, found: Differences, usual: Collection[str] | None) -
 
 
 def decides(place: str) -> bool:
-    """Return whether kept state that is not a tensor affects the training; a user's object may hold a time, in which
-    no two runs agree.
+    """Return whether kept state that is not a tensor affects the training; a user's object, for instance, may hold a
+    time, in which no two runs agree.
     """
     return bool(named_in([place], _DECIDES))
 
 
 def named_in(places: Iterable[str], parts: Sequence[str]) -> list[str]:
-    """Return the places that have one of these parts."""
+    """Return those of the places that have one of the `parts` in their name."""
     return [place for place in places if set(parts) & set(place.split("/"))]

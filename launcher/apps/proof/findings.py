@@ -17,7 +17,7 @@ class Judgement(StrEnum):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """A planned kill, and what it did."""
+    """A planned kill, and what it did; `missed` says why it was not made."""
 
     planned_step: int
     missed: str = ""  # why nothing was hit

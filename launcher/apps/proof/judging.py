@@ -24,7 +24,7 @@ _ROUNDING = 1e-4  # of a number: what another order of a sum makes of it in its 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything known about a difference between two trainings."""
+    """Everything that is known about a difference between two trainings."""
 
     first: Departure | None
     state: StateDeparture | None
@@ -53,12 +53,12 @@ class Evidence:
 
 
 def causes_of(evidence: Evidence) -> tuple[str, ...]:
-    """Return the likely causes, likeliest first; none if nothing differs."""
+    """Return the likely causes as texts, likeliest first, or () if nothing differs."""
     return () if evidence.step is None else tuple(_causes(evidence))
 
 
 def _causes(evidence: Evidence) -> Iterator[str]:
-    """Yield causes, likeliest first."""
+    """Yield the possible causes as texts, likeliest first."""
     kept = evidence.state.kept if evidence.state is not None else ()
     if evidence.repeats is False or (evidence.repeats is None and evidence.resumed_at is None):
         yield from _never_the_same(evidence)
@@ -87,7 +87,10 @@ def _causes(evidence: Evidence) -> Iterator[str]:
 
 
 def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
-    """Name the state that a restart has lost. `between`: steps from it to the first difference; `alike`: of these."""
+    """Return as text which state a restart has lost.
+
+    `between` is the number of steps from the restart to the first difference, `alike` how many of these are equal.
+    """
     if alike:
         were = "was" if alike == 1 else "were"
         if alike == between:
@@ -110,7 +113,7 @@ def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
 
 
 def _never_the_same(evidence: Evidence) -> Iterator[str]:
-    """Yield causes that apply whatever was killed."""
+    """Yield causes that apply whether anything was killed or not."""
     if evidence.repeats is False:
         yield "the training does not repeat itself: two undisturbed runs differ as well, so no restart is to blame"
     else:
@@ -183,7 +186,7 @@ def finished(run: Run, status: RunStatus) -> FinishedRun:
 def judged(
     mode: str, kills: Sequence[Kill], run: FinishedRun, undisturbed: FinishedRun, metrics: Collection[str] = ()
 ) -> ComparedRun:
-    """Compare a disturbed run with the undisturbed one, without looking for causes."""
+    """Return the comparison of a disturbed run with the undisturbed one, without looking for causes."""
     status = run.status
     found = ComparedRun(
         mode, status.run, Judgement.UNPROVEN, with_costs(kills, run.history, run.first_steps, run.starts), status.state,
@@ -209,7 +212,7 @@ def judged(
 
 
 def _end(run: FinishedRun) -> str:
-    """Return where a run ended, and with which fingerprint, as text."""
+    """Return as text where a run ended, and with which fingerprint."""
     step, fingerprint = run.end
     return f"at step {step} with {'no fingerprint' if fingerprint is None else f'fingerprint {fingerprint[:16]}'}"
 
@@ -217,7 +220,7 @@ def _end(run: FinishedRun) -> str:
 def _nothing_proven(found: ComparedRun, compared: Collection[int], undisturbed: FinishedRun) -> str:
     """Return why equal results prove nothing, or "" if they do.
 
-    Only what is trained after a restart shows that it has lost nothing.
+    Only steps that are trained after a restart show that it has lost nothing.
     """
     if all(one.missed for one in found.kills):
         return f"nothing was hit: {found.kills[0].missed if found.kills else 'no kill was planned'}"
@@ -243,7 +246,10 @@ def with_causes(
     once_more: FinishedRun | None,
     metrics: Collection[str] = (),
 ) -> ComparedRun:
-    """Add the usual causes of such a difference. `once_more` is a second undisturbed run, or None if it failed."""
+    """Return the comparison with the usual causes of its difference added.
+
+    `once_more` is a second undisturbed run, or None if it failed.
+    """
     repeats, step = None, None
     if once_more is not None:
         again = compared_rows(undisturbed.rows, once_more.rows, metrics)
@@ -257,8 +263,10 @@ def with_causes(
 def with_costs(
     kills: Sequence[Kill], history: Sequence[Event], first_steps: Mapping[Start, int], noted: Sequence[int]
 ) -> tuple[Kill, ...]:
-    """Return the kills with their costs. `first_steps` holds the first step that each start of ranks reported;
-    `noted` the steps from which the trainer's starts resumed, in order.
+    """Return the kills with their costs.
+
+    `first_steps` has the first step that each start of ranks reported; `noted` the steps from which the trainer's
+    starts resumed, in order.
     """
     hits = [one for one in kills if not one.missed]
     known = noted[1:] if len(noted) == len(hits) + 1 else [None for _ in hits]
@@ -267,6 +275,9 @@ def with_costs(
 
 
 def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start, int], noted: int | None) -> Kill:
+    """Return one kill with its cost; `noted` is the step from which the start after it resumed, or None if the trainer
+    noted none.
+    """
     hit = (kill.attempt, kill.generation)
     failure = next((one for one in history if one.kind == "failure" and (one.attempt, one.generation) == hit), None)
     trains = next((one for one in history if one.kind == "training" and (one.attempt, one.generation) > hit), None)
@@ -286,8 +297,8 @@ def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start,
 
 
 def _went_on_from(first: int | None, checkpoint: int | None) -> int:
-    """Return the step that a start resumed from, as far as reports show: the one before its first report, or the loaded
-    checkpoint's.
+    """Return the step from which a start resumed, as far as reports show it: the step before its first report, or the
+    loaded checkpoint's.
     """
     if first is None or first == checkpoint:
         return checkpoint or 0

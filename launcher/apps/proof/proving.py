@@ -58,18 +58,20 @@ _OVER = "the training was over first"
 
 
 class DisturbedRun:
-    """One run, its kills, and its end."""
+    """One run that is disturbed: its kills, and its end."""
 
     def __init__(self, run: Run, mode: Mode, tell: Tell, *, saves: bool) -> None:
-        """Prepare to disturb a run; with `saves` the training reports its checkpoints, and one must exist before a
-        kill.
+        """Prepare to disturb a run; `saves` says that the training reports its checkpoints, one of which must then
+        exist before a kill.
         """
         self._run, self._mode, self._tell, self._saves = run, mode, tell, saves
         self._struck = (0, 0)  # attempt and generation that were hit last
         self._dark = False  # all of it was killed on a node, and it has not been resumed since
 
     def strike(self, kills: Sequence[PlannedKill]) -> list[Kill]:
-        """Make all kills in order and return them; those that come after the training's end are marked as missed."""
+        """Make all kills in order and return them; kills that would come after the training's end are marked as
+        missed.
+        """
         return [self._strike(one) for one in kills]
 
     def finish(self) -> RunStatus:
@@ -79,7 +81,7 @@ class DisturbedRun:
         return status
 
     def _strike(self, kill: PlannedKill) -> Kill:
-        """Make one kill, not before its step and not before this generation has made a step, because it would
+        """Make one kill, not before its step and not before the present generation has made a step, because it would
         otherwise hit a start.
         """
         with contextlib.ExitStack() as stack:
@@ -126,8 +128,8 @@ class DisturbedRun:
         return any(one.kind == "training" and (one.attempt, one.generation) == now for one in history)
 
     def _look(self) -> RunStatus:
-        """Return the status of the run, after resuming it if a power cut has left nothing that could continue by
-        itself.
+        """Return the status of the run, after resuming it if a kill of a whole node has left nothing that could
+        continue by itself.
         """
         status = self._run.status(WATCH_S)
         if not self._dark or (status.attempt, status.generation) > self._struck:
@@ -140,7 +142,7 @@ class DisturbedRun:
 
 
 def struck_words(kill: Kill) -> str:
-    """Return what the kill hit, as text."""
+    """Return as text what the kill hit."""
     return f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
 
 
@@ -149,9 +151,10 @@ def prove(
     modes: Sequence[str] = (), steps: int | None = None, metrics: Sequence[str] = (), keep: bool = False,
     tell: Tell = lambda _: None,
 ) -> Proof:  # fmt: skip
-    """Return a verdict on whether the training of a spec or a run ends as undisturbed wherever it is killed. This
-    takes as long as the training for each mode and once more. If interrupted, the active run is cancelled. Runs of an
-    exact proof are removed, unless `keep`.
+    """Return a verdict on whether the training of a spec or a run ends as undisturbed wherever it is killed.
+
+    This takes as long as the training for each mode and once more. If interrupted, the active run is cancelled. Runs of
+    an exact proof are removed, unless `keep`.
     """
     _refuse_unknown(modes)
     if kills < 1:
@@ -175,7 +178,7 @@ def _refuse_unknown(names: Sequence[str]) -> None:
 
 
 def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
-    """Return the wanted modes, or those that suit the run's recovery mode."""
+    """Return the named modes, or without names those that suit the run's recovery mode."""
     if names:
         return {name: mode for name, mode in MODES.items() if name in names}
     usual = {name: mode for name, mode in MODES.items() if recovery_mode in mode.usual_for}
@@ -187,7 +190,7 @@ def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
 
 @dataclass(slots=True)
 class _Proving:
-    """The runs of one proof, and what is known of them."""
+    """The runs of one proof, and everything that they have shown so far."""
 
     target: RepeatedJob
     id: RunId
@@ -199,7 +202,7 @@ class _Proving:
     once_more: list[FinishedRun | None] = field(default_factory=list)  # none before it is asked for
 
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
-        """Make all runs of the proof and return the result."""
+        """Make all runs of the proof and return the result; runs of an exact proof are removed, unless `keep`."""
         began = time.monotonic()
         alone, run = self._undisturbed("alone")
         steps = alone.status.step or 0
@@ -221,7 +224,7 @@ class _Proving:
         )  # fmt: skip
 
     def _undisturbed(self, name: str) -> tuple[FinishedRun, Run]:
-        """Make an undisturbed run and wait for its end."""
+        """Make an undisturbed run and wait for its end; return (its records, the run)."""
         run = self._start(name, ())
         return finished(run, to_its_end(run, run.wait, self.tell)), run
 
@@ -257,13 +260,14 @@ class _Proving:
 
 
 def _too_short(steps: int) -> str:
-    """Return why the training is too short to be killed, or ""."""
+    """Return why a training of so many steps is too short to be killed, or "" if it is not."""
     return "" if steps > 1 else f"it reports {steps or 'no'} step{'s'[: steps != 1]}: nothing can be killed in between"
 
 
 def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> RepeatedJob:
-    """Return the job with the settings that all runs of a proof share; the user's own overrides win. Raise BadInput
-    or Refused.
+    """Return the job with the settings that all runs of a proof share; the user's own overrides win.
+
+    Raise BadInput or Refused if a proof is impossible.
     """
     wish = target.request(_ALWAYS)
     if not wish.cluster.supports_reach:

@@ -12,7 +12,9 @@ _UNTIL = 0.85  # of all steps: who is killed later may have ended before it is h
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """A kill as soon as a step is done; `pick` selects the victim among the ranks present then."""
+    """A kill that is made as soon as a step is done; `pick` selects the victim among the ranks that are present
+    then.
+    """
 
     step: int
     pick: float  # from 0 to 1
@@ -23,9 +25,8 @@ class PlannedKill:
 
 
 def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tuple[PlannedKill, ...]:
-    """Return one kill in each of `kills` equal stretches of the training, in order.
-
-    Raise BadInput if it has too few steps.
+    """Return one kill in each of `kills` equal stretches of the training, in order; raise BadInput if the training has
+    too few steps.
 
     `saved` is the step of the first checkpoint. A training killed before it starts from the beginning and resumes
     nothing, so kills come later where there is room.
@@ -43,13 +44,13 @@ def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tup
 
 
 def held_at(kills: Sequence[PlannedKill], ranks: int) -> str:
-    """Return for the trainer's kill points where ranks wait to be killed: each kill's step and rank."""
+    """Return the text that tells the trainer at which steps which ranks wait to be killed, such as `20@1,40@0`."""
     return ",".join(f"{one.step}@{one.among(ranks)}" for one in kills)
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way to disturb a run: what is killed, and the overrides of the run."""
+    """A way to disturb a run: what is killed, and the overrides with which the run is started."""
 
     says: str  # of one kill, for people
     whole_node: bool  # all that is of the run on a node; else one of its ranks

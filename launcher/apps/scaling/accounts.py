@@ -42,18 +42,18 @@ _OWN_CORES = "a core, or more, for each rank: see resources.cpus_per_rank"
 
 
 def accounted(points: Sequence[ScaledRun]) -> list[ScaledRun]:
-    """Return each point compared with that of its strategy and scaling with the fewest ranks."""
+    """Return each point compared with the point of its strategy and scaling that has the fewest ranks."""
     return [_beside(point, _base(point, points)) for point in points]
 
 
 def _base(point: ScaledRun, points: Sequence[ScaledRun]) -> ScaledRun | None:
-    """Return the point with the fewest ranks of this strategy and scaling, or None."""
+    """Return the point with the fewest ranks of the point's strategy and scaling, or None if it was not measured."""
     group = [one for one in points if (one.strategy, one.scaling) == (point.strategy, point.scaling) and one.rates]
     return min(group, key=lambda one: one.ranks, default=None)
 
 
 def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
-    """Return the point with its speed-up, efficiency and losses against `base`, and a sentence."""
+    """Return the point with its speed-up, efficiency and losses against `base` added, and a sentence on them."""
     if not point.rates:
         return msgspec.structs.replace(point, says=f"{_ranks(point)}: {point.why}")
     if base is None or base.ranks == point.ranks:
@@ -67,8 +67,10 @@ def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
 
 
 def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
-    """Return the shares of a step that exceed an even division of the base's time; negative means faster. Their sum
-    is what the efficiency lacks.
+    """Return by kind of work the shares of a step that exceed an even division of the base's time; negative means
+    faster.
+
+    Their sum is what the efficiency lacks to 1.
     """
     if point.parts is None or base.parts is None or not point.step_s or not base.step_s:
         return {}
@@ -79,7 +81,7 @@ def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
 
 
 def _of(parts: StepParts, kind: str) -> float:
-    """Return the seconds of one kind of work."""
+    """Return the seconds that the kind of work takes in a step."""
     seconds: float = getattr(parts, kind)
     return seconds
 
@@ -102,12 +104,12 @@ def _sentence(point: ScaledRun) -> str:
 
 
 def _by_size(point: ScaledRun) -> list[str]:
-    """Return the kinds of lost time, largest first."""
+    """Return the kinds of work that lost time, largest loss first."""
     return sorted(point.lost, key=lambda kind: -point.lost[kind])
 
 
 def _share(point: ScaledRun, kind: str) -> str:
-    """Return the share of one kind of lost time, as text."""
+    """Return as text the share of a step that one kind of work lost."""
     more = ""
     if kind == "communication" and point.parts is not None:
         more = f" ({point.parts.bytes / 1e6:.3g} MB in {point.parts.messages:.3g} messages a step)"
@@ -115,7 +117,7 @@ def _share(point: ScaledRun, kind: str) -> str:
 
 
 def _alone(point: ScaledRun) -> str:
-    """Return the sentence about a point that others are compared with."""
+    """Return the sentence about a point with which the others are compared."""
     if point.parts is None or not point.step_s:
         return f"{_ranks(point)}: what all others are compared with"
     shares = {kind: _of(point.parts, kind) / point.step_s for kind in KINDS}
@@ -125,14 +127,12 @@ def _alone(point: ScaledRun) -> str:
 
 
 def _ranks(point: ScaledRun) -> str:
-    """Return `1 rank` or `4 ranks`."""
+    """Return the number of ranks with its noun: `1 rank` or `4 ranks`."""
     return f"{point.ranks} rank{'s'[: point.ranks != 1]}"
 
 
 def unsteady(points: Sequence[ScaledRun]) -> list[str]:
-    """Return a warning if the lines of metrics within one training differ much, because results are then equally
-    uncertain.
-    """
+    """Return a warning if the speed varied much within one training, because all results are then as uncertain."""
     some = {
         f"{point.strategy}, {point.scaling}, {_ranks(point)} ({rate.low:.4g} to {rate.high:.4g})"
         for point in points
@@ -148,7 +148,7 @@ def unsteady(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def advice(points: Sequence[ScaledRun]) -> list[str]:
-    """Return what would help first at the largest measured number of ranks, for each strategy and scaling."""
+    """Return a text for each strategy and scaling on what would help first at the largest measured number of ranks."""
     last: dict[tuple[str, str], ScaledRun] = {}
     for point in points:
         known = last.get((point.strategy, point.scaling))
@@ -158,7 +158,7 @@ def advice(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def _advice(point: ScaledRun) -> str:
-    """Return the advice for a point, or ""."""
+    """Return a text on what would help at this number of ranks, or ""."""
     kind = _by_size(point)[0]
     share = point.lost[kind]
     if point.speedup is None or share < 2 * _TOLD:

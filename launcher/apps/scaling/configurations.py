@@ -27,7 +27,7 @@ _LEFT_OUT = ("keep-best", "lr-find", "tensorboard", "fast-dev-run", "overfit-bat
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The steps of a training that warm up, are measured, and are traced."""
+    """The numbers of steps of a training that warm up, are measured, and are traced."""
 
     warm: int
     measured: int
@@ -46,7 +46,7 @@ class Schedule:
 
 
 def schedule_of(steps: int) -> Schedule:
-    """Return a schedule whose lines of metrics all cover equally many steps."""
+    """Return a schedule for `steps` measured steps, in which all lines of metrics cover equally many steps."""
     every = max(1, steps // _LINES)
     return Schedule(every * math.ceil(_WARM / every), every * (steps // every), _TRACED, every)
 
@@ -65,7 +65,7 @@ class Configuration:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
+        """The number of ranks of the training."""
         return self.nodes * self.per_node
 
     @property
@@ -78,7 +78,7 @@ class Configuration:
 def configurations(
     ranks: Sequence[int], strategies: Sequence[str], scalings: Sequence[str], resources: Resources, per_node: int | None
 ) -> list[Configuration]:
-    """Return the configurations, fewest ranks first. Raise BadInput for ranks that do not fill whole nodes."""
+    """Return the configurations, fewest ranks first; raise BadInput for ranks that do not fill whole nodes."""
     found = list[Configuration]()
     for strategy in strategies:
         for count in sorted(set(ranks)):
@@ -93,7 +93,7 @@ def configurations(
 
 
 def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int, int]:
-    """Return nodes and ranks per node: all on one node if the spec has one node and no `per_node` is given."""
+    """Return (nodes, ranks per node): all ranks are on one node if the spec has one node and no `per_node` is given."""
     if per_node is None and resources.nodes.max > 1:
         per_node = resources.ranks_per_node
         if per_node is None:
@@ -123,14 +123,16 @@ def overrides_of(
 
 
 def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> list[str]:
-    """Return overrides for a script with options of its own. Raise BadInput if it is not known what
-    limits its steps.
+    """Return overrides for a script with options of its own; raise BadInput if no option is known that limits its
+    steps.
     """
     return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
 
 
 def counted_role(spec: JobSpec, name: str | None) -> str:
-    """Return the role whose ranks are counted: the main one unless `name` is another; "" for a run of one program.
+    """Return the role whose ranks are counted: the role `name`, or the main one for None, or "" for a run of one
+    program.
+
     Raise BadInput if there is no such role.
     """
     if name is not None and name not in spec.roles:
@@ -140,8 +142,8 @@ def counted_role(spec: JobSpec, name: str | None) -> str:
 
 
 def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]:
-    """Return the overrides for a spec with roles: resources are those of the role whose ranks are counted, the rest
-    is the main role's.
+    """Return the overrides for a spec with roles: resources are set for the role `counted`, everything else for the
+    main role.
     """
     main = counted_role(spec, None)
     owners = {"resources": counted, "run": main, "env": main, "checkpoint": main} if main else {}
@@ -170,9 +172,10 @@ def _places(one: Configuration) -> Iterator[str]:
 
 
 def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
-    """Return the scalings to measure: both if neither is chosen, or OWN for a script without the trainer's options.
+    """Return the scalings to measure: those chosen by `strong` and `weak`, both if neither is chosen, or OWN for a
+    script without the trainer's options (`has_options`).
 
-    Raises BadInput if such a script is asked for strong or weak scaling.
+    Raise BadInput if such a script is asked for strong or weak scaling.
     """
     if not has_options:
         if strong or weak:

@@ -11,7 +11,7 @@ _TRACED = "traced/"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """The measured speed of one training that ran once or several times."""
+    """The speed of one training, measured in one or several runs."""
 
     rates: tuple[float, ...]  # samples a second, line by line
     steps_s: tuple[float, ...]  # seconds of a step, line by line
@@ -43,7 +43,7 @@ def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last
 
 
 def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Yield rate and wall-clock seconds per step of each line since the line before."""
+    """Yield (rate, wall-clock seconds per step) for each line of metrics, since the line before it."""
     before: tuple[int, float] | None = None
     for step, row in rows.items():
         if "samples_per_s" not in row or step > last:
@@ -68,7 +68,10 @@ def _mean(traces: Sequence[Mapping[str, float]], name: str) -> float:
 
 
 def parts_of(found: MeasuredSpeed) -> StepParts | None:
-    """Return the parts of a usual step, by their shares in traced steps: tracing itself makes steps slower."""
+    """Return the parts of a usual step, by their shares in traced steps, or None without traces.
+
+    Shares are used because tracing itself makes steps slower.
+    """
     if not found.shares or not found.steps_s:
         return None
     step_s = statistics.median(found.steps_s)
@@ -77,7 +80,7 @@ def parts_of(found: MeasuredSpeed) -> StepParts | None:
 
 
 def spread(values: Sequence[float], share: float = 0.0) -> Spread:
-    """Return the median, and the range without this share of the values at each end."""
+    """Return the median, and the range without the share `share` of the values at each end."""
     ordered = sorted(values)
     cut = int(share * len(ordered))
     return Spread(statistics.median(ordered), ordered[cut], ordered[-1 - cut])

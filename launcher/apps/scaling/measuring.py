@@ -53,10 +53,11 @@ def scale(
     overrides: Sequence[str] = (), steps: int = 30, rounds: int = 1, per_node: int | None = None, strong: bool = False,
     weak: bool = False, keep: bool = False, role: str | None = None, tell: Tell = lambda _: None,
 ) -> ScalingReport:  # fmt: skip
-    """Return how much faster a training is on more ranks, and where the rest of the time goes. Everything is checked
-    before anything is started. If interrupted, the active run is cancelled. Runs are removed, unless `keep` or unless
-    they failed. Both scalings are measured if neither is chosen. In a spec with roles, the ranks are those of `role`,
-    by default the main one.
+    """Return how much faster a training is on more ranks, and where the rest of the time goes.
+
+    Everything is checked before anything is started. If interrupted, the active run is cancelled. Runs are removed,
+    unless `keep` or unless they failed. `strong` and `weak` choose the scalings; both are measured if neither is
+    chosen. In a spec with roles, the ranks are those of `role`, by default the main one.
     """
     for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
         if not numbers or any(number is not None and number < 1 for number in numbers):
@@ -83,7 +84,7 @@ def scale(
 
 
 def _has_options(run: RunOptions, project: Path) -> bool:
-    """Return whether the trainer's options can be set: for its own tasks, and for scripts and modules whose text adds
+    """Return whether the program has the trainer's options: its own tasks do, and scripts and modules whose text adds
     them.
     """
     if is_ours(run):
@@ -97,7 +98,7 @@ def _has_options(run: RunOptions, project: Path) -> bool:
 
 @dataclass(slots=True)
 class _Measuring:
-    """The runs of one scaling measurement, and what they have measured so far."""
+    """The runs of one scaling measurement, and the metrics that they have reported so far."""
 
     job: RepeatedJob
     wish: Request
@@ -117,7 +118,7 @@ class _Measuring:
     ) -> ScalingReport:
         """Measure every configuration in each round, and return the report.
 
-        Rounds spread other load evenly over all.
+        Rounds spread other load on the machines evenly over all. Runs are removed, unless `keep`.
         """
         began = time.monotonic()
         many = len(wanted) * rounds
@@ -177,8 +178,9 @@ class _Measuring:
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 
     def _batch(self, one: Configuration, wanted: Sequence[Configuration]) -> int | None:
-        """Return the batch for weak scaling, in proportion to that of the fewest ranks, which has been measured
-        before; else None.
+        """Return the batch for weak scaling, in proportion to that of the fewest ranks, which was measured earlier.
+
+        Return None if the spec's batch is used.
         """
         base = next(other for other in wanted if other.strategy == one.strategy)
         if one.scaling != WEAK or one is base:
@@ -235,12 +237,12 @@ class _Measuring:
 
 
 def _is_of(run: Run, name: str) -> bool:
-    """Return whether the run belongs to this configuration, in the first round or a later one."""
+    """Return whether the run belongs to the configuration `name`, in the first round or a later one."""
     return run.id == name or run.id.removeprefix(f"{name}-").isdigit()
 
 
 def _failure(status: RunStatus, steps: int) -> str:
-    """Return why the run gives no measurement of speed, or "" if it does."""
+    """Return why the run gives no measurement of speed, or "" if it gives one."""
     if status.state is State.SUCCEEDED and status.restarts.total:
         return f"it was restarted {status.restarts.total} times"
     if status.state is State.SUCCEEDED:

@@ -55,12 +55,12 @@ class Fit:
         return self.serial + self.divided / ranks + self.communication(ranks)
 
     def communication(self, ranks: int) -> float:
-        """Return the seconds of communication in a step."""
+        """Return the seconds of communication that a step does not hide."""
         return _hops(ranks, tree=self.tree) * self.latency + 2 * (ranks - 1) / ranks * self.transfer
 
 
 def _hops(ranks: int, *, tree: bool) -> float:
-    """Return the number of hops of an all-reduce."""
+    """Return the number of hops of an all-reduce, along a tree with `tree`, else around a ring."""
     return 2 * math.log2(ranks) if tree else 2.0 * (ranks - 1)
 
 
@@ -85,7 +85,7 @@ class Fitted:
         return Fit(serial, divided, latency, transfer, tree)
 
     def speedup(self, ranks: int, base: int, times: float = 1.0) -> tuple[float, float, float]:
-        """Return median, low and high of the speed-up in samples per second; a step has `times` as many samples."""
+        """Return (median, low, high) of the speed-up in samples per second; a step has `times` as many samples."""
         found = sorted(
             times * fit.step(base) / fit.step(ranks) * math.exp(self.misfit * noise)
             for fit, noise in zip(self.fits, self.noise, strict=True)
@@ -95,7 +95,10 @@ class Fitted:
 
 
 def fitted(observed: Sequence[Observed], *, weak: bool) -> Fitted | None:
-    """Return the fitted model, or None if there are fewer than two numbers of ranks."""
+    """Return the fitted model, or None if fewer than two numbers of ranks were measured.
+
+    In `weak` scaling each rank keeps its share of the work.
+    """
     if len({one.ranks for one in observed}) < 2:
         return None
     draw = random.Random(0)  # noqa: S311 - drawn for a statistic
@@ -110,7 +113,10 @@ def fitted(observed: Sequence[Observed], *, weak: bool) -> Fitted | None:
 
 
 def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random, *, weak: bool) -> Fit:
-    """Return one fit to measurements drawn anew."""
+    """Return one fit to a random sample of the measurements.
+
+    `tree` is the shape of the all-reduce, None for either; in `weak` scaling each rank keeps its share of the work.
+    """
     works, talks = [], []
     for one in observed:
         step = statistics.fmean(draw.choices(one.steps_s, k=len(one.steps_s)))
@@ -124,7 +130,10 @@ def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random,
 
 
 def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Random) -> tuple[float, float]:
-    """Return latency and transfer; each of `talks` is a number of ranks and its communication time."""
+    """Return (latency, transfer) in seconds; each of `talks` is (number of ranks, their communication time).
+
+    With `tree` the all-reduce runs along a tree.
+    """
     rows = _rows(talks, tree=tree)
     if len(rows) == 1:  # which of both it is nobody knows
         [(of_latency, of_transfer, talk)] = rows
@@ -142,12 +151,12 @@ def _is_tree(observed: Sequence[Observed]) -> bool | None:
 
 
 def _rows(talks: Sequence[tuple[int, float]], *, tree: bool) -> list[tuple[float, float, float]]:
-    """Return the equations for latency and transfer."""
+    """Return the equations for latency and transfer, of an all-reduce along a tree with `tree`, else around a ring."""
     return [(_hops(n, tree=tree), 2 * (n - 1) / n, talk) for n, talk in talks]
 
 
 def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return a and b, neither negative, that minimise the relative errors of a x + b y against z."""
+    """Return (a, b), neither negative, that minimise the relative errors of a x + b y against z."""
     weighed = [(x / z, y / z) for x, y, z in rows if z > _LEAST_S]
     if not weighed:
         return 0.0, 0.0
@@ -168,8 +177,9 @@ def _off(rows: Sequence[tuple[float, float, float]], a: float, b: float) -> floa
 
 
 def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolume | None:
-    """Return the bytes that one step of one micro-batch moves in the dtype of the parameters, or None if nothing
-    moves or it is not known.
+    """Return the bytes that one step of one micro-batch moves in the dtype of the parameters.
+
+    Return None if it moves none, or the strategy's formula is not known.
     """
     n = one.ranks
     if n == 1 or not model_bytes:
@@ -193,7 +203,7 @@ def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolu
 
 
 def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
-    """Return models and forecasts for each strategy and scaling with at least two measured and traced numbers of ranks.
+    """Return (models, forecasts) for each strategy and scaling with at least two measured and traced numbers of ranks.
 
     Ranks that share cores are left out, because their speed says nothing about more machines. Baselines are left out,
     because the model assumes an all-reduce.
@@ -213,12 +223,14 @@ def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tup
 
 
 def _observed(point: ScaledRun) -> Observed:
+    """Return the measured steps of a point in the form for the model."""
     samples, step_s = point.step_samples or 0.0, point.step_s or 1.0
     share = point.parts.communication / step_s if point.parts is not None else 0.0
     return Observed(point.ranks, [samples / rate for rate in point.rates], [share])
 
 
 def _model(points: Sequence[ScaledRun], found: Fitted) -> ScalingModel:
+    """Return the fitted model in the form of the report."""
     usual, last = found.usual, points[-1]
     sent = last.parts.bytes if last.parts is not None else 0.0
     return ScalingModel(
@@ -229,6 +241,7 @@ def _model(points: Sequence[ScaledRun], found: Fitted) -> ScalingModel:
 
 
 def _forecast(base: ScaledRun, found: Fitted, ranks: int) -> ScalingForecast:
+    """Return the model's forecast for `ranks`, compared with the point `base`."""
     times = ranks / base.ranks if base.scaling == WEAK else 1.0
     usual, low, high = found.speedup(ranks, base.ranks, times)
     return ScalingForecast(

@@ -32,8 +32,8 @@ _BAR, _GAP, _LABEL = 22, 10, 170
 
 
 def speedup_picture(report: ScalingReport) -> str:
-    """Return a picture of measured speed-ups with whiskers and forecasts with dashes and a band, on logarithmic axes,
-    or "" if nothing is compared.
+    """Return a picture of measured speed-ups with whiskers and of forecasts with dashes and a band, on logarithmic
+    axes, or "" if no two numbers of ranks are compared.
     """
     measured = [one for one in report.points if one.speedup is not None]
     if not measured:
@@ -91,7 +91,9 @@ def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) ->
 
 
 def parts_picture(points: Sequence[ScaledRun]) -> str:
-    """Return a picture with a bar for each number of ranks, as long as its step, or "" if no steps were traced."""
+    """Return a picture with a bar for each number of ranks, whose length is the time of a step, or "" if no steps were
+    traced.
+    """
     some = [one for one in points if one.parts is not None and one.step_s]
     if not some:
         return ""
@@ -121,8 +123,8 @@ def _bar(point: ScaledRun, top: float, scale: float) -> Iterator[str]:
 
 
 def write_pages(report: ScalingReport, folder: Path) -> list[Path]:
-    """Write index.html, scaling.md and scaling.json and return their paths. Raise BadInput if they
-    cannot be written.
+    """Write index.html, scaling.md and scaling.json and return their paths; raise BadInput if they cannot be
+    written.
     """
     written = {
         "index.html": html_page(report),
@@ -167,7 +169,7 @@ def _html(report: ScalingReport) -> Iterator[str]:
 
 
 def _measured_how(report: ScalingReport) -> str:
-    """Return a sentence on how it was measured."""
+    """Return a sentence on how the training was measured."""
     rounds = f", {report.rounds} rounds" if report.rounds > 1 else ""
     return (
         f"{report.steps} steps of each training{rounds}, on {report.on}, in {report.took_s:.0f} s. Ranges of rates are "

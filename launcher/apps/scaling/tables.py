@@ -48,7 +48,7 @@ def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
 
 
 def volume_note(points: Sequence[ScaledRun]) -> str:
-    """Return the heading of these rows, or "" if there are none."""
+    """Return the heading of the rows of `volume_rows`, or "" if there are none."""
     model = next((one.volume.model_bytes for one in points if one.volume is not None), 0.0)
     return f"bytes of a step, where n ranks train P = {_size(model)} of parameters:" if model else ""
 

@@ -41,12 +41,12 @@ def open_server(
     one: Run, found: Served, words: Sequence[str], token: str | None, *, on: str, overrides: Sequence[str],
     watch: bool = False, tls: Sequence[Path] = (), tunnel: bool = False,
 ) -> Run:  # fmt: skip
-    """Start a run that serves what was found. `words`: options of its `launch serve`. `watch`: and what is newer.
-    Without a `token` anyone may ask it. `tls`: the files of its certificate and key.
-    `tunnel`: it will be asked over the connection to its node.
+    """Start a run that serves the model `found`.
 
-    Raise Refused if there is no checkpoint to send, and BadInput where its program, what it is to watch, or its
-    certificate would not be there.
+    `words` are options of its `launch serve`. With `watch` it also loads newer checkpoints. Without a `token` anyone
+    may call it. `tls` are the files of its certificate and key. With `tunnel` it is called over the connection to its
+    node. Raise Refused if there is no checkpoint to send, and BadInput if its program, the folder to watch, or its
+    certificate would not exist there.
     """
     chosen = next(iter(found.choices()), None)
     if chosen is None:
@@ -63,7 +63,7 @@ def open_server(
         secret = [f"secrets+={_TOKEN}"]
 
     def asked(args: Sequence[str]) -> Request:
-        """Return the request of a run whose program has these arguments."""
+        """Return the request of a run whose program has the arguments `args`."""
         own = (*_ONE_RANK, f"name={name}", f"run.args={json.dumps(args)}", *secret)
         return job.request([*own, *overrides])
 
@@ -84,7 +84,11 @@ def open_server(
 
 
 def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
-    """Return the run's checkpoint directory as the server reads it. Raise BadInput if the server cannot."""
+    """Return the run's checkpoint directory as the server reads it; `trained_there` says that the run was trained on
+    the server's cluster.
+
+    Raise BadInput if the server cannot read it.
+    """
     if not wish.cluster.remote:
         return str(found.checkpoints)
     inside = found.checkpoints.is_relative_to(one.path)
@@ -97,7 +101,9 @@ def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: 
 
 
 class WayToJob:
-    """The connection to a job that serves on its node's loopback interface, also after it is restarted elsewhere."""
+    """The connection to a job that serves on its node's loopback interface, which also follows a restart on another
+    node.
+    """
 
     def __init__(self, job: Run) -> None:
         self._job = job
@@ -105,7 +111,7 @@ class WayToJob:
         self._lock = threading.Lock()
 
     def port(self) -> int | None:
-        """Return the port on its node, or None if it does not serve yet. Raise Refused if it has ended."""
+        """Return the port on the job's node, or None if the job does not serve yet; raise Refused if it has ended."""
         status = self._job.status(WATCH_S)
         if status.state.ended:
             raise Refused(f"{self._job.id} {state_text(status)}", f"hint: launch logs {self._job.id}")
@@ -113,7 +119,7 @@ class WayToJob:
         return int(found[1]) if found is not None else None
 
     def channel(self) -> Channel:
-        """Connect to the server. Raise LaunchError."""
+        """Connect to the job's server; raise LaunchError if that fails."""
         with self._lock:
             if self._port is None:
                 self._port = self.port()
@@ -130,7 +136,9 @@ class WayToJob:
 
 def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: Path | None = None) -> Served:
     """Return what this process, a rank of a serving run, serves: its own code, and the checkpoint beside it or the
-    newest watched one.
+    newest one in `watched`.
+
+    `best` prefers the best checkpoint.
     """
     try:
         folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])

@@ -15,7 +15,7 @@ _LONGEST_RETRY_S = 60
 
 
 class AnswerCache:
-    """The cached answers: those older than `keep_s` are dropped, and beyond `size` the least recently used."""
+    """Cached answers: those older than `keep_s` are dropped, and beyond `size` the least recently used."""
 
     def __init__(self, size: int, keep_s: float) -> None:
         self._size, self._keep_s = size, keep_s
@@ -27,7 +27,7 @@ class AnswerCache:
         return len(self._answers)
 
     def get(self, key: Key, now: float) -> bytes | None:
-        """Return the cached answer, or None if there is none or it is too old."""
+        """Return the cached answer, or None if it is missing or too old."""
         found = self._answers.get(key)
         if found is not None and now - found[0] < self._keep_s:
             self._answers.move_to_end(key)
@@ -62,7 +62,10 @@ class WantedAnswer(Generic[Client]):
 
 
 class Batcher(Generic[Client]):
-    """Collects inputs; a batch is due with `size` distinct ones, or when the first of them has waited `wait_s`."""
+    """The queue of inputs.
+
+    A batch is due with `size` distinct inputs, or when the first of them has waited `wait_s`.
+    """
 
     def __init__(self, size: int, wait_s: float, most_waiting: int) -> None:
         self._size, self._wait_s, self._most = size, wait_s, most_waiting
@@ -98,7 +101,7 @@ class Batcher(Generic[Client]):
         self._clients += 1
 
     def withdraw(self, key: Key, client: Client) -> None:
-        """Withdraw a client that has left; an input for which no client waits is not computed."""
+        """Withdraw a client that has left; an input for which no other client waits is not computed."""
         wanted = self._queue.get(key) or self._computed.get(key)
         if wanted is None or client not in wanted.clients:
             return
@@ -124,7 +127,7 @@ class Batcher(Generic[Client]):
         return batch
 
     def put_back(self, batch: "Sequence[WantedAnswer[Client]]") -> None:
-        """Return a batch to the front of the queue because its worker ended before starting it."""
+        """Put a batch back at the front of the queue, because its worker ended before starting it."""
         for wanted in reversed(batch):
             del self._computed[wanted.key]
             if wanted.clients:
@@ -132,25 +135,27 @@ class Batcher(Generic[Client]):
                 self._queue.move_to_end(wanted.key, last=False)
 
     def settle(self, batch: Sequence[WantedAnswer[Client]]) -> None:
-        """Remove a batch that was answered or never will be."""
+        """Remove a batch whose inputs were answered or never will be."""
         for wanted in batch:
             self._clients -= len(wanted.clients)
             del self._computed[wanted.key]
 
 
 class BatchPace:
-    """The time that an input takes, as a moving mean over batches; used to tell refused clients when to retry."""
+    """The time that an input takes, as a moving mean over batches, from which refused clients learn when to retry."""
 
     def __init__(self, weight: float = 0.2) -> None:
         self._weight = weight
         self._each_s: float | None = None
 
     def took(self, seconds: float, inputs: int) -> None:
-        """Take the seconds that a batch of inputs took into the mean."""
+        """Include a batch of `inputs` inputs that took `seconds` in the mean."""
         each = seconds / inputs
         self._each_s = each if self._each_s is None else self._each_s + self._weight * (each - self._each_s)
 
     def retry_after_s(self, waiting: int, workers: int) -> int:
-        """Return for the Retry-After header after how many seconds all inputs now waiting will have been answered."""
+        """Return after how many seconds all inputs that wait now will have been answered, for the Retry-After
+        header.
+        """
         seconds = waiting * (self._each_s or 0.0) / max(1, workers)
         return max(1, min(math.ceil(seconds), _LONGEST_RETRY_S))

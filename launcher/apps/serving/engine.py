@@ -97,7 +97,7 @@ def pause_s(failures: int) -> float:
 
 
 class Engine:
-    """Answers inputs with workers and a cache, in one event loop."""
+    """The part of the server that answers inputs, with workers and a cache, in one event loop."""
 
     def __init__(self, served: Served, options: ServingOptions, say: Callable[[str], None]) -> None:
         self._served, self.options = served, options
@@ -115,7 +115,7 @@ class Engine:
     # -- its life
 
     async def start(self) -> None:
-        """Start the workers and wait until all are ready. Raise LaunchError if no checkpoint can be loaded."""
+        """Start the workers and wait until all are ready; raise LaunchError if no checkpoint can be loaded."""
         self._take_over(await self._first_whole(self._served.choices() or [None]))
         if self.loaded.unfit:
             self.say(f"note: each worker loads the model itself, which takes longer: {self.loaded.unfit}")
@@ -123,7 +123,7 @@ class Engine:
             self._spawn(self._watch())
 
     async def _first_whole(self, choices: "Sequence[Entry | None]") -> "WorkerGroup":
-        """Start workers for the first checkpoint that can be loaded; damaged ones are skipped."""
+        """Start workers for the first checkpoint that can be loaded, skipping damaged ones."""
         for choice in choices:
             try:
                 return await WorkerGroup.assembled(self, self._served, self.options, choice, None)
@@ -153,7 +153,7 @@ class Engine:
 
     @property
     def ready(self) -> int:
-        """The number of workers."""
+        """The number of workers that are ready."""
         return len(self._working.workers)
 
     @property
@@ -172,8 +172,10 @@ class Engine:
     # -- answering
 
     async def ask(self, inputs: Sequence[Any]) -> list[Computed]:
-        """Return an answer to each input. Raise Overloaded at once, else the first error of an input: WorkerLost,
-        PredictFailed, InputRefused or TookTooLong.
+        """Return an answer to each input.
+
+        Raise Overloaded at once, else the first error of an input: WorkerLost, PredictFailed, InputRefused or
+        TookTooLong.
         """
         now = asyncio.get_running_loop().time()
         keyed = [_keyed(one) for one in inputs]
@@ -192,7 +194,7 @@ class Engine:
     async def _answers(
         self, keyed: Sequence[tuple[Key, bytes]], found: "Sequence[AnswerFuture | bytes]"
     ) -> list[Computed]:
-        """Return the answers once all are there. Raise the first error, or TookTooLong."""
+        """Return the answers once all have come; raise the first error, or TookTooLong."""
         futures = [(key, one) for (key, _), one in zip(keyed, found, strict=True) if not isinstance(one, bytes)]
         try:
             await asyncio.wait([one for _, one in futures], timeout=self.options.timeout_s)
@@ -214,7 +216,7 @@ class Engine:
         return future
 
     def _kept(self, answer: Any) -> Computed:
-        """Return a cached answer."""
+        """Return a cached answer in the form of a computed one."""
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
@@ -282,7 +284,7 @@ class Engine:
 
     @property
     def _working(self) -> "WorkerGroup":
-        """The workers that answer now. Raise Refused before there are any."""
+        """The workers that answer now; raise Refused before there are any."""
         if self._group is None:
             raise Refused("no model is loaded")
         return self._group
@@ -300,7 +302,9 @@ class Engine:
             self.free(worker)
 
     async def _watch(self) -> None:
-        """Load the checkpoint that is now preferred, again and again; one that cannot be loaded is tried once."""
+        """Load the checkpoint that is now preferred, again and again; a checkpoint that cannot be loaded is
+        tried once.
+        """
         refused: set[str] = set()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -325,7 +329,7 @@ class Engine:
 
 
 class WorkerGroup:
-    """The workers that compute with one checkpoint. A worker that dies is replaced until they are dismissed."""
+    """The workers that compute with one checkpoint. A worker that dies is replaced until the group is dismissed."""
 
     loaded: Loaded
 
@@ -346,8 +350,8 @@ class WorkerGroup:
     async def assembled(
         cls, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None, before: "WorkerGroup | None"
     ) -> "WorkerGroup":
-        """Start all workers and wait until they are ready, forked from the workers `before` if possible. Raise
-        NotLoaded.
+        """Start all workers and wait until they are ready, forked from the workers `before` if possible; raise
+        NotLoaded if the checkpoint cannot be loaded.
         """
         group = cls(engine, served, options, choice)
         try:
@@ -375,7 +379,7 @@ class WorkerGroup:
         await asyncio.gather(*(pool.has_ended() for pool in self._started))
 
     async def _load(self, before: "WorkerGroup | None" = None) -> None:
-        """Start a worker pool with the checkpoint, if there is none."""
+        """Start a worker pool with the checkpoint, unless there is one."""
         where = str(self._served.checkpoints if self._choice is None else self._choice.path)
         parent = before._pool if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us
         if parent is not None and not parent.ended.is_set():
@@ -432,7 +436,7 @@ class WorkerGroup:
 
 
 def _keyed(one: Any) -> tuple[Key, bytes]:
-    """Return the cache key and the encoded form of an input; equal inputs have equal keys, because fields are in the
+    """Return (the cache key of an input, its encoded form); equal inputs have equal keys, because fields are in the
     schema's order with defaults filled in.
     """
     payload = msgspec.msgpack.encode(one)
@@ -440,10 +444,10 @@ def _keyed(one: Any) -> tuple[Key, bytes]:
 
 
 def _waiting(batch: Sequence[WantedAnswer[AnswerFuture]]) -> list[AnswerFuture]:
-    """Return the futures of the clients that still wait for a batch."""
+    """Return the futures of those clients that still wait for a batch."""
     return [future for wanted in batch for future in wanted.clients if not future.done()]
 
 
 def _name(choice: Entry | None) -> str:
-    """Return the name of a checkpoint, or ""."""
+    """Return the name of a checkpoint, or "" for None."""
     return "" if choice is None else choice.path.name

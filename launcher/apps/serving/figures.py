@@ -20,7 +20,7 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Count a value."""
+        """Count one value in its bucket."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 

@@ -17,12 +17,14 @@ _LONGEST_IN_LINE = 200
 
 
 def write_header(folder: Path, name: str, token: str) -> Path:
-    """Write the token as a header for curl (`-H @FILE`), since every user could read it on a command line."""
+    """Write the token as a header to a file for curl (`-H @FILE`), since every user could read it on a command line."""
     return _written(folder, f"{name}.header", f"{_SCHEME}{token}\n".encode())
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file, which is its first line or such a header. Raise BadInput."""
+    """Return the token in a file, which is its first line or a header as `write_header` writes it; raise BadInput if it
+    has none.
+    """
     try:
         token = path.read_text().partition("\n")[0].removeprefix(_SCHEME).strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -33,9 +35,9 @@ def read_token(path: Path) -> str:
 
 
 def curl_line(server: str, header: Path | None, example: Any, folder: Path, certificate: Path | None = None) -> str:
-    """Return a curl command that requests an answer to `example`, or the server's health if there is none.
+    """Return a curl command that requests an answer to `example`, or the server's health if that is None.
 
-    A long example is written into `folder`, and curl reads it there.
+    A long example is written into `folder`, from which curl reads it.
     """
     words = ["curl", *(["--cacert", str(certificate)] if certificate is not None else [])]
     if example is None:

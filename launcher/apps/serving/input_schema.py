@@ -41,7 +41,7 @@ class WrongInput(Exception):
 
 
 class Inputs:
-    """Decodes and checks bodies: one input, or a list of them."""
+    """A decoder and checker of request bodies, which hold one input or a list of them."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         try:
@@ -52,11 +52,11 @@ class Inputs:
             raise BadInput(f"the schema of the service's input: {error}") from error
 
     def one(self, body: bytes) -> Any:
-        """Return the input in `body`; raise WrongInput."""
+        """Return the input in `body`; raise WrongInput if it does not fit the schema."""
         return _decoded(self._one, body)
 
     def many(self, body: bytes) -> list[Any]:
-        """Return the list of inputs in `body`; raise WrongInput."""
+        """Return the list of inputs in `body`; raise WrongInput if one does not fit the schema."""
         found: list[Any] = _decoded(self._many, body)
         return found
 
@@ -70,7 +70,7 @@ def location_of(path: str) -> Location:
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:
-    """Return the decoded body; raise WrongInput."""
+    """Return the decoded body; raise WrongInput if it does not fit."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -80,7 +80,7 @@ def _decoded(decoder: Any, body: bytes) -> Any:
 
 
 def _location_and_reason(text: str) -> tuple[Location, str]:
-    """Return where an input is wrong and what is wrong, read from msgspec's message."""
+    """Return (where an input is wrong, what is wrong), read from msgspec's message."""
     found = _AT.fullmatch(text)
     why, path = (found[1], found[2] or "") if found is not None else (text, "")
     where = location_of(path)
@@ -138,14 +138,14 @@ def _usual(value: Any) -> Any:
 
 
 def _one_of(values: Any, where: str) -> Any:
-    """Return the type of an enum. Raise BadInput."""
+    """Return the type of an enum; raise BadInput for values that are not supported."""
     if not isinstance(values, list) or not values or not all(isinstance(one, str | int) for one in values):
         _refuse(where, "expected strings or whole numbers in `enum`")
     return Literal[tuple(values)]
 
 
 def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
-    """Return the type with the schema's bounds. Raise BadInput."""
+    """Return the type with the schema's bounds; raise BadInput for bounds that are not supported."""
     bounds = {ours: schema[theirs] for theirs, ours in _BOUNDS.items() if theirs in schema}
     try:
         return Annotated[kind, msgspec.Meta(**bounds)] if bounds else kind
@@ -154,5 +154,5 @@ def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _refuse(where: str, why: str) -> NoReturn:
-    """Raise BadInput about the schema."""
+    """Raise BadInput about the part `where` of the schema."""
     raise BadInput(f"the schema of the service's input: {where}: {why}")

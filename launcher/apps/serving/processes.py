@@ -103,7 +103,7 @@ class Link:
 
 
 class ServingWorker:
-    """One process that computes one batch at a time."""
+    """A process that computes one batch at a time, as the server sees it."""
 
     def __init__(self, end: socket.socket, on_end: "Callable[[ServingWorker], None]") -> None:
         self._on_end = on_end
@@ -123,7 +123,10 @@ class ServingWorker:
         return self._answer is not None
 
     async def compute(self, payloads: Sequence[bytes], most_s: float) -> list[Answer]:
-        """Return an answer to each input. Raise WorkerLost; a worker that takes longer than `most_s` is killed."""
+        """Return an answer to each input; raise WorkerLost if the worker ends.
+
+        A worker that takes longer than `most_s` is killed.
+        """
         self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(most_s):
@@ -138,14 +141,14 @@ class ServingWorker:
         return found
 
     async def _send(self, message: Any) -> None:
-        """Send a message. Raise NotBegun if the worker has exited."""
+        """Send the worker a message; raise NotBegun if the worker has exited."""
         try:
             await self._link.send(message)
         except OSError as error:
             raise NotBegun(f"it had left: {error}") from error
 
     def kill(self) -> None:
-        """Kill the worker."""
+        """Kill the worker's process."""
         with suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -156,7 +159,7 @@ class ServingWorker:
         self._ended()
 
     def _received(self, message: Any) -> None:
-        """Handle a message: answers, or that the worker is ready."""
+        """Handle a message of the worker: answers, or that it is ready."""
         if "answers" in message:
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(message["answers"])
@@ -167,7 +170,7 @@ class ServingWorker:
             self.ready.set_result(None)
 
     def _ended(self) -> None:
-        """Note that the worker has ended; a batch that it had fails."""
+        """Record that the worker has ended; the batch that it had fails."""
         if self.gone.is_set():
             return
         self.gone.set()
@@ -192,7 +195,9 @@ class WorkerPool:
 
     @classmethod
     async def started(cls, served: Served, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Start a pool in a new process, which has to import everything. Raise NotLoaded."""
+        """Start a pool in a new process, which has to import everything; raise NotLoaded if the checkpoint cannot be
+        loaded.
+        """
         ours, theirs = socket.socketpair()
         words = ("-m", "trainer.serving", str(theirs.fileno()))
         try:
@@ -211,7 +216,9 @@ class WorkerPool:
         return found, await found._load(order)
 
     async def renewed(self, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Fork this pool into one with another checkpoint, so that nothing is imported again. Raise NotLoaded."""
+        """Fork this pool into one with another checkpoint, so that nothing is imported again; raise NotLoaded if that
+        cannot be loaded.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             await self._link.send({"op": "renew", "checkpoint": checkpoint}, theirs)
@@ -221,7 +228,7 @@ class WorkerPool:
     async def worker(
         self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
     ) -> ServingWorker:
-        """Fork a worker (`op` is `fork`), or turn the pool's process into one (`become`). Raise WorkerPoolLost or
+        """Fork a worker (`op` is `fork`), or turn the pool's process into one (`become`); raise WorkerPoolLost or
         WorkerLost.
         """
         ours, theirs = socket.socketpair()
@@ -241,8 +248,9 @@ class WorkerPool:
         self._on_end()
 
     async def has_ended(self) -> None:
-        """Wait until the pool's process has exited after it was closed; kill it after a limit. A fork is not a child
-        of this process and is not waited for.
+        """Wait until the pool's process has exited after it was closed; kill it after a limit.
+
+        A pool that is a fork is not a child of this process and is not waited for.
         """
         if self._process is None:
             return
@@ -254,7 +262,7 @@ class WorkerPool:
             await self._process.wait()
 
     async def _load(self, order: Mapping[str, Any] | None) -> Loaded:
-        """Send an order to load, and return what the pool reports. Raise NotLoaded."""
+        """Send an order to load, and return what the pool reports; raise NotLoaded if it cannot load."""
         try:
             if order is not None:
                 with suppress(OSError):  # that it has exited is noticed
@@ -266,7 +274,7 @@ class WorkerPool:
             raise
 
     def _received(self, message: Any) -> None:
-        """Handle the pool's message that it has loaded the model, or why not."""
+        """Handle the pool's message that it has loaded the model, or why it could not."""
         match message["op"]:
             case "loaded":
                 found = Loaded(message["input"], message["output"], message["unfit"], message.get("example"))
@@ -275,7 +283,7 @@ class WorkerPool:
                 self._loaded.set_exception(NotLoaded(*message["message"].splitlines(), damaged=message["damaged"]))
 
     def _on_end(self) -> None:
-        """Note that the pool has ended; loading fails."""
+        """Record that the pool has ended, so that a load that waits fails."""
         self.ended.set()
         if not self._loaded.done():
             self._loaded.set_exception(NotLoaded(*_NO_WORD))

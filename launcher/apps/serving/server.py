@@ -62,39 +62,39 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
 
     @app.post("/predict", response_class=Response, **_described("The answer to one input.", one, answer))
     async def predict(request: Request) -> Response:
-        """Answer one input."""
+        """Answer a request with one input."""
         return await _answered(engine, request, _one, tells_hits)
 
     many = _described("The answers to a list of inputs, in order.", _list_of(one), _list_of(answer))
 
     @app.post("/batch-predict", response_class=Response, **many)
     async def batch_predict(request: Request) -> Response:
-        """Answer a list of inputs."""
+        """Answer a request with a list of inputs."""
         return await _answered(engine, request, _many, tells_hits)
 
     @app.get("/health", summary="Whether it answers, and with which checkpoint.")
     async def health() -> Response:
-        """Return the server's state; 503 while there is no worker."""
+        """Return the server's state, with status 503 while it has no worker."""
         status = {"status": "ok" if engine.ready else "no worker", "run": run, "step": engine.step,
                   "workers": engine.ready}  # fmt: skip
         return JSONResponse(status, 200 if engine.ready else 503)
 
     @app.get("/metrics", summary="What is counted, for Prometheus.", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Return the server's metrics."""
+        """Return the server's metrics as OpenMetrics text."""
         return Response(engine.exposition(), media_type=_OPENMETRICS)
 
     return app
 
 
 async def _one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
-    """Return the answer to the input in a body."""
+    """Return (the answer to the input in a body, that answer in a list)."""
     (found,) = await engine.ask([engine.inputs.one(body)])
     return found.json, [found]
 
 
 async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
-    """Return the answers to a list of inputs. Raise WrongInput if there are too many."""
+    """Return (the answers to a list of inputs as JSON, the answers); raise WrongInput if there are too many."""
     inputs = engine.inputs.many(body)
     if len(inputs) > engine.options.queue:
         raise WrongInput((), f"expected at most {engine.options.queue} inputs in one request, got {len(inputs)}")
@@ -114,7 +114,10 @@ async def _answered(
     engine: Engine, request: Request, route: Callable[[Engine, bytes], Awaitable[tuple[bytes, list[Computed]]]],
     tells_hits: bool,
 ) -> Response:  # fmt: skip
-    """Return the route's response, or the error as a response, and count and time it."""
+    """Return the route's response, or the error as a response; count and time it.
+
+    With `tells_hits` the response says whether answers were cached.
+    """
     body = await request.body()
     began = time.monotonic()
     try:
@@ -136,7 +139,7 @@ async def _answered(
 
 
 def _unfit(where: Location, why: str) -> Response:
-    """Return a validation error in FastAPI's own form, which clients know."""
+    """Return a validation error in FastAPI's own form, which clients can parse."""
     detail = [{"loc": ["body", *where], "msg": why, "type": "value_error"}]
     return Response(msgspec.json.encode({"detail": detail}), 422, media_type=_JSON)
 
@@ -152,7 +155,9 @@ def _list_of(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(summary: str, asked: Mapping[str, Any], answered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI description of a route: bodies are decoded by the schema of the service, not by FastAPI."""
+    """Return the OpenAPI description of a route, whose bodies are decoded by the schema of the service, not by
+    FastAPI.
+    """
     body = {"required": True, "content": {_JSON: {"schema": asked}}}
     responses: dict[int | str, Any] = {
         200: {"description": "The answer.", "content": {_JSON: {"schema": answered}}},
@@ -165,9 +170,10 @@ async def serve(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
     ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve until SIGINT or SIGTERM. Call `ready` once the model is loaded; raise LaunchError if it cannot be.
+    """Serve until SIGINT or SIGTERM.
 
-    Without a `token` anyone may call the server.
+    Call `ready` once the model is loaded; raise LaunchError if it cannot be. Without a `token` anyone may call the
+    server.
     """
     engine = Engine(served, options, say)
     limits = Limits(body_bytes=most_bytes, bodies_bytes=most_bytes * 3 // 2)
@@ -194,9 +200,10 @@ def run_server(
 
 @dataclass(frozen=True)
 class ServingRules:
-    """Checks that a model's server makes on a request. With a token any host name is accepted. Without one, the Host
-    header must name this machine and JSON from another origin is refused, because a site could point its name here
-    and have a browser send requests.
+    """The checks that a model's server makes on a request.
+
+    With a token any host name is accepted. Without one, the Host header must name this machine and JSON from another
+    origin is refused, because a site could point its name here and have a browser send requests.
     """
 
     access: Access | None

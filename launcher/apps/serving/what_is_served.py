@@ -37,8 +37,9 @@ class Served:
 
 
 def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) -> Served:
-    """Return how to serve a run's model. Raise BadInput if no service is named, and Refused if there is no
-    checkpoint.
+    """Return how to serve a run's model; `best` prefers the best checkpoint to the newest.
+
+    Raise BadInput if no service is named, and Refused if there is no checkpoint.
     """
     folder = RunDir(run.path)
     attempt = newest(folder)
@@ -71,8 +72,8 @@ def _kept_in(run: RunDir) -> Path:
 
 
 def _app(named: str | None, module: str | None) -> str:
-    """Return the service to load: a Python file of this machine as an absolute path, or a module of the run's own
-    code.
+    """Return the service to load: a Python file of this machine as an absolute path, or a module of the run's
+    own code.
     """
     if named is None:
         if module is None:

@@ -35,14 +35,14 @@ _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did
 
 @dataclass(slots=True)
 class _RetryDelay:
-    """The time after which failed actions are tried again, longer after each failure."""
+    """The time at which failed actions are tried again, which is longer after each failure."""
 
     failures: int = 0
     until: float = 0.0
     said: str = ""
 
     def failed(self, now: float, said: str) -> None:
-        """Note a failure and set the time of the next try."""
+        """Record a failure and set the time of the next try."""
         self.until = now + _RETRY_S[min(self.failures, len(_RETRY_S) - 1)]
         self.failures += 1
         self.said = said
@@ -50,7 +50,7 @@ class _RetryDelay:
 
 @dataclass(slots=True)
 class Round:
-    """One round of the conductor; all of its state is on disk, except when to retry."""
+    """One round of the conductor. All of its state is on disk, except when to retry."""
 
     sweep: SweepDir
     record: SweepRecord
@@ -61,7 +61,7 @@ class Round:
     _next: str = ""  # the run that will be the next to be started
 
     def go(self) -> tuple[bool, bool]:
-        """Look at all trials once and act; return whether anything was done, and whether the sweep is over."""
+        """Look at all trials once and act; return (whether anything was done, whether the sweep is over)."""
         entries = self._chosen(self.book.entries())
         views = self.runs.look([one.run for one in entries if one.state == OPEN])
         self._report(entries, views)
@@ -98,12 +98,12 @@ class Round:
                 self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
 
     def _clear_order(self, aim: Aim, trials: Sequence[TrialView]) -> None:
-        """Remove the order to resume once every stopped trial goes on, so that a later cancel stays in force."""
+        """Remove the order to resume once every stopped trial has resumed, so that a later cancel stays in force."""
         if aim.reviving and not any(is_cancelled(one) and not is_paused(one, aim) for one in trials):
             self.sweep.order.unlink(missing_ok=True)
 
     def _asked(self) -> tuple[Wanted | None, SweepOrder | None]:
-        """Return how many trials are wanted, and the user's last order, or None for each."""
+        """Return (how many trials are wanted, the user's last order), each None if it was not recorded."""
         return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
 
     def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
@@ -147,7 +147,7 @@ class Round:
         return done
 
     def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
-        """Carry out one action."""
+        """Carry out one action on a trial."""
         match action:
             case NextTrial():
                 number = self.book.ask()
@@ -168,7 +168,7 @@ class Round:
                 assert_never(action)
 
     def _after(self, aim: Aim, trials: Sequence[TrialView]) -> str:
-        """Return the run id of the trial after all present ones if these have been started, else ""."""
+        """Return the run id of the next trial if all present trials have been started, else ""."""
         there = not any(one.open and one.run is None for one in trials)
         return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
 
@@ -178,7 +178,7 @@ class Round:
             self.runs.expect(self._next)
 
     def _say(self, end: EndSweep | None) -> None:
-        """Write the sweep's state if it has changed."""
+        """Write the sweep's state if it has changed; `end` is its end if it is over."""
         halving = self.record.options.stop.early == "asha"
         notes = tuple(_note(one, halving=halving) for one in self.book.entries())
         message = end.message if end is not None else self.patience.said
@@ -203,6 +203,9 @@ def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
 
 
 def _note(one: BookedTrial, *, halving: bool) -> TrialNote:
-    """Return the public record of a trial; one stopped at a rung is `paused`, because it may go on."""
+    """Return the public record of a trial.
+
+    With `halving`, a trial stopped at a rung is shown as `paused`, because it may resume.
+    """
     state = "paused" if halving and one.state == OPEN and one.pruned_at is not None else one.state
     return TrialNote(one.number, state, one.run, one.params, one.value, one.last_step, one.why)

@@ -28,7 +28,7 @@ _BEGUN_S = 0.5  # after a trial was started it has the machine to itself: then t
 
 
 class Conductor(Strategy):
-    """Conducts one sweep, given its folder, unless another process does."""
+    """The process that conducts one sweep, given its folder, unless another process does."""
 
     def boot(self) -> bytes:
         """Take the sweep's lock if it is free; the process that holds it reads what was written before."""

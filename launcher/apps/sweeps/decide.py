@@ -32,7 +32,7 @@ class TrialRun:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step of successive halving at which trials are compared, and this trial's rank among them."""
+    """A step of successive halving at which trials are compared, and a trial's rank among them."""
 
     number: int
     better: int  # how many of those that have come to it are better
@@ -73,33 +73,33 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class NextTrial:
-    """Create one more trial."""
+    """The action to create one more trial."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartTrial:
-    """Start the run of a trial."""
+    """The action to start the run of a trial."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTrial:
-    """Cancel the run of a trial."""
+    """The action to cancel the run of a trial."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReviveTrial:
-    """Resume the run of a trial, which was lost or cancelled."""
+    """The action to resume the run of a trial, which was lost or cancelled."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class PromoteTrial:
-    """Resume a trial that was stopped at a rung: its run's next attempt follows attempt `after`."""
+    """The action to resume a trial that was stopped at a rung: its run's next attempt follows attempt `after`."""
 
     number: int
     after: int
@@ -107,7 +107,7 @@ class PromoteTrial:
 
 @dataclass(frozen=True, slots=True)
 class TellTrial:
-    """Record in Optuna how a trial ended: with a value, pruned, or failed for the reason `why`."""
+    """The action to record in Optuna how a trial ended: with a value, pruned, or failed for the reason `why`."""
 
     number: int
     value: float | None = None
@@ -117,7 +117,7 @@ class TellTrial:
 
 @dataclass(frozen=True, slots=True)
 class EndSweep:
-    """End the sweep in this state."""
+    """The action to end the sweep in a state."""
 
     state: str
     message: str
@@ -187,7 +187,7 @@ def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
 
 
 def fails_alike(trials: Sequence[TrialView]) -> bool:
-    """Return whether all trials that are over have failed for the same reason, and these are enough to say so."""
+    """Return whether all trials that are over have failed for the same reason, and are enough to stop the sweep."""
     over = [one for one in trials if not one.open]
     reasons = {_alike(one.why) for one in over}
     return len(over) >= ALIKE and all(one.failed for one in over) and len(reasons) == 1 and reasons != {""}
@@ -207,7 +207,7 @@ def _commonest(trials: Sequence[TrialView]) -> str:
 
 
 def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Return why no further trial begins, or "" if one does."""
+    """Return why no further trial begins, or "" if another may."""
     closed = why_nothing_begins(trials, aim)
     if len(trials) >= aim.trials and closed in ("", _LATE):
         return f"all {len(trials)} trials are done"

@@ -14,9 +14,9 @@ from launcher.submission.requests import looked_at_first
 
 
 def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[str]) -> list[str]:
-    """Queue further training of the `best` runs as new trials, and return those runs.
+    """Queue further training of the `count` best runs as new trials, and return those runs.
 
-    Raise BadInput or Refused; then nothing is queued.
+    Raise BadInput or Refused if that is impossible; then nothing is queued.
     """
     record = record_of(sweep)
     _check(sweep, record, status, overrides)
@@ -29,7 +29,7 @@ def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[
 
 
 def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
-    """Return the best trials first, one for each run that is not active."""
+    """Return the best trials first, only one for each run, without runs that are active."""
     sign, busy = 1 if mode == "max" else -1, {one.run for one in trials if one.state in ("running", "paused")}
     complete = [one for one in trials if one.state == "complete" and one.value is not None and one.run not in busy]
     ordered = sorted(complete, key=lambda one: (-sign * (one.value or 0.0), one.number))

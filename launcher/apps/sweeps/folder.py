@@ -51,7 +51,7 @@ class SweepDir:
 
 
 class SweepRecord(msgspec.Struct, frozen=True):
-    """The settings of a sweep, fixed when it began."""
+    """The settings of a sweep, which are fixed when it begins."""
 
     id: RunId
     project: str
@@ -66,7 +66,7 @@ class SweepRecord(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The number of trials wanted so far, as the user may add some."""
+    """The number of trials that are wanted so far, to which the user may add."""
 
     trials: int
 
@@ -99,13 +99,13 @@ class SweepState(msgspec.Struct, frozen=True):
 
 
 def conductor_lives(sweep: SweepDir) -> bool | None:
-    """Return whether the sweep's conductor is alive, or None if it is or was on another machine."""
+    """Return whether the sweep's conductor is alive, or None if it is on another machine, which cannot be asked."""
     process = readable(sweep.conductor, ProcessId)
     return process is not None and alive(process)
 
 
 def record_of(sweep: SweepDir) -> SweepRecord:
-    """Return the sweep's record. Raise NoSuchRun."""
+    """Return the sweep's record; raise NoSuchRun if there is none."""
     record = read_record(sweep.record, SweepRecord)
     if record is None:
         raise NoSuchRun(f"{sweep.path}: no sweep is there")
@@ -113,7 +113,7 @@ def record_of(sweep: SweepDir) -> SweepRecord:
 
 
 def register_sweep(sweep: SweepDir) -> None:
-    """Register the sweep's id with its folder. Raise FileExistsError if the id is taken."""
+    """Register the sweep's id with its folder; raise FileExistsError if the id is taken."""
     folder = _links()
     make_dir(folder)
     refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of sweeps")
@@ -133,7 +133,7 @@ def known_sweeps() -> list[SweepDir]:
 
 
 def sweep_of_trial(run: str, path: Path) -> str | None:
-    """Return the id of the sweep that a run is a trial of, judging by its id and folder, or None."""
+    """Return the id of the sweep of which a run is a trial, judged by its id and folder, or None if it is none."""
     if (found := _TRIAL.fullmatch(run)) is None or not is_run_id(found[1]):
         return None
     with contextlib.suppress(OSError):

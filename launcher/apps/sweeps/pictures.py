@@ -43,9 +43,9 @@ def importances(sweep: SweepDir) -> dict[str, float]:
 
 
 def draw(sweep: SweepDir, out: Path, kinds: Sequence[str] = KINDS) -> list[str]:
-    """Write a page with these pictures, or one of them as .png, .svg or .pdf. Return a line for each that was left out.
+    """Write a page with these pictures, or one of them as .png, .svg or .pdf; return a line for each that was left out.
 
-    Raise BadInput if there is nothing to draw, or nothing to draw it with.
+    Raise BadInput if nothing can be drawn, or matplotlib is missing.
     """
     study = _study(sweep)
     if _complete(study) < _FEWEST:
@@ -76,7 +76,7 @@ def _complete(study: "Study") -> int:
 
 
 def _values(study: "Study") -> list[float | None]:
-    """Return the values of the completed trials."""
+    """Return the values of the completed trials, None for one without a value."""
     return [one.value for one in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))]
 
 
@@ -94,7 +94,7 @@ def _importances(study: "Study") -> dict[str, float]:
 
 
 def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[dict[str, bytes], list[str]]:
-    """Return the pictures by kind, and a line for each that was left out."""
+    """Return (the pictures by kind, a line for each that was left out)."""
     try:
         import matplotlib as mpl  # late: an optional package, and slow to import
 
@@ -133,7 +133,7 @@ def _bars(plt: Any, told: Mapping[str, float]) -> None:
 
 
 def _saved(plt: Any, form: str, out: Path) -> bytes:
-    """Return the current figure in this format. Raise BadInput."""
+    """Return the current figure in this format; raise BadInput if it cannot be written so."""
     written = io.BytesIO()
     try:
         plt.gcf().savefig(written, format=form, bbox_inches="tight", metadata={"Date": None} if form == "svg" else {})

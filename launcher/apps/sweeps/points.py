@@ -21,12 +21,12 @@ def override_of(key: str, value: Word) -> str:
 
 
 def applies(dimension: Dimension, point: Mapping[str, Word]) -> bool:
-    """Return whether the condition of an option holds, given the options chosen before it."""
+    """Return whether the condition of an option holds, given the values of the options chosen before it."""
     return dimension.when is None or point.get(dimension.when[0]) == dimension.when[1]
 
 
 def grid(space: Mapping[str, Dimension]) -> list[Point]:
-    """Return every combination; the last option changes fastest. Raise BadInput if there are too many."""
+    """Return every combination of values; the last option changes fastest. Raise BadInput if there are too many."""
     found: list[Point] = [{}]
     for key, dimension in space.items():
         values = values_of(dimension)
@@ -60,7 +60,9 @@ def space_of(points: Sequence[Point]) -> dict[str, Dimension]:
 
 
 def points_in(file: Path) -> list[Point]:
-    """Return the points of a CSV file: options in its head, one point per line. Raise BadInput."""
+    """Return the points of a CSV file, which has options in its head and one point per line; raise BadInput if it is
+    wrong.
+    """
     try:
         with file.open(newline="") as opened:
             lines = [*csv.reader(opened, skipinitialspace=True)]
@@ -72,7 +74,7 @@ def points_in(file: Path) -> list[Point]:
 
 
 def _points(file: Path, keys: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Point]:
-    """Yield the points in the lines of a CSV file. Raise BadInput."""
+    """Yield the points in the lines of a CSV file; raise BadInput for a line that is wrong."""
     for number, line in enumerate(lines, 2):
         if not line:
             continue

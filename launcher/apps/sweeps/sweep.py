@@ -56,7 +56,7 @@ _MOST_TRIED = 64  # of the values of an option, before anything exists
 
 
 def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> SweepDir:
-    """Create a sweep and return its folder. Raise BadInput if it cannot work, and then nothing is created."""
+    """Create a sweep and return its folder; raise BadInput if it cannot work, and create nothing then."""
     _need_optuna()
     spec = looked_at_first(file, on=on, overrides=overrides, root=root)
     if spec.spec.sweep is None:
@@ -96,7 +96,7 @@ def _need_optuna() -> None:
 def _settled(
     options: SweepOptions, spec: Request, file: Path, overrides: tuple[str, ...]
 ) -> tuple[SweepOptions, tuple[Point, ...] | None]:
-    """Return the options without conditions on fixed values, and all points if they are known beforehand."""
+    """Return (the options without conditions on fixed values, all points if they are known beforehand or None)."""
     if options.search not in SEARCHES:
         points = points_in(Path(spec.project.path) / options.search)[: options.trials]
         return msgspec.structs.replace(options, space=space_of(points)), tuple(points)
@@ -107,7 +107,7 @@ def _settled(
 
 
 def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[str, ...]) -> dict[str, Dimension]:
-    """Return the options without conditions on values that the spec fixes."""
+    """Return the options of the search without conditions on values that the spec fixes."""
     found: dict[str, Dimension] = {}
     text = file.read_text()
     for key, dimension in space.items():
@@ -147,7 +147,7 @@ def _free_id(name: str, runs: Path) -> RunId:
 
 
 def _write(sweep: SweepDir, file: Path, record: SweepRecord, wish: Request, points: int) -> None:
-    """Write the sweep's folder whole and durable under a draft name, then rename it."""
+    """Write the sweep's folder, complete and durable, under a draft name, then rename it."""
     folder = sweep.path.parent
     draft = SweepDir(drafts.new_draft(folder))
     try:
@@ -180,7 +180,9 @@ class Sweep:
         return cls(found.id, found.path)
 
     def status(self) -> SweepState:
-        """Return its trials and its state: running, stopped, succeeded, failed, or lost if no conductor is alive."""
+        """Return the sweep's trials and its state: running, stopped, succeeded, failed, or lost if no conductor is
+        alive.
+        """
         lives = conductor_lives(self._folder)  # before its last word is read, which may be its end
         said = readable(self._folder.state, SweepState)
         if said is None:
@@ -203,9 +205,9 @@ class Sweep:
         return importances(self._folder)
 
     def plot(self, out: str | Path, kinds: Sequence[str] = ()) -> list[str]:
-        """Write a page with pictures of it (.html), or one picture; return a line for each that was left out.
+        """Write a page with pictures of the sweep (.html), or one picture; return a line for each that was left out.
 
-        Kinds: history, parallel, slice, importance; none: all.
+        Kinds are history, parallel, slice and importance; without any, all are drawn.
         """
         from launcher.apps.sweeps.pictures import KINDS, draw  # late: Optuna takes a second
 
@@ -217,7 +219,7 @@ class Sweep:
         return wanted.trials if wanted is not None else 0
 
     def stop(self) -> SweepState:
-        """Save and stop all trials, and return once that is done; `resume` continues them where they were."""
+        """Save and stop all trials, and return once that is done; `resume` continues them from their checkpoints."""
         if self.status().state in ("succeeded", "failed", "stopped"):
             raise Refused(f"{self.id} is {self.status().state}: there is nothing to stop")
         write_record(self._folder.order, SweepOrder(stop=True))
@@ -225,7 +227,7 @@ class Sweep:
         return self.wait()
 
     def resume(self) -> None:
-        """Resume what was stopped, or a sweep whose conductor has died."""
+        """Resume a sweep that was stopped or whose conductor has died."""
         state = self.status()
         if state.state not in ("stopped", "lost"):
             hint = f"hint: launch sweep add {self.id} --trials 20" if state.state == "succeeded" else ""
@@ -235,7 +237,7 @@ class Sweep:
         self._conduct()
 
     def add(self, trials: int) -> int:
-        """Add so many trials and return the new total. A sweep that is over resumes with them."""
+        """Add `trials` more trials and return the new total. A sweep that is over resumes with them."""
         points = record_of(self._folder).points
         with locked(self.path / ".wanted-lock", wait=True):
             wanted = self.trials_wanted() + trials
@@ -261,7 +263,7 @@ class Sweep:
         return runs
 
     def wait(self, timeout_s: float | None = None) -> SweepState:
-        """Wait until no trial is active any more, and return the state. Raise TimeoutError."""
+        """Wait until no trial is active any more, and return the state; raise TimeoutError if that takes longer."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (status := self.status()).state == "running":
             if deadline is not None and time.monotonic() >= deadline:
@@ -270,7 +272,7 @@ class Sweep:
         return status
 
     def _conduct(self) -> None:
-        """Make sure that a conductor runs and has read what was written before."""
+        """Make sure that a conductor runs and has read everything that was written before."""
         sweep = self._folder
         if conductor_lives(sweep) and self.status().state == "running":
             return
@@ -284,7 +286,7 @@ class Sweep:
 
     @property
     def _folder(self) -> SweepDir:
-        """The sweep's folder."""
+        """Return the folder of the sweep."""
         return SweepDir(self.path)
 
 

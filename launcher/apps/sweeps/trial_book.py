@@ -77,7 +77,7 @@ def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
 
 
 def suggested(trial: Trial, space: Mapping[str, Dimension]) -> Point:
-    """Return the point of a trial; values that it already has stay."""
+    """Return the point of a trial; values that the trial already has are kept."""
     point: dict[str, Any] = {}  # what is suggested of values is one of them
     for key, one in space.items():
         if not applies(one, point):
@@ -130,7 +130,7 @@ class BookedTrial:
 
 
 class TrialBook:
-    """Reads and writes the trials; one conductor writes at a time, others may read or add trials by Optuna."""
+    """The trials in Optuna's journal. One conductor writes at a time; others may read or add trials through Optuna."""
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
         logging.set_verbosity(logging.WARNING)
@@ -154,7 +154,7 @@ class TrialBook:
         return [_entry(one, _rung(one, trials, sign)) for one in trials if one.state in _STATES]
 
     def ask(self) -> int:
-        """Create one more trial and return its number; its values may not all be chosen yet."""
+        """Create one more trial and return its number; not all of its values may be chosen yet."""
         trials = self._study.get_trials(deepcopy=False)
         if not any(one.state is TrialState.WAITING for one in trials):
             index = 1 + max((one.user_attrs.get(_POINT, -1) for one in trials), default=-1)
@@ -171,7 +171,9 @@ class TrialBook:
         trial.set_user_attr(_RUN, trial.user_attrs.get(_EXTENDS, {}).get(_RUN, run_id))
 
     def report(self, number: int, values: Sequence[tuple[int, float]], *, may_prune: bool) -> None:
-        """Record what a run has measured, by step; if it does worse than others, mark its trial to end early."""
+        """Record what a run has measured, by step; with `may_prune`, mark its trial to end early if it does worse than
+        others.
+        """
         trial = self._trial(number)
         for step, value in values:
             trial.report(value, step)
@@ -185,7 +187,7 @@ class TrialBook:
         trial.set_user_attr(_GOES_ON, {"after": after, "step": trial.user_attrs.get(_PRUNED_AT)})
 
     def tell(self, number: int, value: float | None, *, pruned: bool, why: str) -> None:
-        """Record how a trial ended: with a value, pruned, or failed."""
+        """Record how a trial ended: with a value, pruned (`pruned`), or failed for the reason `why`."""
         if why:
             self._trial(number).set_user_attr(_WHY, why)
         if value is not None:
@@ -232,8 +234,9 @@ def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
 
 
 def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | None:
-    """Return the last rung that this trial has reached, or None. Optuna stores values by rung and does not update
-    them.
+    """Return the last rung that the trial has reached, or None.
+
+    Optuna stores values by rung and does not update them.
     """
     number = sum(key.startswith(_RUNG) for key in one.system_attrs) - 1
     if number < 0:
@@ -245,7 +248,9 @@ def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | 
 
 
 def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
-    """Queue trials that train these runs further, each after the given attempt; a conductor may be running."""
+    """Queue trials that train these runs further, each after the given attempt; a conductor may be running
+    meanwhile.
+    """
     study = load_study(study_name=sweep.id, storage=_storage(sweep))
     for note, attempt in trials:
         extends = {_RUN: note.run, "set": [*overrides]}

@@ -36,11 +36,11 @@ Reports = Sequence[tuple[int, float]]  # steps and values
 
 
 class NotYet(Exception):
-    """Raised while the modules that the runs need are being imported, once for all of them."""
+    """Raised while the modules that the runs need are being imported, once for all runs."""
 
 
 class Trials(Protocol):
-    """The operations on runs that a conductor needs; none of them waits for a run to end."""
+    """The operations on runs that a conductor needs; none of them waits until a run has ended."""
 
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
         """Start a run once, however often this is called. Raise NotYet, LaunchError, or BadInput if it can never be
@@ -51,7 +51,7 @@ class Trials(Protocol):
         """Prepare for the run that will be started next."""
 
     def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
-        """Return the state of each of these runs; a run that was never started is left out."""
+        """Return the state of each of the runs; a run that was never started is left out."""
 
     def rest(self, seconds: float) -> None:
         """Wait for `seconds`, or until a run that was active at the last look has ended."""
@@ -72,7 +72,7 @@ def run_id_of(sweep: RunId, number: int) -> RunId:
 
 
 class RunsOfTrials:
-    """The operations on real runs, through the Python API."""
+    """The operations on real runs that a conductor needs, through the Python API."""
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
         self._sweep, self._record = sweep, record
@@ -114,7 +114,7 @@ class RunsOfTrials:
             self._readier.expect(self._root / run_id)
 
     def look(self, run_ids: Sequence[str]) -> dict[str, TrialRun]:
-        """Return the state of each of these runs that was started."""
+        """Return the state of each of the runs that was started."""
         there = [run for run in map(self._run, run_ids) if run is not None]
         attempts = (newest(RunDir(run.path)) for run in there)
         self._ends = [one.end for one in attempts if one is not None and not one.end.exists()]
@@ -134,7 +134,7 @@ class RunsOfTrials:
             time.sleep(min(left, pause))
 
     def reports(self, run_id: str) -> Reports:
-        """Return the reported values of the metric by step, empty if there are none."""
+        """Return the reported values of the metric by step, or none if the run has reported none."""
         run = self._run(run_id)
         if run is None:
             return ()
@@ -169,7 +169,7 @@ class RunsOfTrials:
         return able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
 
     def _is_warm(self, wish: Request, named: RunId) -> bool:
-        """Return whether the imports of a run's environment are warm, and start warming them if not."""
+        """Return whether the imports of a run's environment are done, and start them if not."""
         self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
 
@@ -179,7 +179,7 @@ class RunsOfTrials:
         return Run(parse_run_id(run_id), path) if path.is_dir() else None
 
     def _value(self, run: Run) -> float | None:
-        """Return the run's last value of the metric, or None."""
+        """Return the run's last value of the metric, or None if it has none."""
         return last_value(self.reports(run.id))
 
 

@@ -17,8 +17,10 @@ from launcher.apps.web.server import STATE, LimitedProtocol
 
 @dataclass(frozen=True)
 class Access:
-    """Check of the token: in a header, in the cookie derived from it, or in the printed address. The address opens
-    `pages` only. The cookie is named by port, because browsers send a cookie to every port of a machine.
+    """A check of the token: in a header, in the cookie derived from it, or in the printed address.
+
+    The address opens `pages` only. The cookie is named by port, because browsers send a cookie to every port of a
+    machine.
     """
 
     keys: Keys
@@ -32,21 +34,22 @@ class Access:
         return by_header or equal(self._cookie_of(request), self.keys.cookie) or self.comes_in(request)
 
     def comes_in(self, request: HTTPConnection) -> bool:
-        """Return whether the request has the token in its address; the page's script removes it from there. A
-        redirect would not do: a browser withholds a strict cookie from a navigation that began in a file or on
+        """Return whether the request has the token in its address; the page's script removes it from there.
+
+        A redirect would not do: a browser withholds a strict cookie from a navigation that began in a file or on
         another site.
         """
         given = request.query_params.get("token", "")
         return request.scope["method"] != "POST" and request.url.path in self.pages and equal(given, self.keys.token)
 
     def cookie(self, request: HTTPConnection) -> tuple[bytes, bytes]:
-        """Return the header that sets the cookie in the browser of an allowed client."""
+        """Return (name, value) of the header that sets the cookie in the browser of an allowed client."""
         secure = "; Secure" if request.scope["scheme"] == "https" else ""
         value = f"{self.cookie_name}={self.keys.cookie}; HttpOnly; Path=/; SameSite=strict{secure}"
         return b"set-cookie", value.encode()
 
     def _cookie_of(self, request: HTTPConnection) -> str:
-        """Return the cookie in the request, or ""."""
+        """Return the cookie in the request, or "" if it has none."""
         parts = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
         return {name: value for name, _, value in parts}.get(self.cookie_name, "")
 
@@ -71,7 +74,7 @@ def is_this_machine(request: HTTPConnection, *names: str) -> bool:
 
 
 class Rules(Protocol):
-    """Checks that a server makes on a request before reading it."""
+    """The checks that a server makes on a request before reading it."""
 
     @property
     def access(self) -> Access | None:
@@ -101,7 +104,7 @@ class RequestGuard:
         return None if access is None else lambda scope: access.has_token(HTTPConnection(scope))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request, or pass it to the application."""
         request = HTTPConnection(scope)
         access, connection = self.rules.access, scope.get("state", {}).get(STATE)
         comes_in = access is not None and access.comes_in(request)
@@ -132,7 +135,7 @@ class RequestGuard:
             self._reading.pop(connection, None)
 
     def _read(self, connection: LimitedProtocol | None, message: Message) -> None:
-        """Count a piece of a body. Raise HTTPException if the body exceeds its limit."""
+        """Count a piece of a body; raise HTTPException if the body exceeds its limit."""
         more = len(message.get("body", b""))
         had = self._reading.get(connection, 0) + more
         if had > self.limits.body_bytes:

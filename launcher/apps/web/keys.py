@@ -29,12 +29,12 @@ class Keys:
         return self._made("post")
 
     def _made(self, use: str) -> str:
-        """Return the value derived from the token for this use."""
+        """Return the value that is derived from the token for this use."""
         return hmac.new(self.token.encode(), use.encode(), hashlib.sha256).hexdigest()
 
 
 def origin(host: str, port: int, *, tls: bool = False) -> str:
-    """Return the address of a server without a path."""
+    """Return the address of a server without a path; it begins with https with `tls`."""
     return f"{'https' if tls else 'http'}://{in_address(host)}:{port}"
 
 
@@ -44,5 +44,5 @@ def page_address(server: str, keys: Keys, path: str = "/", view: str = "") -> st
 
 
 def equal(given: str, known: str) -> bool:
-    """Compare two texts in a time that does not depend on how much of them is equal."""
+    """Return whether two texts are equal, in a time that does not depend on how much of them is."""
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), known.encode())

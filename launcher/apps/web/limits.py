@@ -48,7 +48,7 @@ class UnprovedConnections(Generic[Held]):
         return self._counts[address] > self._per_address or len(self) > self._most
 
     def discard(self, connection: Held) -> None:
-        """Remove a connection if it is there."""
+        """Remove a connection from the list, if the list has it."""
         address = self._address_of.pop(connection, None)
         if address is not None:
             self._counts[address] -= 1
@@ -56,7 +56,7 @@ class UnprovedConnections(Generic[Held]):
                 del self._counts[address]
 
     def oldest(self, address: str, may_go: Callable[[Held], bool] = lambda _: True) -> Held | None:
-        """Return the oldest connection that may be dropped, or None.
+        """Return the oldest connection that may be dropped, or None if none may.
 
         It is one of `address` if that has too many, else one of the address that has the most.
         """

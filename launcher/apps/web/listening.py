@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0") -> socket.socket:
-    """Return a socket that listens on one address; `waiting` connections may wait to be accepted. Raise BadInput.
+    """Return a socket that listens on one address, on which `waiting` connections may wait to be accepted; raise
+    BadInput if it cannot.
 
     An address that means all interfaces of this machine is refused, since networks could reach it that nobody thought
     of.
@@ -50,7 +51,7 @@ def in_address(host: str) -> str:
 
 
 def tls_context(certificate: Path, key: Path) -> "ssl.SSLContext":
-    """Return the TLS context for a certificate and its key. Raise BadInput."""
+    """Return the TLS context for a certificate and its key; raise BadInput if they cannot be used."""
     import ssl  # late: few servers need it, and it costs 20 ms
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

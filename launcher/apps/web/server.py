@@ -47,7 +47,7 @@ class WebServer(uvicorn.Server):
         self._proves = proves
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn passes none
-        """Start accepting connections."""
+        """Start accepting connections within the limits."""
         door = Door(self.config, self.server_state, self._listening, self._limits, self._tls, self._proves)
         door.open()
         self.servers = [cast("Any", door)]
@@ -81,7 +81,7 @@ class WebServer(uvicorn.Server):
 
 
 class Door:
-    """Accepts the connections of a server, and drops those beyond its limits."""
+    """The part of a server that accepts connections, and drops those beyond its limits."""
 
     def __init__(
         self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None,
@@ -100,7 +100,7 @@ class Door:
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """Stop accepting."""
+        """Stop accepting connections."""
         if self._reopening is not None:
             self._reopening.cancel()
         if self._listening.fileno() >= 0:
@@ -108,12 +108,12 @@ class Door:
             self._listening.close()
 
     async def wait_closed(self) -> None:
-        """Return at once: uvicorn waits for this on each of its servers."""
+        """Return at once; uvicorn waits for this on each of its servers."""
 
     def count(self, connection: "LimitedProtocol") -> bool:
         """Count a connection as the newest without the token, and drop the oldest while there are too many.
 
-        Return False if there are still too many, because what has arrived on them has to be read first.
+        Return False if there are still too many, because the data that has arrived on them has to be read first.
         """
         self.unproved.add(connection, connection.address)
         while self.unproved.are_too_many(connection.address):
@@ -213,13 +213,13 @@ class LimitedProtocol(HttpToolsProtocol):
     # -- what the event loop calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Expect a request."""
+        """Begin to wait for a request on the connection."""
         super().connection_made(transport)
         self.is_open = True
         self._expect(self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection."""
+        """Stop counting the connection towards the limits."""
         self._door.unproved.discard(self)
         for timer in (self._asking, self._taking):
             if timer is not None:
@@ -241,7 +241,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._taking = self.loop.call_later(self._limits.take_s, self.drop)
 
     def resume_writing(self) -> None:
-        """Stop that time."""
+        """Stop the time within which the client must read."""
         super().resume_writing()
         if self._taking is not None:
             self._taking.cancel()
@@ -290,9 +290,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._door.count(self)
 
     def _expect(self, in_s: float | None) -> None:
-        """Drop the connection if the next part of its request takes longer than this.
+        """Drop the connection if the next part of its request takes longer than `in_s`.
 
-        None means that it has arrived.
+        None means that the part has arrived.
         """
         if self._asking is not None:
             self._asking.cancel()

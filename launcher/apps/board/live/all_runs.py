@@ -43,7 +43,7 @@ class RowChanges(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class SeenRun:
-    """The state of a run when it was last read."""
+    """A run with its state when it was last read."""
 
     run: api.Run
     status: RunStatus
@@ -66,7 +66,7 @@ class SeenRun:
         )
 
     def is_other(self) -> bool:
-        """Return whether a record has changed since it was read."""
+        """Return whether a record of the run has changed since it was read."""
         self.changed = _changed(self.files)
         return self.changed != self.seen
 
@@ -76,7 +76,7 @@ class SeenRun:
 
 
 class _Looked(NamedTuple):
-    """The result of reading one run, and when the records that were read had changed."""
+    """The result of reading one run, and the times at which its records had last changed."""
 
     run: api.Run
     status: RunStatus
@@ -84,7 +84,7 @@ class _Looked(NamedTuple):
 
 
 class AllRuns:
-    """The current state of all runs; one thread calls `look`, others read `rows`, which is replaced as a whole."""
+    """The current state of all runs. One thread calls `look`; others read `rows`, which is replaced as a whole."""
 
     def __init__(self, measured: MeasuredRuns, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows: dict[str, BoardRow] = {}
@@ -121,7 +121,7 @@ class AllRuns:
         return [known.status for known in list(self._known.values())]
 
     def known(self, one: api.Run) -> SeenRun:
-        """Return the run as last read; read it now if it has never been read."""
+        """Return the run as it was last read, reading it now if it never was."""
         known = self._known.get(one.id)
         if known is not None:
             return known
@@ -130,7 +130,7 @@ class AllRuns:
         return SeenRun.of(one, _being_queried(status) if kind else status, seen)
 
     def bring(self, run_id: str) -> None:
-        """Fetch, in a thread, the files that the run's ranks wrote on other machines, because a page shows the run."""
+        """Fetch in a thread the files that the run's ranks wrote on other machines, because a page shows the run."""
         known = self._known.get(run_id)
         key = f"files of {run_id}"
         is_late = self._clock() - self._asked_at.get(key, float("-inf")) >= api.WATCH_S
@@ -188,9 +188,7 @@ class AllRuns:
         return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
 
     def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
-        """Read the runs in `due`; a run on another cluster shows what this disk holds until its
-        cluster has answered.
-        """
+        """Read the runs in `due`; a run on another cluster is shown from this disk until its cluster has answered."""
         found = list[_Looked]()
         for one in due:
             with logged_errors(one.id):
@@ -212,7 +210,9 @@ class AllRuns:
         return found
 
     def _ask(self, kind: str, runs: list[api.Run]) -> None:
-        """Query the clusters of one kind for these runs in a thread, unless that is under way or was just done."""
+        """Query the clusters of one kind about the runs in a thread, unless such a query is under way or was
+        just done.
+        """
         is_late = self._clock() - self._asked_at.get(kind, float("-inf")) >= api.WATCH_S
         if kind not in self._asked and is_late:
             self._asked_at[kind] = self._clock()
@@ -299,13 +299,13 @@ def _files_of(one: api.Run) -> tuple[str, ...]:
 
 
 def _about(one: api.Run, status: RunStatus) -> tuple[About, tuple[str, ...]]:
-    """Return what people wrote about the run, redacted, and the secrets that were removed."""
+    """Return (the labels and description of the run without secrets, the secrets that were removed)."""
     secrets = known_secrets(RunDir(one.path), status.attempt)
     return redacted_record(one.about(), secrets), secrets
 
 
 def _changed(files: Sequence[str]) -> tuple[int, ...]:
-    """Return when each file was last changed, in nanoseconds, or 0 for one that does not exist."""
+    """Return when each file was last changed, in nanoseconds, or 0 for a file that does not exist."""
     found = []
     for path in files:
         try:
@@ -321,7 +321,7 @@ def _being_queried(status: RunStatus) -> RunStatus:
 
 
 def _with_message(status: RunStatus, why: str) -> RunStatus:
-    """Return the status with another message."""
+    """Return the status with its message replaced by `why`."""
     return msgspec.structs.replace(status, message=why)
 
 
@@ -336,6 +336,7 @@ class ListedRuns:
         self._names = frozenset[str]()
 
     def now(self) -> dict[str, api.Run]:
+        """Return all runs by id as the registry lists them now."""
         stamp = registry.changed_ns()
         is_other = stamp != self._stamp
         if not is_other and self._clock() - self._read_at >= _ANEW_S:

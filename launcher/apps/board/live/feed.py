@@ -54,7 +54,7 @@ class NewPoints(msgspec.Struct, frozen=True):
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """A start repeats steps: the page drops its points from this step on."""
+    """The message that a start repeats steps, so that the page drops its points from `step` on."""
 
     step: int
 
@@ -67,7 +67,9 @@ class NewLines(msgspec.Struct, frozen=True):
 
 
 class WatchedRun:
-    """Finds what is new of one run since the object was made; a page requests earlier data itself."""
+    """A run that a page shows, of which `look` finds what is new since the object was made; a page requests earlier
+    data itself.
+    """
 
     def __init__(self, one: api.Run, measured: MeasuredRuns) -> None:
         self.run = one
@@ -85,7 +87,7 @@ class WatchedRun:
         self._rest = b""
 
     def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
-        """Yield a message for everything that is new."""
+        """Yield a message for each thing that is new of the run."""
         points = [*self._points()]  # first: what they end with is in the head
         head, before = self._head(status, row), self.head
         if head != before:
@@ -100,7 +102,7 @@ class WatchedRun:
             yield "log", new
 
     def _head(self, status: RunStatus, row: BoardRow) -> RunHead:
-        """Return the changing part of the run's data."""
+        """Return that part of the run's data that may change."""
         verdict = status.message, status.last_word
         if verdict != self._hang[0]:  # a report is large: it is read once for each verdict
             self._hang = verdict, hang_of(self.run, status)
@@ -143,7 +145,7 @@ def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
 
 
 def newest_lines(lines: Iterable[LogLine]) -> NewLines:
-    """Return the newest lines, in bounded memory however much was written since the last call."""
+    """Return the newest of the lines, in bounded memory however many there are."""
     kept, characters, skipped = deque[BoardLine](), 0, 0
     for line in map(board_line, lines):
         kept.append(line)
@@ -155,13 +157,16 @@ def newest_lines(lines: Iterable[LogLine]) -> NewLines:
 
 
 def _as_points(points: list[tuple[int, float, float]]) -> NewPoints:
-    """Return the points as three lists."""
+    """Return the points as lists of steps, times and values."""
     return NewPoints([step for step, _, _ in points], [at for _, at, _ in points], numbers(y for _, _, y in points))
 
 
 @dataclass(eq=False)
 class OpenPage:
-    """An open page: the run that it shows, and the messages still to be sent to it, or None if it must reload."""
+    """An open page: the run that it shows, and the messages that wait to be sent to it.
+
+    The message None makes it reload.
+    """
 
     run_id: str
     wake: Callable[[], object] = lambda: None  # called when there is something to take
@@ -173,13 +178,13 @@ class OpenPage:
     lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts, another takes
 
     def send(self) -> None:
-        """Send all messages that wait in this page's queue."""
+        """Send all messages that wait for the page."""
         if self.changes:
             data, self.changes = b"".join(self.changes), []
             self.put(data)
 
     def put(self, data: bytes) -> None:
-        """Queue data for the page's connection."""
+        """Queue data to be sent to the page; if too much waits, drop all of it and make the page reload."""
         with self.lock:
             if self.is_behind:
                 return
@@ -191,13 +196,13 @@ class OpenPage:
         self.wake()
 
     def dismiss(self) -> None:
-        """Make the page reload."""
+        """Have the page reload, which also ends its connection."""
         with self.lock:
             self.waiting.append(None)
         self.wake()
 
     def take(self) -> bytes | None:
-        """Return the waiting messages, empty if there are none; None if the page must reload."""
+        """Return the next waiting message, or b"" if none waits; return None if the page must reload."""
         with self.lock:
             if not self.waiting:
                 return b""
@@ -219,7 +224,7 @@ class Feed:
         self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that reads runs."""
         self._thread.start()
 
     def close(self) -> None:
@@ -235,7 +240,9 @@ class Feed:
             page.dismiss()
 
     async def live(self, run_id: str) -> AsyncIterator[bytes]:
-        """Yield events for a page until it must reload; `run_id` is the run that it shows, or ""."""
+        """Yield events for a page until it must reload; `run_id` is the run that the page shows, or "" for the
+        table.
+        """
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         page = OpenPage(run_id, lambda: loop.call_soon_threadsafe(news.set))
         self._pages.add(page)
@@ -257,7 +264,7 @@ class Feed:
             self._pages.discard(page)
 
     def _work(self) -> None:
-        """Look again and again until closed, less often while no page is open."""
+        """Read all runs again and again until closed, less often while no page is open."""
         while not self._ends:
             self._wake.clear()
             try:
@@ -278,7 +285,7 @@ class Feed:
                 page.send()
 
     def _send_runs(self, pages: list[OpenPage]) -> None:
-        """Queue what is new of the run that each page shows."""
+        """Queue for each page what is new of the run that it shows."""
         wanted = {page.run_id for page in pages if page.run_id}
         self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
         for run_id in wanted:
@@ -286,7 +293,7 @@ class Feed:
                 self._send_run(run_id, [page for page in pages if page.run_id == run_id])
 
     def _send_run(self, run_id: str, pages: list[OpenPage]) -> None:
-        """Queue what is new of one run for the pages that show it, without secrets."""
+        """Queue what is new of one run for the pages that show that run, without secrets."""
         secrets = self.runs.secrets(run_id)
         for name, what in self._new_of(run_id):
             data = _event(name, redacted(what, secrets))
@@ -322,5 +329,5 @@ class Feed:
 
 
 def _event(name: str, what: object) -> bytes:
-    """Return a server-sent event."""
+    """Return a message in the form of a server-sent event."""
     return b"event: " + name.encode() + b"\ndata: " + encode(what) + b"\n\n"

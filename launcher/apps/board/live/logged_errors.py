@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def logged_errors(run_id: str) -> Iterator[None]:
-    """Log an error in reading one run and continue, so that a page of one run does not depend on another."""
+    """Log an error of the body, which reads one run, and go on, so that the pages of other runs are not affected."""
     try:
         yield
     except Exception:

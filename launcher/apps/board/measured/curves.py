@@ -47,7 +47,7 @@ class PixelCurve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
-    """Curves of several metrics, and the range that they cover."""
+    """The curves of several metrics, and the range of steps or times that they cover."""
 
     by: By
     start: float | None
@@ -61,7 +61,9 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
 def curves(
     run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
 ) -> Curves:
-    """Return the curves of the metrics in `names`, or of the first `first` metrics if it is empty."""
+    """Return the curves of the metrics in `names`, or of the first `first` metrics if it is empty; `glimpse` marks them
+    as drawn from a sample.
+    """
     known = run.names
     wanted = [name for name in names if name in known][:MOST_NAMES] if names else known[:first]
     lines = {name: _within(_line(run, name, window.by), window) for name in wanted}
@@ -78,8 +80,9 @@ _Line = tuple["array[int] | array[float]", "array[float]", int, int]  # where it
 
 
 def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[float], array[float]]":
-    """Return the points of a metric in order; where each step has a value, the arrays in memory are returned without
-    a copy.
+    """Return (positions, values) of a metric in order.
+
+    If each step has a value, these are the arrays in memory, without a copy.
     """
     if (whole := run.column(name)) is not None:
         steps, at, values = whole
@@ -93,7 +96,7 @@ def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[floa
 
 
 def _arrays(points: "Iterator[tuple[float, float]] | list[tuple[float, float]]") -> "tuple[array[float], array[float]]":
-    """Return the points as two arrays."""
+    """Return (positions, values) of the points as two arrays."""
     xs, ys = array("d"), array("d")
     for x, y in points:
         xs.append(x)
@@ -102,13 +105,13 @@ def _arrays(points: "Iterator[tuple[float, float]] | list[tuple[float, float]]")
 
 
 def _within(line: "tuple[array[int] | array[float], array[float]]", window: CurveWindow) -> _Line:
-    """Return the arrays with the first and last index inside the window."""
+    """Return (positions, values, index of the first point in the window, index after the last one)."""
     xs, ys = line
     return xs, ys, bisect_left(xs, window.start), bisect_right(xs, window.end)
 
 
 def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelCurve:
-    """Return the curve: every point, or one entry for each pixel."""
+    """Return the curve with every point, or with one entry for each pixel if there are many."""
     xs, ys, start, end = line
     if end - start <= _POINTS_A_PIXEL * px:
         return ExactCurve(list(xs[start:end]), numbers(ys[start:end]))
@@ -129,7 +132,7 @@ def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelC
 
 
 def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
-    """Return the smallest and largest finite value, and whether some values are not finite."""
+    """Return (smallest, largest finite value or None without any, whether some values are not finite)."""
     if math.isfinite(sum(values)):
         return _short(min(values)), _short(max(values)), False
     finite = [value for value in values if math.isfinite(value)]
@@ -143,7 +146,9 @@ def _short(value: float) -> float:
 
 
 def thumbnail(values: Sequence[float], most: int) -> list[float | None]:
-    """Return at most `most` evenly spaced values, always with the last one, as a small curve for a row of a table."""
+    """Return at most `most` evenly spaced values, always with the last one, as a small curve for a row of a table; None
+    stands for a value that is not finite.
+    """
     if len(values) > most:
         values = [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
     return [_short(value) if math.isfinite(value) and value != MISSING else None for value in values]

@@ -18,7 +18,7 @@ _SYSTEM = " system"  # behind the id: no id has a blank
 
 @dataclass(slots=True)
 class _Kept:
-    """One run's metrics, with the lock under which they are read."""
+    """The metrics of one run in memory, with the lock under which they are read."""
 
     run: MeasuredRun
     numbers: int = 0  # of which it is counted that they are in memory
@@ -26,12 +26,12 @@ class _Kept:
 
 
 def _key(one: api.Run) -> str:
-    """Return what tells a run from others, and a role beside its own from the run."""
+    """Return a key that differs for each run, and for a role beside the main one from that of its run."""
     return str(one.id) if one.path.name == one.id else f"{one.id}/{one.path.name}"
 
 
 class MeasuredRuns:
-    """Metrics of runs, kept in memory; the least recently used run is dropped when there is too much."""
+    """The metrics of runs in memory; the least recently used run is dropped when they are too many."""
 
     def __init__(self, limits: ReadingLimits | None = None) -> None:
         self.limits = limits or ReadingLimits()
@@ -44,8 +44,9 @@ class MeasuredRuns:
 
     @contextmanager
     def glimpsed(self, one: api.Run) -> Iterator[MeasuredRun | None]:
-        """Yield a sample of a run's metrics if the whole takes long to read and has not been read, else None. Threads
-        that read whole runs pause meanwhile, because Python's threads share one interpreter.
+        """Yield a sample of a run's metrics if they take long to read and have not been read, else None.
+
+        Threads that read whole runs pause meanwhile, because Python's threads share one interpreter.
         """
         run = RunDir(one.path)
         with self._lock:
@@ -61,13 +62,15 @@ class MeasuredRuns:
             self._count_glimpses(-1)
 
     def read_ahead(self, one: api.Run) -> None:
-        """Read a run's metrics before they are requested, unless it takes long; a sample of those is shown first."""
+        """Read a run's metrics before they are requested, unless that takes long; for such a run a sample is shown
+        first.
+        """
         if size(RunDir(one.path)) < self.limits.long_bytes:
             with self.renewed(one):
                 pass
 
     def _count_glimpses(self, more: int) -> None:
-        """Count the threads that read samples; others pause while there are any."""
+        """Add `more` to the number of threads that read samples, during which other threads pause."""
         with self._lock:
             self._glimpses += more
             if self._glimpses:
@@ -77,7 +80,10 @@ class MeasuredRuns:
 
     @contextmanager
     def renewed(self, one: api.Run, *, system: bool = False) -> Iterator[MeasuredRun]:
-        """Lend a run's current metrics to one caller at a time; `system` selects what its machines used."""
+        """Yield a run's current metrics, which no other caller gets during the body.
+
+        With `system` they are what its machines and ranks used.
+        """
         key = f"{_key(one)}{_SYSTEM * system}"
         with self._lock:
             if key not in self._kept:
@@ -97,7 +103,7 @@ class MeasuredRuns:
                 self._numbers -= self._kept.pop(key).numbers
 
     def _make_room(self, key: str, renewed: _Kept) -> None:
-        """Count the run's numbers again, and drop the least recently used runs if there are too many."""
+        """Count the run's numbers again, and drop the least recently used runs if all together are too many."""
         with self._lock:
             if self._kept.get(key) is renewed:
                 self._numbers += (now := renewed.run.numbers) - renewed.numbers

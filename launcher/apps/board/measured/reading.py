@@ -62,11 +62,13 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Late(Exception):
-    """Raised for a line of an earlier start than the newest: everything has to be read again in order."""
+    """Raised for a line of a start that is earlier than the newest, after which all files have to be read again in
+    order.
+    """
 
 
 class GrowingLines:
-    """Yields the new whole lines of a file, in chunks, from where the last call ended."""
+    """A reader of the new whole lines of a file, in chunks, which continues where the last call ended."""
 
     def __init__(self, path: Path, attempt: int, pause: Callable[[], object] = lambda: None) -> None:
         self.path, self.key = path, (attempt, _NO_START)
@@ -93,7 +95,7 @@ class GrowingLines:
                     yield whole
 
     def shrank(self) -> bool:
-        """Return whether the file is shorter than what was read of it."""
+        """Return whether the file is shorter than the part that was read."""
         try:
             self._size = os.stat(self.path).st_size
         except OSError:
@@ -102,7 +104,7 @@ class GrowingLines:
 
 
 class GlimpsedLines(GrowingLines):
-    """Yields evenly spread lines of a long file, and its last ones, as a sample."""
+    """A reader of evenly spread lines of a long file, and of its last lines, as a sample."""
 
     def __init__(self, path: Path, attempt: int, places: int, place_bytes: int) -> None:
         super().__init__(path, attempt)
@@ -130,7 +132,7 @@ class GlimpsedLines(GrowingLines):
 
 
 def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
-    """Return a sample of a run's metrics, in a time that does not depend on how many there are. Starts may be missing
+    """Return a sample of a run's metrics, in a time that does not depend on how many there are; starts may be missing
     in it.
     """
     limits = limits or ReadingLimits()
@@ -141,12 +143,12 @@ def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
 
 
 class MeasuredRun:
-    """The metrics of one run as read so far; `renew` reads what is new."""
+    """The metrics of one run as far as they were read; `renew` reads what is new."""
 
     def __init__(
         self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines, *, system: bool = False
     ) -> None:
-        """Prepare to read a run's metrics, or, if `system`, what its machines and ranks used."""
+        """Prepare to read a run's metrics or, with `system`, what its machines and ranks used."""
         self._run, self._reader = run, reader
         self._pattern, self._system = (_SAMPLED if system else _REPORTED), system
         self.is_read = False  # once, as a whole
@@ -183,8 +185,8 @@ class MeasuredRun:
         return sum(len(one.steps) * (2 + len(one.columns)) for one in (self._reported, self._written))
 
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
-        """Return step, time (0 if not known) and value of each point; the trainer's own values take precedence over
-        reported ones.
+        """Yield (step, time, value) of each point, with time 0 if it is not known; the trainer's own values take
+        precedence over reported ones.
         """
         in_reports, written = name in self._reported.columns, name in self._written.columns
         if not written:
@@ -193,9 +195,7 @@ class MeasuredRun:
         return _once(heapq.merge(own, self._reported.points(name), key=lambda point: point[0])) if in_reports else own
 
     def column(self, name: str) -> "tuple[array[int], array[float], array[float]] | None":
-        """Return steps, times and values as they lie in memory, or None unless one source has a value
-        for every step.
-        """
+        """Return (steps, times, values) as they lie in memory, or None unless one source has a value for every step."""
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         if len(tables) != 1 or tables[0].columns[name].count(MISSING) or not tables[0].steps:
             return None
@@ -215,7 +215,7 @@ class MeasuredRun:
         return [found[step] for step in sorted(found)]
 
     def newest(self, name: str) -> tuple[int, float] | None:
-        """Return the last step at which it was measured and its value there, as `points` ends; None if it never was."""
+        """Return (last step at which the metric has a value, that value), or None if it has none."""
         found = [one for table in (self._reported, self._written) if (one := table.newest(name)) is not None]
         return max(reversed(found), key=lambda one: one[0], default=None)
 
@@ -247,18 +247,20 @@ class MeasuredRun:
             return []
 
     def _own(self) -> list[Path]:
-        """Return the files that the trainer wrote itself."""
+        """Return the files of metrics that the trainer itself wrote."""
         return [] if self._system else files_in(self._run.metrics)
 
     def _file(self, path: Path) -> GrowingLines:
-        """Return the reader of a file, the same one each time."""
+        """Return the reader of a file, which is made at the first call."""
         if path.name not in self._files:
             found = self._pattern.fullmatch(path.name)
             self._files[path.name] = self._reader(path, int(found[1]) if found else 0)
         return self._files[path.name]
 
     def _is_new(self, which: int, key: _Key, *, again: bool) -> bool:
-        """Return whether this start is a new one. Raise _Late if a newer one was read before."""
+        """Return whether the start with this key has not been seen; raise _Late if a newer start was read before,
+        unless `again`.
+        """
         newest = self._newest.get(which, (-1, 0))
         if key < newest and not again:
             raise _Late
@@ -266,7 +268,7 @@ class MeasuredRun:
         return key != newest
 
     def _reports_of(self, file: GrowingLines) -> Iterator[tuple[_Key, list[ReportLine]]]:
-        """Yield the reports in a file, start by start."""
+        """Yield (start, reports) for each start in a file."""
         for whole in map(_decoded, file.chunks()):
             if whole and [*map(_starts, whole)].count(None) == len(whole):  # nearly always
                 if file.key[1] != _NO_START:
@@ -296,8 +298,10 @@ class MeasuredRun:
                 self._report_one(line)
 
     def _in_bulk(self, lines: list[ReportLine]) -> bool:
-        """Append many lines at once if one rank reports the same metrics in ascending steps, and return whether that
-        was so. This usual case is thirty times faster.
+        """Append many lines at once if one rank reports the same metrics in ascending steps; return whether that was
+        done.
+
+        This usual case is thirty times faster than one by one.
         """
         steps, rank, values = [*map(_step, lines)], lines[0].rank, [line.values for line in lines]
         names = (*values[0],)
@@ -312,14 +316,14 @@ class MeasuredRun:
         return True
 
     def _report_one(self, line: ReportLine) -> None:
-        """Add one report."""
+        """Add the values of one report."""
         place = self._reported.row(line.step, line.at)
         for name, value in line.values.items():
             known = value if not isinstance(value, str) else _NOT_FINITE.get(value, math.nan)
             self._reported.put(place, name, known, min(line.rank, _MOST_RANKS))
 
     def _written_in(self, file: GrowingLines) -> Iterator[tuple[_Key, list[dict[str, Any]]]]:
-        """Yield the trainer's lines in a file, start by start."""
+        """Yield (start, lines of the trainer) for each start in a file."""
         for chunk in file.chunks():
             lines: list[dict[str, Any]] = []
             for line in map(_parsed, chunk.split(b"\n")):
@@ -361,7 +365,7 @@ def _once(points: Iterator[tuple[int, float, float]]) -> Iterator[tuple[int, flo
 
 
 def _decoded(chunk: bytes) -> list[ReportLine]:
-    """Return the valid lines of `chunk`; others are skipped."""
+    """Return the valid lines of `chunk`, skipping all others."""
     try:
         return _reports.decode_lines(chunk)
     except NOT_JSON:

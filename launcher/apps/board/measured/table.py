@@ -11,7 +11,7 @@ MOST_STEP = sys.maxsize  # that a row can be of
 
 
 class StepTable:
-    """Rows in the order of their steps, each step once."""
+    """Rows of numbers in the order of their steps, each step once."""
 
     def __init__(self) -> None:
         self.steps: array[int] = array("q")
@@ -25,7 +25,9 @@ class StepTable:
         return self.steps[-1] if self.steps else -1
 
     def cut(self, first: int, before: int | None = None) -> bool:
-        """Remove the rows from step `first` on, or up to `before`; return whether there were any."""
+        """Remove the rows from step `first` on, but only up to step `before` if that is given; return whether any were
+        removed.
+        """
         start = bisect_left(self.steps, first)
         end = len(self.steps) if before is None else bisect_left(self.steps, before)
         if start >= end:
@@ -38,7 +40,7 @@ class StepTable:
     def extend(
         self, steps: Sequence[int], at: Sequence[float], columns: Mapping[str, "array[float]"], rank: int = 0
     ) -> None:
-        """Append rows of one rank after the last one. Each column is as long as `steps`."""
+        """Append rows of one rank. Each column is as long as `steps`."""
         for name in columns:
             self._make(name)
         self.steps.extend(steps)
@@ -48,7 +50,7 @@ class StepTable:
             self.ranks[name].extend(array("H", (rank,)) * len(steps))
 
     def row(self, step: int, at: float) -> int:
-        """Return the index of this step's row, inserting an empty one if necessary."""
+        """Return the index of the step's row, inserting an empty row if there is none."""
         place = bisect_left(self.steps, step)
         if place < len(self.steps) and self.steps[place] == step:
             return place
@@ -60,7 +62,7 @@ class StepTable:
         return place
 
     def put(self, place: int, name: str, value: float, rank: int = 0) -> None:
-        """Set a value, unless a lower rank has reported it: the lowest rank counts."""
+        """Set a value in row `place`, unless a lower rank has reported it: the lowest rank counts."""
         self._make(name)
         if self.columns[name][place] == MISSING or rank <= self.ranks[name][place]:
             self.columns[name][place], self.ranks[name][place] = value, rank
@@ -72,12 +74,12 @@ class StepTable:
             self.ranks[name] = array("H", (0,)) * len(self.steps)
 
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
-        """Return step, time and value of each step that has a value."""
+        """Yield (step, time, value) of each step that has a value."""
         rows = zip(self.steps, self.at, self.columns[name], strict=True)
         return (row for row in rows if row[2] != MISSING)
 
     def newest(self, name: str) -> tuple[int, float] | None:
-        """Return the last step at which the metric has a value, and the value, or None."""
+        """Return (the last step at which the metric has a value, that value), or None if it has none."""
         column = self.columns.get(name, ())
         place = next((place for place in range(len(column) - 1, -1, -1) if column[place] != MISSING), None)
         return (self.steps[place], column[place]) if place is not None else None
