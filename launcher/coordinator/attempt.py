@@ -1,7 +1,7 @@
 """The state of one attempt, shared by the parts of the coordinator that decide."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import inf
 
@@ -101,7 +101,6 @@ class Attempt:
         self.warm_because = ""  # recovery.mode hot: why all ranks have to be started anew this time
         self.fenced = ""  # which rank found a newer start of the run
         self.gathering = Gathering(plan, self.nodes, now.mono, now.mono, first=True)
-        self.standing.message = self.gathering.waiting_text(now.mono)
         self.awaited: Awaited | None = None  # until ranks run again
         kept = [event.kind for event in history if event.kind in (KEPT, ANEW)][-1:]
         self.kept = kept == [KEPT]  # checkpoints of the trainer's: the run does not begin without any
@@ -136,6 +135,8 @@ class Attempt:
 
         All nodes count, whether they have ranks or not, as any of them may have been cut off.
         """
+        if not self.nodes.voters:
+            return None
         return self.nodes.quorum_shortfall(self.nodes.followers(self.mono))
 
     def next_number(self) -> int:
@@ -150,4 +151,7 @@ class Attempt:
     def state(self, now: Now, *, ended: bool = True) -> RunState:
         """Return the record for `state.json`; with `ended=False`, leave out how the attempt ended."""
         stopping, end = self.phase is AttemptPhase.CLOSING, self.standing.end if ended else None
+        if self.phase is AttemptPhase.WAITING and self.generation is None and not self.standing.message:
+            waits = replace(self.standing, message=self.gathering.waiting_text(now.mono))
+            return run_state(self.plan, waits, self.nodes, None, self.pace, stopping, now, end)
         return run_state(self.plan, self.standing, self.nodes, self.generation, self.pace, stopping, now, end)

@@ -49,6 +49,7 @@ PASSING = frozenset((
     "ReadTimeoutError", "PoolTimeout", "OSError", "IOError", "BlockingIOError", "InterruptedError",
 ))  # fmt: skip
 _MODULE = frozenset({"ModuleNotFoundError", "ImportError"})
+_CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
 _USAGE_CODE = 2  # of argparse, click, getopt's users and most shells
 # What Python raises; what torch's C++ does, and the trainer where no save succeeds, have only the system's words.
 _OF_A_DISK = re.compile(
@@ -100,6 +101,18 @@ def classify(end: RankExit) -> Cause:
     if end.signal is not None or end.code is None:
         return Cause.KILLED
     return Cause.USER_ERROR
+
+
+def foretells_stop(end: RankExit) -> bool:
+    """Return whether the rank ended by a signal that batch systems send to all processes of a job, which our own agent
+    may take in after the rank has.
+    """
+    return end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME
+
+
+def is_by_itself(end: RankExit) -> bool:
+    """Return whether the rank failed on its own, not because another rank was lost."""
+    return failed(end) and classify(end) is not Cause.COMMUNICATION
 
 
 def error_kind(end: RankExit) -> ErrorKind:

@@ -249,9 +249,12 @@ class Closer:
         attempt.closing = Closing(found, graceful, grace_s, {node.index for node in holders}, gives_up_at)
         attempt.start_by = attempt.blame_at = inf
         attempt.leaving.clear()
+        dumps: dict[int, list[int]] = {}
+        for rank in hung:
+            dumps.setdefault(rank.node, []).append(rank.number)
         for node in holders:
             if node.is_reachable:
-                dump = tuple(sorted(rank.number for rank in hung if rank.node == node.index))
+                dump = tuple(sorted(dumps.get(node.index, ())))
                 attempt.ledger.send(node.index, Stop(generation.number, grace_s, dump))
         if not graceful:
             attempt.standing.state = State.REGROUPING

@@ -1,5 +1,6 @@
 """Decide whether enough nodes are ready to open a generation, and whether there can still be. Pure functions."""
 
+from collections.abc import Set as AbstractSet
 from math import inf
 
 from launcher.coordinator.nodes import NodeTable
@@ -32,47 +33,63 @@ class Gathering:
         return [self._open_at, self._wait_until, self._give_up_at, *spare_at, *returns]
 
     def may_succeed(self, mono: float) -> bool:
-        """Return whether enough nodes for a generation are usable or can still become usable."""
-        left = self._nodes.usable | self._nodes.hopeful | self._nodes.returning(mono).keys()
+        """Return False if fewer nodes than needed are, or can still become, usable."""
+        groups = [self._nodes.usable, self._nodes.hopeful, self._nodes.returning(mono).keys()]
         if self._first and mono < self._give_up_at:
-            left |= self._nodes.absent
-        return self._plan.nodes[0].index in left and self._suffice(left)
+            groups.append(self._nodes.absent)
+        return any(self._plan.nodes[0].index in group for group in groups) and self._suffice(*groups)
 
-    def _suffice(self, nodes: set[int]) -> bool:
-        """Return whether these nodes are enough for the plan and include enough voters."""
-        own = [index for index in nodes if not self._nodes[index].votes_only]
-        return len(own) >= self._least and self._nodes.quorum_shortfall(nodes | self._nodes.only_voting) is None
+    def _suffice(self, *groups: AbstractSet[int]) -> bool:
+        """Return whether the nodes in these groups, none of which is in two, are enough for the plan and include
+        enough voters.
+        """
+        own = sum(len(group) - len(self._nodes.votes_only & group) for group in groups)
+        return own >= self._least and self._nodes.quorum_shortfall(*groups, self._nodes.only_voting) is None
 
     @property
-    def _awaited(self) -> set[int]:
-        """Return the nodes to wait for before the first generation: all but spares.
-
-        Spares are included if their disks may have the newest checkpoint, or if they have to replace a node that is
-        unfit.
+    def _awaits_spares(self) -> bool:
+        """Return whether spares are awaited before the first generation too: their disks may have the newest
+        checkpoint, or they have to replace a node that is unfit.
         """
-        nodes, awaited = self._nodes, self._nodes.missing - self._nodes.unfit
-        stand_ins = bool(nodes.unfit) and len(nodes.usable) < self._plan.nodes_max
-        return awaited | nodes.absent | nodes.hopeful if self._plan.disks_apart or stand_ins else awaited
+        stand_in = bool(self._nodes.unfit) and len(self._nodes.usable) < self._plan.nodes_max
+        return self._plan.disks_apart or stand_in
+
+    @property
+    def _awaits(self) -> bool:
+        """Return whether nodes are awaited before the first generation."""
+        nodes = self._nodes
+        if len(nodes.missing) > len(nodes.unfit & nodes.missing):
+            return True
+        return self._awaits_spares and bool(nodes.absent or nodes.hopeful)
+
+    @property
+    def _may_come(self) -> bool:
+        """Return whether a node that is awaited before the first generation can still come."""
+        nodes = self._nodes
+        if self._awaits_spares:
+            return bool(nodes.hopeful or nodes.absent)
+        awaited = nodes.missing - nodes.unfit
+        return not (awaited.isdisjoint(nodes.hopeful) and awaited.isdisjoint(nodes.absent))
 
     def complete(self, mono: float) -> bool:
         """Return whether a generation can be opened now."""
         nodes, plan = self._nodes, self._plan
         if mono < self._open_at or plan.nodes[0].index not in nodes.usable or not self._suffice(nodes.usable):
             return False
-        if not self._first or not self._awaited:
+        if not self._first or not self._awaits:
             return True  # after a failure the remaining nodes continue at once
         if len(nodes.usable) < plan.nodes_max:
             self._full_at = None
             return mono >= self._wait_until
         if self._full_at is None:
             self._full_at = mono
-        return mono >= self._full_at + SPARE_S or not self._awaited & (nodes.hopeful | nodes.absent)
+        return mono >= self._full_at + SPARE_S or not self._may_come
 
     def shortage(self) -> Verdict:
         """Return the verdict that too few nodes can be used, with the reasons."""
         least, nodes = self._least, self._nodes.usable | self._nodes.hopeful
         text = f"{len(nodes)} of at least {least} node{'s' if least > 1 else ''} can be used"
-        short = self._nodes.quorum_shortfall(nodes | self._nodes.only_voting)
+        short = self._nodes.quorum_shortfall(nodes, self._nodes.only_voting)
         if len(nodes) >= least and short is not None:
             text = f"{short[0]} of the {short[1]} voters can be used: the others may elect another leader"
         if self._nodes.unfit:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from launcher.coordinator.classify import failed, finished
+from launcher.coordinator.classify import failed, finished, foretells_stop, is_by_itself
 from launcher.run.records import RankExit
 from launcher.wire.messages import Heartbeat, RankHeartbeat
 
@@ -79,8 +79,11 @@ class Generation:
         self.lost: set[int] = set()  # members that are
         self.returned: set[int] = set()  # members that were cut off for a while: news of their ranks may be missing
         self.failures: list[RankExit] = []  # in order of arrival
+        self._by_themselves = 0  # of these, that were not about a lost peer
+        self._foretelling = 0  # and of those, that may mean that the cluster stops the run
         self._tails: dict[int, tuple[str, ...]] = {}
-        self.fetched: dict[int, int] = {}  # bytes, of members that bring a checkpoint to their disk before they start
+        self._fetched: dict[int, int] = {}  # bytes, of members that bring a checkpoint to their disk before they start
+        self.fetched_bytes = 0  # of all members
         self.copied: int | None = None  # the newest step of which each member's files lie on two nodes
         self._copied_of: dict[int, set[int]] = {}  # by step: members whose files do
         self._settled: set[int] = set()  # members whose ranks have ended and whose files wait for no copy
@@ -176,13 +179,23 @@ class Generation:
             self._tails[exit.rank] = tail
         if failed(exit):
             self.failures.append(exit)
+            alone = is_by_itself(exit)
+            self._by_themselves += alone
+            self._foretelling += alone and foretells_stop(exit)
         return True
+
+    @property
+    def may_be_stopped(self) -> bool:
+        """Return whether all ranks that failed by themselves, at least one, did as where the cluster stops the run."""
+        return 0 < self._by_themselves == self._foretelling
 
     def fetch(self, node: int, fetched: int) -> bool:
         """Record how many bytes a starting member has fetched; return True if that is more than before."""
-        if node not in self.starting or fetched <= self.fetched.get(node, -1):
+        before = self._fetched.get(node, -1)
+        if node not in self.starting or fetched <= before:
             return False
-        self.fetched[node] = fetched
+        self._fetched[node] = fetched
+        self.fetched_bytes += fetched - max(0, before)
         return True
 
     def copy(self, node: int, step: int) -> None:
@@ -239,6 +252,10 @@ class Generation:
         """
         moments = [at for number, at in self._stopped.items() if self.ranks[number].live]
         return min(moments) if 0 < len(moments) < self._live else inf
+
+    def active_from(self, mono: float) -> float:
+        """Return when the reporting rank that is silent for longest was last active, or `mono` if none reports."""
+        return min((rank.active_at for rank in self.ranks if rank.live and rank.reported), default=mono)
 
     def silent(self, mono: float, limit_s: float) -> list[Rank]:
         """Return the ranks that have reported before but not for `limit_s` seconds, the likeliest culprit first."""

@@ -82,6 +82,7 @@ class Inquiry:
         self._found_at = self._began_at = 0.0
         self._seen_twice = False
         self._pause_s = AGAIN_S
+        self._active_from = -inf  # no reporting rank was last active before then
         self._ends = False  # some are silent for as long as they may be
 
     def receive(self, message: messages.Looked) -> None:
@@ -108,8 +109,7 @@ class Inquiry:
         elif self._ends and self._found is not None and mono - self._found_at <= _FRESH_S:
             self._close(attempt.current.suspects(mono))
         elif self._ends or (
-            (self._silent_s(mono) > self._times.suspicious_s() or self._is_stopped(mono))
-            and mono - self._found_at > self._pause_s
+            (self._is_silent(mono) or self._is_stopped(mono)) and mono - self._found_at > self._pause_s
         ):
             self._ask(mono)
 
@@ -129,7 +129,7 @@ class Inquiry:
         """
         attempt = self._attempt
         if attempt.current.number != self._generation:
-            self._generation, self._times = attempt.current.number, StepTimes()
+            self._generation, self._times, self._active_from = attempt.current.number, StepTimes(), -inf
             self._forget()
         if self._times.note(attempt.pace.step if attempt.pace.moves else None, attempt.mono) and not self._ends:
             self._forget()
@@ -142,12 +142,20 @@ class Inquiry:
         self._asked_at, self._found, self._found_at, self._seen_twice = None, None, -inf, False
         self._pause_s, self._ends = AGAIN_S, False
 
+    def _is_silent(self, mono: float) -> bool:
+        """Return whether no step was made, and some reporting rank was silent, for longer than steps explain.
+
+        All ranks are looked at only once that is possible again: it is asked on every event.
+        """
+        limit_s = self._times.suspicious_s()
+        if self._times.still_s(mono) <= limit_s or mono - self._active_from <= limit_s:
+            return False
+        self._active_from = self._attempt.current.active_from(mono)
+        return mono - self._active_from > limit_s
+
     def _silent_s(self, mono: float) -> float:
-        """Return the seconds for which no step was made while a rank that reports was silent."""
-        silent_s = max(
-            (mono - rank.active_at for rank in self._attempt.current.ranks if rank.live and rank.reported), default=0
-        )
-        return min(silent_s, self._times.still_s(mono))
+        """Return for how many seconds no step was made while some reporting rank was silent."""
+        return min(mono - self._attempt.current.active_from(mono), self._times.still_s(mono))
 
     def _ask(self, mono: float) -> None:
         """Send `Look` to every reachable node."""

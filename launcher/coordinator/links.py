@@ -175,5 +175,5 @@ class Links:
         """Return whether enough other nodes remain to exclude this slow one."""
         nodes, plan = self._attempt.nodes, self._attempt.plan
         others = (nodes.usable | nodes.hopeful) - {node.index}
-        enough = len(others) >= plan.nodes_min and nodes.quorum_shortfall(others | nodes.only_voting) is None
+        enough = len(others) >= plan.nodes_min and nodes.quorum_shortfall(others, nodes.only_voting) is None
         return node.index != plan.nodes[0].index and enough

@@ -1,6 +1,7 @@
 """The nodes of an attempt as the coordinator sees them: connected, lost or unknown, and until when each lease lasts."""
 
 from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
@@ -130,6 +131,7 @@ class NodeTable:
             self[index].link, self[index].lost_at = Presence.LOST, mono
         self._lease_s, self._guests = lease_s, frozenset(lost)
         self.voters = voters
+        self.votes_only = frozenset(plan.index for plan in nodes if plan.votes_only)
         self.absent = self._nodes.keys() - lost
         self.usable: set[int] = set()
         self.hopeful: set[int] = set()
@@ -137,6 +139,7 @@ class NodeTable:
         self.unknown: set[int] = set()
         self.missing = {node.index for node in self if not node.spare}  # no spares, and not usable
         self.unfit: set[int] = set()
+        self.to_leave: set[int] = set()  # drained, or their hosts are about to go
         self.look_at = inf  # no lease runs out before this moment
 
     def __iter__(self) -> Iterator[KnownNode]:
@@ -169,18 +172,18 @@ class NodeTable:
             if node.link is not Presence.ABSENT and node.follows_from + self._lease_s - ENDING_S > mono
         }
 
-    def quorum_shortfall(self, nodes: set[int]) -> tuple[int, int] | None:
-        """Return (voters among `nodes`, all voters) if the other voters could elect a leader without them, else
-        None.
+    def quorum_shortfall(self, *groups: AbstractSet[int]) -> tuple[int, int] | None:
+        """Return how many voters are among the nodes in `groups` and how many there are, if the other voters could
+        elect a leader; else None.
         """
-        there = len(nodes & self.voters)
+        there = sum(any(index in group for group in groups) for index in self.voters)
         return (there, len(self.voters)) if there < quorum(len(self.voters)) else None
 
     @property
     def only_voting(self) -> set[int]:
         """Return the nodes of other roles that are not known to be lost and so vote together with this plan's nodes."""
         there = (Presence.UP, Presence.UNKNOWN)
-        return {node.index for node in self if node.votes_only and node.link in there}
+        return {index for index in self.votes_only if self[index].link in there}
 
     @property
     def unaccounted(self) -> list[KnownNode]:
@@ -198,7 +201,7 @@ class NodeTable:
         return {node.index for node in self if node.link is Presence.UP}
 
     def settle(self, node: KnownNode) -> None:
-        """Update the table's groups after a change to `node`."""
+        """Update the groups of the table after a change to this node."""
         _set_membership(self.absent, node.index, node.link is Presence.ABSENT)
         _set_membership(self.usable, node.index, node.usable)
         _set_membership(self.hopeful, node.index, node.hopeful)
@@ -206,6 +209,7 @@ class NodeTable:
         _set_membership(self.unknown, node.index, node.link is Presence.UNKNOWN or node.stale_agent is not None)
         _set_membership(self.missing, node.index, not node.usable and not node.spare)
         _set_membership(self.unfit, node.index, node.unfit)
+        _set_membership(self.to_leave, node.index, node.drained or node.leaves != "")
 
     def renew_lease(self, node: KnownNode, mono: float) -> None:
         """Renew the lease of the node's agent."""

@@ -62,7 +62,7 @@ class Opener:
             elif len(attempt.nodes.unfit) > unfit:
                 self.wait()  # without who was left out
         elif attempt.generation is None:
-            attempt.standing.message = attempt.gathering.waiting_text(attempt.mono)
+            attempt.standing.message = ""  # `Attempt.state` says what the run waits for
 
     def _has_come(self, awaited: Awaited) -> bool:
         """Return True if an awaited node has arrived and is ready, so that its disk can be searched for a
@@ -136,8 +136,8 @@ def preferred(usable: Sequence[KnownNode], head: int, most: int) -> list[KnownNo
     """
     suspects = [node for node in usable if (node.moves or node.slow or node.suspected_at) and node.index != head]
     suspects.sort(key=lambda node: (node.moves, node.suspected_at, node.slow != ""), reverse=True)
-    left_out = suspects[: max(0, len(usable) - most)]
-    return [node for node in usable if node not in left_out]
+    left_out = {node.index for node in suspects[: max(0, len(usable) - most)]}
+    return [node for node in usable if node.index not in left_out]
 
 
 def place(before: Sequence[int], usable: Collection[KnownNode], most: int) -> tuple[int, ...]:

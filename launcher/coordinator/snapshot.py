@@ -139,8 +139,10 @@ def _serving(generation: Generation | None) -> str:
 
 
 def _node_state(node: KnownNode, generation: Generation | None, over: bool) -> NodeState:
-    """Return the status record of a node; with `over`, members of the last generation keep showing their ranks."""
-    member = generation is not None and (node.holds == generation.number or (over and node.index in generation.members))
+    """Return the status record of a node."""
+    member = generation is not None and (
+        node.holds == generation.number or (over and bool(generation.of_node(node.index)))
+    )
     ranks = tuple(rank.number for rank in generation.of_node(node.index)) if generation is not None and member else ()
     word = _node_word(node, member, generation is not None)
     return NodeState(node.index, node.address, word, ranks, node.host, node.fault if node.unfit else "")

@@ -59,7 +59,7 @@ class Stragglers:
         if attempt.current.number != self._generation:
             self._generation, self._asks, self._ask_at = attempt.current.number, False, mono + FIRST_S
             attempt.standing.last_rank = None
-        live = sum(rank.live for rank in attempt.current.ranks)
+        live = attempt.current.live
         if self._asks and (len(self._times) >= live or mono >= self._until):
             self._asks = False
             attempt.standing.last_rank = last_rank(self._times, self._clocks)

@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.coordinator.classify import brief, classify, culprit, describe, error_kind, evidence, failed
+from launcher.coordinator.classify import brief, classify, culprit, describe, error_kind, evidence, foretells_stop
 from launcher.coordinator.generation import Generation, Rank
 from launcher.coordinator.tracebacks import stuck_at
-from launcher.errors import Exit
 from launcher.plan.model import Plan
 from launcher.run.hangs import HangKind, HangVerdict
 from launcher.run.records import Event, Failure, RankExit
 from launcher.states import Cause, ErrorKind
 
-_CLUSTERS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM: what batch systems send to all processes of a job
 _NAMED = 8
 _LONGEST_NAME = 500
 RESTART = "restart"  # a reason to stop: the attempt is followed by another one, which counts as no restart
@@ -156,20 +154,6 @@ def of_stop(kind: str) -> Verdict:
 def of_limit(plan: Plan) -> Verdict:
     """Return the verdict that the spec's time limit is reached."""
     return Verdict(Cause.TIME_LIMIT, f"the time limit of {plan.spec.resources.time_s:g} s is reached")
-
-
-def foretells_stop(end: RankExit) -> bool:
-    """Return whether the rank ended by a signal that batch systems send to all processes of a job they are about to
-    stop.
-
-    Our own agent may receive it only after the rank has.
-    """
-    return end.signal in _CLUSTERS or (end.code or 0) - 128 in _CLUSTERS or end.code == Exit.RESUME_ME
-
-
-def is_by_itself(end: RankExit) -> bool:
-    """Return whether the rank failed on its own, not because another rank was lost."""
-    return failed(end) and classify(end) is not Cause.COMMUNICATION
 
 
 def is_of_peers_alone(generation: Generation) -> bool:

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from launcher.coordinator import verdict
 from launcher.coordinator.attempt import Attempt, AttemptPhase
-from launcher.coordinator.classify import fenced
+from launcher.coordinator.classify import fenced, is_by_itself
 from launcher.coordinator.closing import Aftermath, Closer
 from launcher.coordinator.in_place.continuing import HotOpener
 from launcher.coordinator.inquiry import Inquiry
@@ -178,7 +178,7 @@ class Watch:
         self._update_progress(generation.receive(heartbeat, attempt.mono))
         if heartbeat.fetched is not None and starting and generation.fetch(heartbeat.node, heartbeat.fetched):
             attempt.start_by = attempt.mono + START_S
-            megabytes = sum(generation.fetched.values()) / 1e6
+            megabytes = generation.fetched_bytes / 1e6
             text = f"generation {generation.number} fetches its checkpoint, {megabytes:.0f} MB so far"
             attempt.standing.message = text
         if heartbeat.node in generation.returned:
@@ -254,7 +254,7 @@ class Watch:
             self._finished()
         elif fenced(end):
             self._closer.close()
-        elif generation.failures and (self._may_be_stopping or (generation.live and not verdict.is_by_itself(end))):
+        elif generation.failures and (self._may_be_stopping or (generation.live and not is_by_itself(end))):
             attempt.blame_at = min(attempt.blame_at, attempt.mono + BLAME_S)
         elif generation.failures and not self._in_place.continue_in_place():
             self._closer.close()
@@ -265,8 +265,7 @@ class Watch:
         report.
         """
         attempt = self._attempt
-        alone = [end for end in attempt.current.failures if verdict.is_by_itself(end)]
-        return not (attempt.leaving or attempt.lost) and bool(alone) and all(map(verdict.foretells_stop, alone))
+        return not (attempt.leaving or attempt.lost) and attempt.current.may_be_stopped
 
     def _act_on_unexplained_failure(self) -> None:
         """Act on a failure by its apparent cause, as no agent has explained it in time."""

@@ -157,8 +157,12 @@ class Drainer:
         if self._moving is not None:
             self._settle(self._moving)
         self._drain_failing()
-        members = map(attempt.nodes.__getitem__, attempt.current.members)
-        drained = [node for node in members if node.drained or (node.leaves and not self._coordinates(node))]
+        members = attempt.current.members if attempt.nodes.to_leave else ()
+        drained = [
+            node
+            for node in map(attempt.nodes.__getitem__, members)
+            if node.drained or (node.leaves and not self._coordinates(node))
+        ]
         urgent = [node for node in drained if node.leaves]
         why = f"{' and '.join(map(str, drained))} is {'about to go' if urgent else 'drained'}"
         if drained and self._free(drained, why):
@@ -209,7 +213,7 @@ class Drainer:
         nodes, plan = self._attempt.nodes, self._attempt.plan
         stay = {index for index in self._attempt.current.members if index not in leave}
         left = stay | (nodes.usable - leave)
-        return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left | nodes.only_voting) is None
+        return len(left) >= plan.nodes_min and nodes.quorum_shortfall(left, nodes.only_voting) is None
 
     def _obstacle(self, move: Move) -> str:
         """Return why `move` cannot be made now, or ""."""

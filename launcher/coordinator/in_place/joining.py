@@ -67,9 +67,11 @@ class Joiner:
         if attempt.phase is not AttemptPhase.RUNNING or self._is_disturbed() or not attempt.pace.moves:
             return ()
         plan, nodes = attempt.plan, attempt.nodes
-        if len(attempt.current.members) >= plan.nodes_max or not self._others_can():
+        if len(attempt.current.members) >= plan.nodes_max:
             return ()
         new = [nodes[index] for index in nodes.usable if nodes[index].could_not_join != nodes[index].process]
+        if not new or not self._others_can():
+            return ()
         there = preferred([*map(nodes.__getitem__, attempt.current.members), *new], plan.nodes[0].index, plan.nodes_max)
         members = place(attempt.current.members, there, plan.nodes_max)
         return members if len(members) > len(attempt.current.members) else ()

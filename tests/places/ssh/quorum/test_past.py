@@ -84,8 +84,8 @@ LEADERS = {
     ),
     "both sides of a cut go on: a generation is opened with too few voters": (
         "coordinator/gathering.py",
-        "len(own) >= self._least and self._nodes.quorum_shortfall(nodes | self._nodes.only_voting) is None",
-        "len(own) >= self._least", CUT, "guest_has_no_weight",
+        "own >= self._least and self._nodes.quorum_shortfall(*groups, self._nodes.only_voting) is None",
+        "own >= self._least", CUT, "guest_has_no_weight",
     ),
     "a host without a vote weighs in the coordinator": (
         "plan/on_hosts.py", "return frozenset(node.index for node in plan.nodes) - {*plan.away}",

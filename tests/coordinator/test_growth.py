@@ -1,0 +1,89 @@
+"""What one message costs the coordinator: as many operations among many nodes as among few."""
+
+import sys
+
+import pytest
+
+from launcher.coordinator.coordinator import Coordinator
+from launcher.coordinator.effects import Now, Send
+from launcher.run.records import ProcessId, RankExit
+from launcher.wire.messages import Exited, Heartbeat, Join, Leads, RankHeartbeat, Ready, Start, Started
+from tests.simulated_cluster import WALL, plan_of
+
+FEW, MANY = 20, 400
+LOST_PEER = "torch.distributed.DistBackendError: NCCL error: remote process exited"
+
+
+class Run:
+    """A coordinator of this many nodes, each with two ranks; it counts the operations that each message takes."""
+
+    def __init__(self, nodes):
+        self.nodes, self.mono = nodes, 0.0
+        self.coordinator = Coordinator(plan_of(nodes, least=nodes // 2), 1, [], self.now())
+        self.sent = []
+
+    def now(self):
+        self.mono += 0.0001
+        return Now(self.mono, WALL + self.mono, self.mono)
+
+    def handle(self, message):
+        """Return how many operations of the interpreter the message takes."""
+        count, now = 0, self.now()
+
+        def trace(frame, event, _):
+            nonlocal count
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            count += event == "opcode"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            out = self.coordinator.handle(message, now)
+            self.coordinator.next_deadline()
+        finally:
+            sys.settrace(before)
+        self.sent += [effect.message for effect in out if isinstance(effect, Send)]
+        return count
+
+    def of_each(self, make, nodes):
+        """Return the cost of the dearest such message of these nodes, but for the last, which may complete a phase."""
+        return max([self.handle(make(node)) for node in nodes][:-1])
+
+
+def join(node):
+    return Join(node, "127.0.0.1", ProcessId("host", "boot", 1000 + node, 1), 20_000)
+
+
+def heartbeat(node, step):
+    ranks = tuple(RankHeartbeat(2 * node + local, 0.0, reported=True, frozen=False, step=step) for local in (0, 1))
+    return Heartbeat(node, step, 1, ranks)
+
+
+def failed(node):
+    return Exited(node, RankExit(1, 2 * node, 0, node, 5000, code=1, error=LOST_PEER))
+
+
+def killed(node):
+    return Exited(node, RankExit(1, 2 * node, 0, node, 5000, signal=15))
+
+
+def costs(nodes, end):
+    """Return the cost of the dearest message of each kind."""
+    run = Run(nodes)
+    all_nodes = [*range(1, nodes), 0]
+    found = {"join": run.of_each(join, all_nodes), "ready": run.of_each(Ready, all_nodes)}
+    assert sum(isinstance(message, Start) for message in run.sent) == nodes
+    run.handle(Leads(0, 1))
+    found["started"] = run.of_each(lambda node: Started(node, 1, (1, 2), 20_000), all_nodes)
+    for step in (1, 2, 3):
+        found["heartbeat"] = run.of_each(lambda node, step=step: heartbeat(node, step), all_nodes)
+    found["end"] = run.of_each(end, all_nodes)
+    assert run.coordinator.snapshot(run.now()).state == "running"
+    return found
+
+
+@pytest.mark.parametrize("end", [failed, killed])
+def test_a_message_costs_as_much_among_many_nodes_as_among_few(end):
+    few, many = costs(FEW, end), costs(MANY, end)
+    assert {kind for kind in few if many[kind] > 1.5 * few[kind]} == set(), (few, many)
