@@ -44,7 +44,7 @@ from launcher.run.record_writer import KeptHang, RecordWriter, RoleEnd
 from launcher.run.records import DrainRequest, Endpoint, Event, Handle, ProcessId, RunState
 from launcher.states import State
 from launcher.wire import messages
-from launcher.wire.frames import HANDSHAKE_S, Wire, WireError, WireServer, wire_key
+from launcher.wire.frames import Wire, WireError, WireServer, handshake_limit_s, wire_key
 from launcher.wire.messages import ToAgent, ToCoordinator
 
 _STATE_S = 1.0
@@ -176,7 +176,7 @@ class CoordinatorServer:
 
     async def _attend(self, wire: Wire[ToCoordinator, ToAgent]) -> None:
         """Serve one agent's connection until it closes."""
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with asyncio.timeout(handshake_limit_s(len(self._plan.nodes))):
             join = await wire.receive()
         if not isinstance(join, messages.Join) or not 0 <= join.node < len(self._plan.nodes):
             raise WireError("the first message must be a join of a node of the plan")

@@ -36,7 +36,9 @@ HANDSHAKE_S = 5.0
 _HANDSHAKE_OF_A_PEER_S = 0.002  # of each that may come at the same moment: they are let in one after the other
 MAX_UNSENT_BYTES = 8 << 20
 MOST_UNPROVED = 256  # at least; as many as there are peers, or a herd of them would evict each other
-_BACKLOG = 4096
+_OTHER_DESCRIPTORS = 256  # that a process has open beside its connections, at most
+_BACKLOG = 65_535  # as many as the kernel allows: whoever finds no place connects again only after seconds
+_AT_ONCE = 64  # connections that are accepted before those already there are served
 _AGAIN_S = 0.05
 _MOST_COMPLAINTS = 1000
 _complaints = itertools.count()
@@ -167,8 +169,7 @@ class WireServer(Generic[In, Out]):
         self._key, self._decoder, self._line_bytes = key, decoder, line_bytes
         self._handshake_s = handshake_limit_s(most_peers) if handshake_s is None else handshake_s  # for a proof
         self._serve, self._most_peers = serve, most_peers
-        half_of_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._most_unproved = max(MOST_UNPROVED, min(most_peers, half_of_descriptors))
+        self._descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._unproved: dict[socket.socket, asyncio.Task[None]] = {}  # the oldest first
@@ -202,7 +203,7 @@ class WireServer(Generic[In, Out]):
 
     async def _accept(self, listening: socket.socket) -> None:
         """Accept connections for ever; of too many unproven ones the oldest is dropped."""
-        while True:
+        for number in itertools.count():
             try:
                 peer, _ = listening.accept()  # not by the loop: where it is cancelled, it loses who was let in already
                 peer.setblocking(False)
@@ -218,7 +219,15 @@ class WireServer(Generic[In, Out]):
                 oldest = next(iter(self._unproved.values()))
                 oldest.cancel()
                 await asyncio.wait([oldest])
-            await asyncio.sleep(0)  # a new peer may authenticate before the next is accepted
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # new peers may authenticate before the next are accepted
+
+    @property
+    def _most_unproved(self) -> int:
+        """Return how many connections may be without a proof: as many as there can be peers, or as there are
+        descriptors left.
+        """
+        return max(MOST_UNPROVED, min(self._most_peers, self._descriptors - len(self._serving)))
 
     async def _attend(self, peer: socket.socket) -> None:
         """Authenticate one peer and serve it."""
