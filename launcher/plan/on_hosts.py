@@ -66,16 +66,43 @@ class HostShare(NamedTuple):
     memory_gb: float | None
 
 
+class AlikeHosts(NamedTuple):
+    """Hosts of a run, one after the other, that need the same."""
+
+    hosts: range
+    share: HostShare
+
+
+def alike_hosts(plan: Plan) -> list[AlikeHosts]:
+    """Return the run's hosts in order; those of roles that follow each other and need the same are together."""
+    found: list[AlikeHosts] = []
+    own = {one.role for one in (plan, *plan.roles) if one.role == "" or plan.spec.roles[one.role].colocate is None}
+    for role in dict.fromkeys(one.role for one in (plan, *plan.roles) if one.role in own):
+        of_role = [one for one in (plan, *plan.roles) if one.role == role]
+        hosts = range(of_role[0].first_host, max(one.first_host + one.nodes_max for one in of_role))
+        share = _most_of(plan, hosts)
+        if found and found[-1].share == share:
+            found[-1] = AlikeHosts(range(found[-1].hosts.start, hosts.stop), share)
+        else:
+            found.append(AlikeHosts(hosts, share))
+    return found
+
+
 def most_of_a_host(plan: Plan) -> HostShare:
-    """Return what the programs on one host need together: the most, as a batch system gives all nodes the same."""
-    hosts = [
+    """Return the most that the programs on one host need together."""
+    return _most_of(plan, range(hosts_asked(plan)))
+
+
+def _most_of(plan: Plan, hosts: range) -> HostShare:
+    """Return the most that the programs on one of these hosts need together."""
+    on_each = [
         [one for one in (plan, *plan.roles) if one.first_host <= host < one.first_host + one.nodes_max]
-        for host in range(hosts_asked(plan))
+        for host in hosts
     ]
-    memory = [[one.spec.resources.memory_gb or 0.0 for one in there] for there in hosts]
+    memory = [[one.spec.resources.memory_gb or 0.0 for one in there] for there in on_each]
     return HostShare(
-        max(sum(one.ranks_per_node * one.cpus_per_rank for one in there) for there in hosts),
-        max(sum(one.gpus_per_node for one in there) for there in hosts),
+        max(sum(one.ranks_per_node * one.cpus_per_rank for one in there) for there in on_each),
+        max(sum(one.gpus_per_node for one in there) for there in on_each),
         max(map(sum, memory)) or None,
     )
 

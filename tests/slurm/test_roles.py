@@ -197,7 +197,11 @@ def test_the_dry_run_shows_the_nodes_of_each_role_and_too_many_are_refused(desk,
     desk.script("server.py", SERVER)
     spec = desk.spec(SPEC % ("main", "role"))
     shown = desk.launch("submit", spec, "--on", "slurm", "--dry-run").stdout
-    assert "#SBATCH --nodes=3" in shown and "#SBATCH --gres=gpu:2" in shown and "#SBATCH --cpus-per-task=2" in shown
+    first, second = shown.split("#SBATCH hetjob\n")
+    assert "#SBATCH --nodes=1\n" in first and "#SBATCH --gres" not in first and "#SBATCH --cpus-per-task=2" in first
+    assert "#SBATCH --nodes=2\n" in second and "#SBATCH --gres=gpu:2" in second
+    shown = desk.launch("submit", spec, "--on", "slurm", "--dry-run", "--set", "slurm.partition=main,graceful").stdout
+    assert shown.count("#SBATCH --partition=main,graceful") == 2 and "Slurm could start it at" in shown
     rows = [" ".join(line.split()) for line in shown.splitlines()]
     assert any(row.endswith("server.py 2 nodes (1-2), 2 ranks GPUs 0") for row in rows), rows
     assert any(row.endswith("server.py 1 node (1), 1 rank GPUs 1") for row in rows), rows

@@ -21,7 +21,7 @@ from launcher.places.slurm.queries.nodes import (
 from launcher.places.slurm.queue import SlurmSystem
 from launcher.places.slurm.reach import ask, clean_environment
 from launcher.plan.facts import Machine
-from launcher.run.attempts import read_plan
+from launcher.run.attempts import last_attempt, read_plan
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.spec.model import JobSpec
 
@@ -87,7 +87,9 @@ class SlurmCluster(BatchCluster):
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
         from launcher.places.slurm.steps import step_command  # late: see above
 
-        words = step_command(read_plan(run, attempt.number), job_of(run, attempt), machine_of(run, node))
+        plan = read_plan(run, attempt.number)
+        whole = plan if run.whole == run else read_plan(run.whole, last_attempt(run.whole).number)
+        words = step_command(whole, plan, job_of(run, attempt), machine_of(run, node))
         return host_here(run, attempt, node, clean_environment(os.environ), words)
 
     def _check_container(self, text: str | None) -> None:

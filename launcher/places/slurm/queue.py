@@ -228,15 +228,17 @@ class SlurmSystem(BatchSystem):
 
     def hosts(self) -> dict[str, str]:
         """Return the address of each host of the job by name, the batch process's own host first."""
-        return addresses_of(hosts_of(os.environ["SLURM_JOB_NODELIST"]))
+        number = int(os.environ.get("SLURM_HET_SIZE") or 0)
+        lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{one}" for one in range(number)] or ["SLURM_JOB_NODELIST"]
+        return addresses_of([host for name in lists for host in hosts_of(os.environ[name])])
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         """Return the processes to start: node 0's agent, and srun for the other agents."""
-        return steps.processes(plan, attempt)
+        return steps.processes(plan, attempt, self.this_start().job)
 
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
         """Return the processes to start for a role beside the main one: first the srun for its first agent."""
-        return steps.role_processes(whole, plan, attempt)
+        return steps.role_processes(whole, plan, attempt, self.this_start().job)
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
         """Return the state of these nodes by name, by scontrol."""

@@ -13,13 +13,17 @@ from launcher.places.batch.batch import SubmitToken, batch_command, nodes_asked,
 from launcher.places.batch.job.guard import ENDS_WITH_0
 from launcher.places.slurm.queries.nodes import is_in_hostlist
 from launcher.plan.model import Plan
-from launcher.plan.on_hosts import hosts_asked, most_of_a_host
+from launcher.plan.on_hosts import AlikeHosts, HostShare, alike_hosts, hosts_asked, most_of_a_host
 
 # What becomes of a value with one of these is sbatch's guess, and a new line would be shell.
 _UNQUOTABLE = ("\n", "\r", "\0")
 _LIMIT_SIGNAL = "USR1"
 # A warning signal would end the watchdog while its Python starts.
 _DEAF = "trap '' USR1 USR2"
+# Slurm takes these of the first component for all.
+_OF_THE_JOB = frozenset(
+    ("comment", "open-mode", "output", "chdir", "signal", "requeue", "mail-user", "mail-type", "no-kill", "hold")
+)
 
 
 def options(
@@ -37,16 +41,15 @@ def options(
     after they lose a node.
     """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
-    fewest, most, share = plan.nodes_min, plan.nodes_max, most_of_a_host(plan)
+    fewest, most = plan.nodes_min, plan.nodes_max
+    first, *others = components(plan, is_array=submit_token.array is not None)
     found: dict[str, str | bool | None] = {
         **_waits(plan, dependency),
         "job-name": plan.run_id if submit_token.array is None else plan.name,
-        "nodes": nodes_asked(plan),
+        "nodes": str(len(first.hosts)) if others else nodes_asked(plan),
         # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
         "ntasks-per-node": "1" if fewest == most else None,
-        "cpus-per-task": str(share.cpus),
-        "gres": gres_of(plan),
-        "mem": None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M",
+        **_each_node(plan, first.share),
         "time": None if resources.time_s is None else str(max(1, math.ceil(resources.time_s / 60))),
         "signal": f"B:{_LIMIT_SIGNAL}@{math.ceil(signal_before_s(plan))}",
         "partition": slurm.partition,
@@ -75,6 +78,33 @@ def options(
         if isinstance(value, str) and any(sign in value for sign in _UNQUOTABLE):
             raise ValueError(f"--{name}: expected one line, got {value!r}")
     return chosen
+
+
+def components(plan: Plan, *, is_array: bool) -> list[AlikeHosts]:
+    """Return the job's components, each with nodes that get the same, as a heterogeneous job has them; else one with
+    all nodes, which get the most that one needs.
+
+    Slurm has no arrays of heterogeneous jobs, and nodes that the spec names may be of any component.
+    """
+    if is_array or plan.spec.slurm.nodelist or len(found := alike_hosts(plan)) == 1:
+        return [AlikeHosts(range(hosts_asked(plan)), most_of_a_host(plan))]
+    return found
+
+
+def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
+    """Return the sbatch options for what each node of a component has."""
+    memory = None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M"
+    return {"cpus-per-task": str(share.cpus), "gres": gres_of(plan, share), "mem": memory}
+
+
+def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | bool]) -> list[dict[str, str | bool]]:
+    """Return the options of each component after the first, whose options are `chosen`."""
+    found = []
+    for one in components(plan, is_array=submit_token.array is not None)[1:]:
+        own = {"nodes": str(len(one.hosts)), **_each_node(plan, one.share)}
+        usual = {name: value for name, value in chosen.items() if name not in _OF_THE_JOB and name not in own}
+        found.append(usual | {name: value for name, value in own.items() if value is not None})
+    return found
 
 
 def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
@@ -111,10 +141,9 @@ def fewest_nodes(plan: Plan) -> int:
     return plan.nodes_min if plan.nodes_min < plan.nodes_max else hosts_asked(plan) + plan.spec.recovery.spares
 
 
-def gres_of(plan: Plan) -> str | None:
+def gres_of(plan: Plan, share: HostShare) -> str | None:
     """Return the generic resources of each node, the spec's or its GPUs, or None if it has neither."""
-    gpus = most_of_a_host(plan).gpus
-    return plan.spec.slurm.gres or (f"gpu:{gpus}" if gpus else None)
+    return plan.spec.slurm.gres or (f"gpu:{share.gpus}" if share.gpus else None)
 
 
 def signal_before_s(plan: Plan) -> float:
@@ -139,7 +168,8 @@ def script_of(
     chosen = options(plan, submit_token, _output(submit_token, str(where)), avoid, dependency, expedites=expedites)
     # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.
     always_0 = f" {ENDS_WITH_0}" if expedites else ""
-    return render(chosen, f"{_DEAF}\n{batch_command('slurm', where, guarded=True)}{always_0}")
+    command = f"{_DEAF}\n{batch_command('slurm', where, guarded=True)}{always_0}"
+    return render(chosen, command, _further(plan, submit_token, chosen))
 
 
 def _output(submit_token: SubmitToken, folder: str) -> str:
@@ -150,10 +180,25 @@ def _output(submit_token: SubmitToken, folder: str) -> str:
     return f"{folder.replace('%', '%%')}/{name}"  # in a folder's own name a % is no pattern
 
 
-def render(chosen: Mapping[str, str | bool], command: str) -> str:
-    """Return the whole script as sbatch gets it."""
+def render(chosen: Mapping[str, str | bool], command: str, further: Sequence[Mapping[str, str | bool]] = ()) -> str:
+    """Return the whole script as sbatch gets it; `further` are the options of components after the first."""
     from launcher.places.slurm.executor import SbatchExecutor  # late: submitit's 130 ms only a submit has to pay
 
     # Of what submitit quotes for a shell sbatch still takes each backslash for an escape.
     safe = {name: value.replace("\\", r"\\") if isinstance(value, str) else value for name, value in chosen.items()}
-    return SbatchExecutor(safe, command).text()
+    text = SbatchExecutor(safe, command).text()
+    last = [*_directives(text).values()][-1]
+    others = [line for one in further for line in ("#SBATCH hetjob", *_lines_of(one, chosen))]
+    return text.replace(last, "\n".join([last, *others]), 1)
+
+
+def _lines_of(component: Mapping[str, str | bool], chosen: Mapping[str, str | bool]) -> list[str]:
+    """Return the lines with the options of a component after the first, without what submitit adds by itself."""
+    found = _directives(render({**chosen, **component}, "true"))
+    return [line for name, line in found.items() if name in component]
+
+
+def _directives(text: str) -> dict[str, str]:
+    """Return the lines of a script with its options, by their names."""
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return {line.removeprefix("#SBATCH --").partition("=")[0]: line for line in lines}

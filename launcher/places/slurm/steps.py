@@ -7,9 +7,8 @@ from pathlib import Path
 
 from launcher.places.batch.batch import node_command
 from launcher.places.slurm.container import Container, container_of
-from launcher.places.slurm.script import gres_of
+from launcher.places.slurm.script import components, gres_of
 from launcher.plan.model import Plan
-from launcher.plan.on_hosts import most_of_a_host
 from launcher.run.layout import AttemptDir
 from launcher.supervisor.agent_processes import AgentProcess, agent_process, starter_process
 
@@ -18,7 +17,7 @@ _NO_INPUT = "--input=none"
 _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 
-def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
     """Return node 0's agent as a child process, one srun for the other agents, each below a supervisor, and a listener
     on node 0.
 
@@ -26,34 +25,37 @@ def processes(plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     agent = agent_process(plan, attempt, 0)
-    return [_inside(agent, container, plan, attempt), _step(plan, attempt, [node.host for node in plan.nodes], plan)]
+    step = _step(plan, attempt, [node.host for node in plan.nodes], plan, job)
+    return [_inside(agent, container, plan, attempt, job), step]
 
 
-def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
     """Return an srun for node 0's agent of a role beside the main one, and another for its other agents.
 
     A step ends only when all its tasks have, and the end of the first agent is that of the attempt.
     """
     first, *others = [node.host for node in plan.nodes]
-    leading = _step(plan, attempt, [first], whole)
+    leading = _step(plan, attempt, [first], whole, job)
     leading.stops_by = signal.SIGUSR1  # at SIGTERM an srun kills its tasks
-    return [leading, *([_step(plan, attempt, others, whole)] if others else [])]
+    return [leading, *([_step(plan, attempt, others, whole, job)] if others else [])]
 
 
-def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan) -> AgentProcess:
+def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan, job: str) -> AgentProcess:
     """Return an srun for a supervisor on each of the hosts; `whole` is the plan of the job."""
     container = container_of(plan.spec.slurm.container, mounts(whole), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
     argv = node_command("slurm", plan, attempt)
-    words = (*_srun(hosts, whole), *options, *_UNWARNED, *prefix, *argv)
+    words = (*_srun(hosts, whole, plan, job), *options, *_UNWARNED, *prefix, *argv)
     return starter_process(words, plan, attempt)
 
 
-def step_command(plan: Plan, job: str, host: str) -> list[str]:
-    """Return the command prefix that runs a program on one of the job's hosts, in a container like its ranks'."""
+def step_command(whole: Plan, plan: Plan, job: str, host: str) -> list[str]:
+    """Return the command prefix that runs a program on one of the hosts that a program of the job has, in a container
+    like its ranks'.
+    """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
-    step = [word for word in _srun([host], plan) if word != _NO_INPUT]
+    step = [word for word in _srun([host], whole, plan, job) if word != _NO_INPUT]
     return [*step, f"--jobid={job}", "--chdir=/", *options, *prefix]
 
 
@@ -63,28 +65,33 @@ def mounts(plan: Plan) -> list[str]:
     return list(dict.fromkeys([plan.run_dir, sys.prefix, sys.base_prefix, code]))
 
 
-def _inside(agent: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir) -> AgentProcess:
+def _inside(
+    agent: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir, job: str
+) -> AgentProcess:
     """Return the agent inside its container; a container that only srun can open needs a step on this node too."""
     if container is None:
         return agent
     if not container.srun_options:
         return AgentProcess((*container.prefix, *agent.argv), agent.environment, agent.log)
-    words = (*_srun([plan.nodes[0].host], plan), *container.srun_options, *_UNWARNED, *agent.argv)
+    words = (*_srun([plan.nodes[0].host], plan, plan, job), *container.srun_options, *_UNWARNED, *agent.argv)
     return starter_process(words, plan, attempt)
 
 
-def _srun(hosts: Sequence[str], plan: Plan) -> tuple[str, ...]:
-    """Return an srun for one task on each of the hosts, in which neither a failed task nor a lost node ends the
-    others.
+def _srun(hosts: Sequence[str], whole: Plan, plan: Plan, job: str) -> tuple[str, ...]:
+    """Return an srun for one task on each of the hosts of a program of the job, in which neither a failed task nor
+    a lost node ends the others.
     """
+    those = components(whole, is_array="_" in job)
+    number, (_, share) = next((n, one) for n, one in enumerate(those) if plan.first_host in one.hosts)
     return (
         "srun",
+        *([f"--het-group={number}"] if len(those) > 1 else []),
         f"--nodes={len(hosts)}",
         f"--ntasks={len(hosts)}",
         "--ntasks-per-node=1",
         f"--nodelist={','.join(hosts)}",
-        f"--cpus-per-task={most_of_a_host(plan).cpus}",
-        f"--gres={gres_of(plan) or 'none'}",  # after a requeue to other nodes Slurm itself gets this wrong
+        f"--cpus-per-task={share.cpus}",
+        f"--gres={gres_of(whole, share) or 'none'}",  # after a requeue to other nodes Slurm itself gets this wrong
         "--mem=0",
         "--overlap",
         "--no-kill",

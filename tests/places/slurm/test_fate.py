@@ -29,6 +29,7 @@ PREEMPTED = "PreemptEligibleTime=2026-11-21T12:00:00 PreemptTime=2026-11-21T12:0
         (line("COMPLETING", preempt=PREEMPTED), 0, Fate.PREEMPTED),
         (line("PREEMPTED", preempt=PREEMPTED), 0, Fate.PREEMPTED),
         (line("PREEMPTED", preempt="PreemptEligibleTime=2026-11-21T12:00:00 PreemptTime=None "), 0, Fate.CANCELLED),
+        (line("COMPLETING") + line("COMPLETING", preempt=PREEMPTED), 0, Fate.PREEMPTED),  # of two components
         (line("TIMEOUT", "TimeLimit"), 0, Fate.TIMED_OUT),
         (line("COMPLETING", "TimeLimit"), 0, Fate.TIMED_OUT),
         (line("RUNNING"), 0, Fate.RUNS),

@@ -155,6 +155,17 @@ def test_squeue_of_a_real_cluster():
     assert ended == {"34": "TIMEOUT", "37": "FAILED", "38": "COMPLETED", "39": "CANCELLED", "49": "TIMEOUT"}
 
 
+def test_a_heterogeneous_job_is_one_job_with_the_hosts_of_all_its_components():
+    """As Slurm 22.05 writes it."""
+    row = "1+{n}\x1f{id}\x1fRUNNING\x1f0\x1f2026-11-29T15:38:49\x1fNONE\x1f{hosts}\x1fnode0\x1fNone\x1flaunch:abc\x1e\n"
+    rows = [row.format(n=1, id=2, hosts="node[1-2]"), row.format(n=0, id=1, hosts="node0")]
+    [job] = read_jobs("".join(rows))
+    assert (job.id, job.raw_id, job.hosts, job.submit_tokens) == ("1", "1", "node0,node[1-2]", {"abc"})
+    account = "1+{n}\x1f{id}\x1fCOMPLETED\x1f0:0\x1fUnknown\x1fUnknown\x1fUnknown\x1fnode{n}\n"
+    [job] = read_sacct(0, account.format(n=0, id=1) + account.format(n=1, id=2))
+    assert (job.id, job.hosts) == ("1", "node0,node1")
+
+
 def test_elements_of_an_array_are_jobs_of_their_own():
     found = jobs_of("squeue-22.05.txt")
     elements = [found[f"43_{index}"] for index in range(4)]
@@ -196,7 +207,7 @@ def test_a_new_line_and_the_separator_in_a_comment_split_no_row():
     [
         ("20.11", {"812": "running", "813": "queued", "814": "queued", "815": "queued"}),
         ("21.08", {"90100_7": "running", "90100_8": "queued", "90200": "running", "90201": "queued"}),
-        ("23.02", {"4411": "queued", "4412+0": "running", "4412+1": "running", "4414": "ended"}),
+        ("23.02", {"4411": "queued", "4412": "running", "4414": "ended"}),
         ("23.11", {"70001": "queued", "70002": "ended", "70003": "ended"}),
         ("24.05", {"123456": "running", "123457": "queued", "123458": "queued"}),
         ("24.11", {"998": "running", "999": "queued"}),

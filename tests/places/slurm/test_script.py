@@ -13,8 +13,10 @@ from launcher.places.slurm.script import gres_of, options, render, script_of, si
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
 from launcher.plan.model import FrozenCode
+from launcher.plan.on_hosts import most_of_a_host
 from launcher.plan.queueing import begun
-from launcher.spec.read import read_spec
+from launcher.plan.roles import build_roles
+from launcher.spec.read import parse_spec, read_spec
 
 RUN = Path("/runs/train-7k3f")
 PYTHON = sys.executable
@@ -54,18 +56,50 @@ def test_a_site_that_expedites_is_asked_to_and_its_job_never_fails(tmp_path):
     assert written(script(tmp_path))["requeue"] is True
 
 
-def test_a_job_of_several_programs_has_the_nodes_of_all_and_the_most_that_one_node_needs(tmp_path):
-    main = plan_of(tmp_path, "resources: {ranks_per_node: 2, gpus_per_node: 2, cpus_per_rank: 3, memory_gb: 2}\n")
-    actors = plan_of(tmp_path, "resources: {nodes: 2, gpus_per_node: 1, cpus_per_rank: 4, memory_gb: 1}\n")
-    apart = msgspec.structs.replace(actors, first_host=1)
-    for roles, nodes, cpus, gpus, memory in (
-        ((), "1", "6", "gpu:2", "2000M"),
-        ((apart,), "3", "6", "gpu:2", "2000M"),
-        ((actors,), "2", "10", "gpu:3", "3000M"),
-    ):
-        found = options(msgspec.structs.replace(main, roles=roles), MARK, "/o")
-        assert [found[name] for name in ("nodes", "cpus-per-task", "gres", "mem")] == [nodes, cpus, gpus, memory]
-        assert "no-kill" not in found, "with a lost node all of it is to start again"
+PROGRAMS = """\
+name: three
+roles:
+  learner: {main: true, run: {script: train.py}, resources: {ranks_per_node: 2, cpus_per_rank: 3, memory_gb: 2}}
+  actors: {run: {script: train.py}, resources: {nodes: 2, gpus_per_node: 1, cpus_per_rank: 4, memory_gb: 1}}
+  reward: {run: {script: train.py}, resources: {gpus_per_node: 1, cpus_per_rank: 2}, colocate: actors}
+slurm: {partition: gpu}
+"""
+
+
+def programs(*changes):
+    job = parse_spec(PROGRAMS, "job.yaml", changes)
+    place = RunIdentity("train-7k3f", str(RUN), "slurm", "slurm", "/p/job.yaml", 12.0)
+    project = Project("/p", {"train.py"}, set(), module_found=True)
+    return build_roles(job, (), place, NODE, dict.fromkeys(job.roles, project), FrozenCode("d", 1, 10), PYTHON)
+
+
+def test_roles_that_need_other_nodes_are_components_of_one_job():
+    first, second = script_of(programs(), MARK, RUN, ("node7",)).split("#SBATCH hetjob\n")
+    assert written(first) == {
+        **COMMON, "comment": "launch:c0ffee", "partition": "gpu", "exclude": "node7", "signal": "B:USR1@120",
+        "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "6", "mem": "2000M",
+    }  # fmt: skip
+    assert written(second) == {
+        "job-name": "train-7k3f", "partition": "gpu", "exclude": "node7",
+        "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "6", "mem": "1000M", "gres": "gpu:2",
+    }  # fmt: skip
+    assert second.count("launcher.places.batch.job.guard slurm") == 1
+
+
+THE_SAME = ("roles.learner.resources.gpus_per_node=2", "roles.actors.resources.memory_gb=2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "array"), [(THE_SAME, None), (("slurm.nodelist=[node1, node2, node3]",), None), ((), 4)]
+)
+def test_else_all_nodes_get_the_most_that_one_of_them_needs(changes, array):
+    """If all need the same, if the spec names nodes, and in an array, of which Slurm has none with components."""
+    text = script_of(programs(*changes), SubmitToken("c0ffee", array=array), RUN, ())
+    assert "hetjob" not in text
+    chosen = written(text)
+    asked = [chosen[name] for name in ("nodes", "cpus-per-task", "gres", "mem")]
+    assert asked == ["3", "6", "gpu:2", "2000M"]
+    assert "no-kill" not in chosen, "with a lost node all of it is to start again"
 
 
 GOLDEN = f"""\
@@ -234,9 +268,13 @@ def test_how_long_before_the_limit_a_run_is_told(tmp_path, more, expected):
 
 
 def test_the_specs_own_gres_is_asked_for_instead_of_its_gpus(tmp_path):
-    assert gres_of(plan_of(tmp_path, "resources:\n  gpus_per_node: 2\n")) == "gpu:2"
-    assert gres_of(plan_of(tmp_path, "resources:\n  gpus_per_node: 2\nslurm:\n  gres: shard:1\n")) == "shard:1"
-    assert gres_of(plan_of(tmp_path, "resources:\n  gpus_per_node: 0\n")) is None
+    for more, gres in (
+        ("resources:\n  gpus_per_node: 2\n", "gpu:2"),
+        ("resources:\n  gpus_per_node: 2\nslurm:\n  gres: shard:1\n", "shard:1"),
+        ("resources:\n  gpus_per_node: 0\n", None),
+    ):
+        plan = plan_of(tmp_path, more)
+        assert gres_of(plan, most_of_a_host(plan)) == gres
 
 
 def test_nobody_else_sets_what_the_launcher_writes(tmp_path):

@@ -79,7 +79,20 @@ def read_jobs(text: str) -> list[SlurmJob]:
     named = list(islice(((name, more) for names, *more in rows for name in _names(names)), _MOST_JOBS + 1))
     if len(named) > _MOST_JOBS:
         raise Unreachable(f"the answer of squeue is damaged: more than {_MOST_JOBS} jobs and elements of arrays")
-    return [_job(name, more) for name, more in named]
+    return _whole([_job(name, more) for name, more in named])
+
+
+def _whole(rows: Sequence[SlurmJob]) -> list[SlurmJob]:
+    """Return the jobs, with the rows of a heterogeneous job (`7+0`, `7+1`) as one of the first one's, with the hosts
+    of all.
+    """
+    found: dict[str, SlurmJob] = {}
+    for row in sorted(rows, key=lambda one: int(one.id.partition("+")[2] or 0)):
+        name, plus, _ = row.id.partition("+")
+        before = found.get(name) if plus else None
+        hosts = row.hosts if before is None else ",".join(filter(None, (before.hosts, row.hosts)))
+        found[name] = msgspec.structs.replace(before or row, id=name, hosts=hosts)
+    return list(found.values())
 
 
 def _names(text: str) -> Iterator[str]:
@@ -141,7 +154,7 @@ def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
             before = newest.get(job.id)
             if before is None or (job.submitted_at or 0.0) >= (before.submitted_at or 0.0):
                 newest[job.id] = job
-    return list(newest.values())
+    return _whole([*newest.values()])
 
 
 def _accounted(fields: Sequence[str]) -> SlurmJob:
@@ -232,7 +245,8 @@ def fate_of(text: str, restarts: int) -> Fate:
     """Return what Slurm does with the job, by `scontrol show job`; `restarts` is how often it had been requeued when
     this start began.
     """
-    fields = read_fields(text)
+    components = [read_fields(line) for line in text.splitlines()] or [{}]
+    fields = components[0]
     counted = read_number(fields.get("Restarts", ""))
     if counted is None:
         return Fate.UNKNOWN
@@ -240,6 +254,6 @@ def fate_of(text: str, restarts: int) -> Fate:
         return Fate.QUEUED_AGAIN
     if fields.get("JobState") in ("RUNNING", "SUSPENDED"):
         return Fate.RUNS
-    if fields.get("PreemptTime", "") not in _UNSET:
+    if any(one.get("PreemptTime", "") not in _UNSET for one in components):
         return Fate.PREEMPTED
     return Fate.TIMED_OUT if fields.get("Reason") == "TimeLimit" else Fate.CANCELLED
