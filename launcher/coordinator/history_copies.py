@@ -2,6 +2,8 @@
 
 from math import inf
 
+COPIED_S = 0.5  # for a restart to wait for copies; hosts that answer take hundredths of that
+
 
 class HistoryCopies:
     """A number in memory that the coordinator and its supervisor share: how many bytes of the history are copied.

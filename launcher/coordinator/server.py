@@ -31,10 +31,9 @@ from launcher.coordinator.effects import (
     StoodStill,
     Tick,
 )
-from launcher.coordinator.history_copies import HistoryCopies
+from launcher.coordinator.history_copies import COPIED_S, HistoryCopies
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
-from launcher.plan.on_hosts import voters_of
 from launcher.run.attempts import used_s_of
 from launcher.run.durable import Damaged, read_lines, read_record, readable, write_record
 from launcher.run.identity import alive, this_process
@@ -51,7 +50,7 @@ _STATE_S = 1.0
 _STATE_SOON_S = 0.05
 _REPORTED_STALL_S = 1.0
 _DRAIN_S = 0.5
-_COPIED_S, _COPIED_LOOK_S = 0.5, 0.005  # hosts that answer take hundredths of that; steps wait for it
+_COPIED_LOOK_S = 0.005  # steps wait for it
 _KNOWN_S = 1.0
 _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew before its old wire is known to be gone
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
@@ -139,7 +138,7 @@ class CoordinatorServer:
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
         self._ring = ring
         self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s, ring)
-        self._hold = RestartHold(copies if copies is not None and voters_of(plan) else HistoryCopies())
+        self._hold = RestartHold(copies or HistoryCopies())
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -272,11 +271,11 @@ class CoordinatorServer:
 
     async def _restart_once_copied(self) -> None:
         """Release the restart that is held back once its failure is copied, or record that the copies were late."""
-        until = self._loop.time() + _COPIED_S
+        until = self._loop.time() + COPIED_S
         while self._hold.holds and not self._hold.is_copied(*self._record_writer.failures_on_disk):
             if self._loop.time() >= until:
                 text = (
-                    f"too few voters have the record of the failure after {_COPIED_S:g} s: the run continues without it"
+                    f"too few voters have the record of the failure after {COPIED_S:g} s: the run continues without it"
                 )
                 self._record_writer.write(Event(time.time(), self._attempt.number, "history_behind", text))
                 break

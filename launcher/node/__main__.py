@@ -8,7 +8,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,7 @@ from launcher.node.ranks.reaper import Reaper
 from launcher.node.ranks.zygote_link import OfferedZygote
 from launcher.node.standing_by import COORDINATOR, agent_arguments, gate_from
 from launcher.plan.model import NodePlan, Plan
-from launcher.plan.on_hosts import own_gpus
+from launcher.plan.on_hosts import own_gpus, voters_of
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.bell import ringer_from
 from launcher.run.durable import make_dir, readable, write_record
@@ -59,7 +58,7 @@ def main() -> int:
         if plan.role:  # nothing else would end it: with several roles no program continues without the supervisor
             die_with(os.getppid())
         if words[2] == COORDINATOR:
-            return asyncio.run(coordinate(run, plan, number, lease.ring))
+            return asyncio.run(coordinate(run, plan, number, lease))
         if (mine := own_gpus(plan, os.environ.get("CUDA_VISIBLE_DEVICES"))) is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
         index = int(words[2])
@@ -70,10 +69,11 @@ def main() -> int:
         return Exit.FENCED
 
 
-async def coordinate(run: RunDir, plan: Plan, number: int, ring: Callable[[], None]) -> Exit:
+async def coordinate(run: RunDir, plan: Plan, number: int, lease: Lease) -> Exit:
     """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code."""
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
-    server = CoordinatorServer(run, attempt, plan, plan.coordinator, read_intent(attempt).token, ring=ring)
+    token, copies = read_intent(attempt).token, lease.copies if plan.disks_apart else None
+    server = CoordinatorServer(run, attempt, plan, plan.coordinator, token, copies=copies, ring=lease.ring)
 
     def stop() -> None:
         """Stop the coordinator, for the reason in the run's stop request."""
@@ -126,7 +126,8 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
     if home.node.index != 0 or home.plan.coordinator:
         return await agent.run(), agent.goes_on
     lease, address = watchdog.lease, home.node.address
-    host = CoordinatorServer(home.run, home.attempt, home.plan, address, token, copies=lease.copies, ring=lease.ring)
+    copies = lease.copies if voters_of(home.plan) else None
+    host = CoordinatorServer(home.run, home.attempt, home.plan, address, token, copies=copies, ring=lease.ring)
     await host.start()
     working = asyncio.create_task(agent.run())
     await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)

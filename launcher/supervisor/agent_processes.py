@@ -333,7 +333,7 @@ def coordinator_process(
     """Return the process that runs only the coordinator, for a plan whose agents are on other machines."""
     argv = _argv(plan.run_dir, str(attempt.number), COORDINATOR)
     keep, environment = _with_bell(keep, _environment(os.environ, plan.run_dir), bell)
-    return AgentProcess(argv, environment, attempt.coordinator_log, keep)
+    return AgentProcess(argv, environment, attempt.coordinator_log, keep, slept=AfterSuspend.COUNTS)
 
 
 def _with_bell(

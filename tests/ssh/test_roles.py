@@ -137,6 +137,9 @@ def test_an_actor_its_agent_and_its_coordinator_come_back_while_the_learner_goes
     desk.until_step_there(0, run, desk.state_there(0, run)["step"] + 3)
     roles = desk.status(run)["roles"]
     assert [roles[name]["restarts"]["total"] for name in ("actors-0", "actors-1", "reward")] == [2, 1, 0]
+    for name in ("actors-0", "actors-1"):
+        history = desk.there(0, run, f"roles/{name}/events.jsonl").read_text()
+        assert '"kind":"failure"' in history and "history_behind" not in history, "no restart begins before its copy"
     status = finish(desk, run)
     assert (status["state"], status["restarts"]["total"], status["generation"]) == ("succeeded", 0, 1)
 

@@ -4,15 +4,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
+from pathlib import Path
 
 from launcher.clock import WakingClock, boottime
+from launcher.coordinator.history_copies import COPIED_S, HistoryCopies
 from launcher.coordinator.verdict import RESTART
 from launcher.errors import Exit
 from launcher.places.ssh.host.attempt_on_host import reseated
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
-from launcher.places.ssh.host.record_copies import RecordReplicator, copy_records
+from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, copy_records, history_of
 from launcher.places.ssh.host.supervisor_messages import (
     Ask,
     RecordsSaid,
@@ -24,15 +25,17 @@ from launcher.places.ssh.host.supervisor_messages import (
 )
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.places.ssh.quorum.core import may_start_from
+from launcher.plan.model import Plan
 from launcher.plan.on_hosts import least_hosts
 from launcher.run.attempts import attempts, new_attempt
 from launcher.run.avoided import avoid, avoided
 from launcher.run.bell import Bell
 from launcher.run.durable import append_line, make_dir, read_lines, readable
-from launcher.run.layout import AttemptDir
+from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
 from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, RunState
 from launcher.states import Cause, State
+from launcher.supervisor.agent_processes import AgentProcess
 from launcher.supervisor.allocation import Allocation, StopSignal
 from launcher.supervisor.attempt_end import ask_to_stop, cut_short
 from launcher.supervisor.wakeup import Wakeup
@@ -134,17 +137,20 @@ class Leader:
 
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
         self._supervisor, self._wakeup = supervisor, wakeup
+        self._replicator: RecordReplicator | None = None
+        self._bell: Bell | None = None
+        self._histories: dict[str, AgentProcess] = {}  # by their names on the wire: who has the coordinator
 
     def carry_out(self) -> int | None:
         """Run the attempt until it has ended; return the number of the next attempt, or None if the run has ended."""
         supervisor = self._supervisor
-        bell = Bell() if supervisor.plan.disks_apart else None
-        agent, replicator = supervisor.agent(bell), None
+        bell = self._bell = Bell() if supervisor.plan.disks_apart else None
+        agent = self._histories[EVENTS] = supervisor.agent(bell)
         if supervisor.plan.disks_apart:
             voters = supervisor.ballot.voter.newest.voters - {supervisor.node}
-            replicator = RecordReplicator(
+            self._replicator = RecordReplicator(
                 supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
-                voters=voters, copies=agent.copies, bell=bell,
+                voters=voters, copies=self._copies, bell=bell,
             )  # fmt: skip
         hearing = HostWatch(supervisor, self._wakeup)
         over = False
@@ -153,10 +159,9 @@ class Leader:
                 self._wakeup.wait(left_s)
             supervisor.coordinator_due_at = boottime()
             stop = LeaderStop(self._wakeup, supervisor.attempt, supervisor.here.before, hearing)
-            ready = supervisor.ready
             end = Allocation(
                 supervisor.run, supervisor.attempt, supervisor.plan, self._wakeup, stop, [agent],
-                agents_of=partial(supervisor.here.role_agents, ready.gpus, ready.fds, bell),
+                agents_of=self._role_agents,
             ).carry_out()  # fmt: skip
             supervisor.place = agent.place
             exclude_lost_hosts(supervisor)
@@ -168,13 +173,33 @@ class Leader:
         finally:
             supervisor.coordinator_due_at = inf
             hearing.close()
-            missed = replicator.close() if replicator is not None else ()
+            missed = self._replicator.close() if self._replicator is not None else ()
             supervisor.to_be_told = missed if over else ()
         self._wakeup.wait(end.delay_s)
         if self._wakeup.stop_asked:
             self._stopped(end)
             return None
         return self._follow(end)
+
+    def _copies(self) -> dict[str, HistoryCopies]:
+        """Return the numbers shared with each coordinator that runs, by the name of its history on the wire."""
+        found = {name: agent.copies() for name, agent in [*self._histories.items()]}
+        return {name: copies for name, copies in found.items() if copies is not None}
+
+    def _role_agents(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
+        """Return what this host runs of a role's attempt, once half of the voters have the failures before it.
+
+        Where too few voters answer for a moment, the run continues without them.
+        """
+        supervisor, run = self._supervisor, RunDir(Path(plan.run_dir))
+        agents = supervisor.here.role_agents(supervisor.ready.gpus, supervisor.ready.fds, self._bell, plan, attempt)
+        for number in range(1, attempt.number):
+            self._histories.pop(history_of(run.path.name, number), None)
+        history = history_of(run.path.name, attempt.number)
+        self._histories[history] = agents[0]
+        if self._replicator is not None and run.events.exists():
+            self._replicator.await_half(history, run.events.stat().st_size, COPIED_S)
+        return agents
 
     def _follow(self, end: AttemptEnd) -> int | None:
         """Open the next attempt with the hosts that answer, once they are enough; return its number, or None if the run

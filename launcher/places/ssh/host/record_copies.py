@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -36,7 +36,7 @@ from launcher.run.records import AttemptEnd, Endpoint, Event, Exclusion, Intent,
 _WHOLE = -1
 _PIECE = 256 << 10
 _ASK_S, QUIET_S = 1.0, 5.0
-_EVERY_S = 0.5
+_EVERY_S, _AWAITED_LOOK_S = 0.5, 0.005
 
 EVENTS, ENDPOINT = "events", "endpoint"
 _OF_ROLE = re.compile(r"(?P<role>[a-z0-9_-]{1,60}) (?P<attempt>[0-9]{1,9}) (?P<record>[a-z]{1,20})", re.ASCII)
@@ -66,6 +66,11 @@ def opens(name: str) -> RoleAttempt | None:
     """Return the attempt of a role whose coordinator's address has this name on the wire, or None."""
     found = _OF_ROLE.fullmatch(name)
     return RoleAttempt(found["role"], int(found["attempt"])) if found and found["record"] == ENDPOINT else None
+
+
+def history_of(role: str, attempt: int) -> str:
+    """Return the name on the wire of a role's history in this attempt of it."""
+    return f"{role} {attempt} {EVENTS}"
 
 
 def replicated(run: RunDir, attempt: AttemptDir, roles: Collection[str] = ()) -> dict[str, KeptRecord]:
@@ -215,14 +220,14 @@ class RecordReplicator:
         quiet_s: float = QUIET_S,
         cuts: bool = False,
         voters: Collection[int] = (),
-        copies: Callable[[], HistoryCopies | None] = lambda: None,
+        copies: Callable[[], Mapping[str, HistoryCopies]] = dict,
         bell: Bell | None = None,
     ) -> None:
         """Start sending; a host that did not answer is skipped for `quiet_s`, so that the others need not wait.
 
-        How much of the history half of the attempt's voters have (this host and `voters`) is passed to the coordinator
-        by `copies`. The coordinator rings the `bell` once it has written what is to be sent at once;
-        it is closed with this.
+        How much of a history half of the attempt's voters have (this host and `voters`) is passed to its coordinator
+        by `copies`, by the history's name on the wire. Each coordinator rings the `bell` once it has written what is to
+        be sent at once; it is closed with this.
         """
         self._run, self._attempt, self._rpc, self._roles = run, attempt, rpc, roles
         self._renew_s, self._quiet_s, self._cuts = renew_s, quiet_s, cuts
@@ -253,6 +258,16 @@ class RecordReplicator:
         while not self._over:
             self.send()
             self._bell.wait(_EVERY_S)
+
+    def await_half(self, history: str, size: int, within_s: float) -> bool:
+        """Wait until half of the voters have so many bytes of a history, at most so long; return whether they do."""
+        until = time.monotonic() + within_s
+        self._bell.ring()
+        while self._held_by_half(history) < size:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_AWAITED_LOOK_S)
+        return True
 
     def send(self) -> None:
         """Send everything that is new since the last call."""
@@ -309,13 +324,16 @@ class RecordReplicator:
         return done
 
     def _report_copied(self) -> None:
-        """Tell the coordinator how much of the history half of the voters have."""
-        copies = self._copies()
-        if copies is not None:
-            copies.copied = held_by_half([self._bytes_of(number) for number in self._voters])
+        """Tell each coordinator how much of its history half of the voters have."""
+        for name, copies in self._copies().items():
+            copies.copied = self._held_by_half(name)
 
-    def _bytes_of(self, number: int, name: str = EVENTS) -> int:
-        """Return how many bytes of the history host `number` has confirmed."""
+    def _held_by_half(self, name: str) -> float:
+        """Return how many bytes of this history half of the voters have."""
+        return held_by_half([self._bytes_of(number, name) for number in self._voters])
+
+    def _bytes_of(self, number: int, name: str) -> int:
+        """Return how many bytes of this history host `number` has confirmed."""
         at = self._sent[number].get(f"{name} bytes", 0)
         if not isinstance(at, int):
             raise TypeError("expected a number of bytes")

@@ -12,7 +12,15 @@ from launcher.coordinator.server import RestartHold
 from launcher.errors import LaunchError
 from launcher.ids import new_token, role_secret
 from launcher.places.ssh.host.follower import TakeOver
-from launcher.places.ssh.host.record_copies import EVENTS, RecordReplicator, held_by_half, opens, put, replicated
+from launcher.places.ssh.host.record_copies import (
+    EVENTS,
+    RecordReplicator,
+    held_by_half,
+    history_of,
+    opens,
+    put,
+    replicated,
+)
 from launcher.places.ssh.host.supervisor_messages import Replica
 from launcher.run.attempts import new_attempt
 from launcher.run.durable import append_line, make_dir, read_lines, read_record, write_record
@@ -208,7 +216,9 @@ def test_a_record_comes_whole_and_a_history_in_pieces(run, name, at):
 def test_what_half_of_the_voters_have_is_told_as_they_confirm_it(tmp_path):
     table, copies = Table(tmp_path, size=5, nodes_min=1), HistoryCopies()
     leader = table.supervisors[0]
-    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, voters=range(1, 5), copies=lambda: copies)
+    replicator = RecordReplicator(
+        leader.run, leader.attempt, leader.rpc, voters=range(1, 5), copies=lambda: {EVENTS: copies}
+    )
     replicator.close()
     assert copies.copied == 0.0
     append_line(leader.run.events, Event(1.0, 1, "failure", "a"))
@@ -231,7 +241,9 @@ def test_a_leader_that_is_lost_between_a_failure_and_its_copy_has_begun_no_resta
     """Whoever takes over counts each restart that was begun; nobody knew of one that was begun before its copy."""
     table, copies = Table(tmp_path, size=3, nodes_min=1), HistoryCopies()
     leader, taking_over = table.supervisors[0], table.supervisors[1]
-    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, voters=[1, 2], copies=lambda: copies)
+    replicator = RecordReplicator(
+        leader.run, leader.attempt, leader.rpc, voters=[1, 2], copies=lambda: {EVENTS: copies}
+    )
     replicator.close()
     hold, failure = RestartHold(copies), Event(1.0, 1, "failure", "a rank was killed", cause=Cause.KILLED)
     start = Send(1, Start(2, 0, 1, 3, 0, 3, "127.0.0.1", 20_000, 1))
@@ -252,6 +264,34 @@ def role_of(run, name="actors"):
     role = RunDir(run.roles / name)
     make_dir(role.path)
     return role
+
+
+def test_a_failure_of_a_role_is_with_half_of_the_voters_before_its_restart_begins(tmp_path):
+    """Those of a lost leader's last half second were forgotten, and its role had so many restarts more."""
+    table, copies = Table(tmp_path, size=3, nodes_min=1), HistoryCopies()
+    leader, taking_over = table.supervisors[0], table.supervisors[1]
+    history, role = history_of("actors", 1), role_of(leader.run)
+    for one in table.supervisors:
+        of_role = msgspec.structs.replace(one.plan, run_dir=str(role.path))
+        one.here.plan = msgspec.structs.replace(one.plan, roles=(of_role,))
+    make_dir(role.attempt(1).path)
+    replicator = RecordReplicator(
+        leader.run, leader.attempt, leader.rpc, ["actors"], voters=[1, 2], copies=lambda: {history: copies}
+    )
+    replicator.close()
+    hold, failure = RestartHold(copies), Event(1.0, 1, "failure", "an actor was killed", cause=Cause.KILLED)
+    start = Send(1, Start(2, 0, 1, 3, 0, 3, "127.0.0.1", 20_000, 1))
+    assert hold.pass_on([Record(failure), start]) == [Record(failure)]
+    append_line(role.events, failure)
+    size = role.events.stat().st_size
+    table.silent = {1, 2}
+    replicator.send()
+    assert not hold.is_copied(1, size) and not replicator.await_half(history, size, 0.0)
+    table.silent = {2}
+    replicator._quiet_until.clear()
+    replicator.send()
+    assert hold.is_copied(1, size) and replicator.await_half(history, size, 0.0)
+    assert failure in read_lines(RunDir(taking_over.run.roles / "actors").events, Event)
 
 
 def test_records_of_a_role_are_kept_in_its_own_folder_and_those_of_no_role_nowhere(run):

@@ -178,6 +178,9 @@ RECORDS = {
     "a history that was cut short keeps a host from all news": (
         COPIES, 'self._sent[number][f"{name} bytes"] = 0', "pass", COPIED, "cut_short",
     ),
+    "a lost leader's last failures of a role beside the main one are forgotten": (
+        COPIES, "copies.copied = self._held_by_half(name)", "copies.copied = inf", COPIED, "failure_of_a_role",
+    ),
     "bytes that are no text end a leader's supervisor": (
         COPIES, "with contextlib.suppress(UnicodeDecodeError):\n        return piece.decode()", "return piece.decode()",
         COPIED, "lines_of_a_history",
