@@ -34,12 +34,13 @@ from launcher.coordinator.effects import (
 from launcher.coordinator.history_copies import COPIED_S, HistoryCopies
 from launcher.errors import Exit, Fenced
 from launcher.plan.model import Plan
+from launcher.plan.on_hosts import voters_of
 from launcher.run.attempts import used_s_of
 from launcher.run.durable import Damaged, read_lines, read_record, readable, write_record
 from launcher.run.identity import alive, this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
-from launcher.run.record_writer import KeptHang, RecordWriter, RoleEnd
+from launcher.run.record_writer import AWAITED, KeptHang, RecordWriter, RoleEnd
 from launcher.run.records import DrainRequest, Endpoint, Event, Handle, ProcessId, RunState
 from launcher.states import State
 from launcher.wire import messages
@@ -56,18 +57,20 @@ _SPARE_WIRES = 64  # beyond two for each node: one that was cut off comes anew b
 _LOOKS_S = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
-class RestartHold:
-    """The messages of a restart, held back until `release`.
+class CopyHold:
+    """The messages of a restart or of the run's end, held back until `release`.
 
-    A leader that takes over then knows of the failure, and counts it against its budget. To the coordinator this looks
-    like a slow network.
+    A leader that takes over then knows of the failure, and counts it against its budget, or of the end, and writes it.
+    To the coordinator this looks like a slow network.
     """
 
-    def __init__(self, copies: HistoryCopies) -> None:
-        self._copies = copies
-        self._failures = 0  # that were recorded
-        self._is_new = False  # the newest has no restart yet
+    def __init__(self, copies: HistoryCopies, *, ends: bool = True) -> None:
+        """With `ends=False` what this coordinator finishes is not the end of the run."""
+        self._copies, self._ends = copies, ends
+        self._awaited = 0  # records that half of the voters are to have
+        self._is_new = False  # the newest failure has no restart yet
         self._held: list[Out] | None = None
+        self.holds_end = False
 
     @property
     def holds(self) -> bool:
@@ -78,31 +81,35 @@ class RestartHold:
         """Return those of the effects that may be carried out now, and hold the others back; answers to heartbeats
         always pass.
         """
-        now: list[Out] = []
+        effects, waits = [*effects], self._copies.copied < inf
+        finish = next((one for one in effects if isinstance(one, Finish)), None)
+        now = self.release() if finish is not None else []
+        if finish is not None and waits and self._ends and finish.end.state in (State.SUCCEEDED, State.FAILED):
+            effects.insert(0, Record(replace(finish.event, kind="ending", end=finish.end)))
+            self._held, self.holds_end = [], True
         for effect in effects:
             match effect:
-                case Record(event=event) if event.kind == "failure":
-                    self._failures += 1
-                    self._is_new = self._copies.copied < inf
+                case Record(event=event) if event.kind in AWAITED:
+                    self._awaited += 1
+                    self._is_new = waits
                 case Send(message=messages.Start() | messages.ContinueInPlace()) if self._is_new and not self.holds:
                     self._held = []
-                case Finish():
-                    now += self.release()
-            waits = isinstance(effect, Send) and not isinstance(effect.message, messages.HeartbeatAck)
-            (self._held if waits and self._held is not None else now).append(effect)
+            is_late = isinstance(effect, Finish) or (
+                isinstance(effect, Send) and not isinstance(effect.message, messages.HeartbeatAck)
+            )
+            (self._held if is_late and self._held is not None else now).append(effect)
         return now
 
-    def is_copied(self, failures: int, history_bytes: int) -> bool:
-        """Return whether half of the voters have the newest failure.
+    def is_copied(self, awaited: int, history_bytes: int) -> bool:
+        """Return whether half of the voters have the newest record that is awaited.
 
-        `failures` is the number of failures on this disk, `history_bytes` the size of the history up to the last of
-        them.
+        `awaited` is the number of such records on this disk, `history_bytes` the size of the history up to the last.
         """
-        return failures == self._failures and self._copies.copied >= history_bytes
+        return awaited == self._awaited and self._copies.copied >= history_bytes
 
     def release(self) -> list[Out]:
-        """Stop holding messages back, and return those that were held."""
-        held, self._held, self._is_new = self._held or [], None, False
+        """Stop holding messages back, and return those that were."""
+        held, self._held, self._is_new, self.holds_end = self._held or [], None, False, False
         return held
 
 
@@ -123,7 +130,8 @@ class CoordinatorServer:
         ring: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the run, its plan and its token; with `copies`, a restart waits a moment until half of the voters have
-        the record of its failure. `ring` is called when other hosts need what was written.
+        the record of its failure, and the end until they have its announcement. `ring` is called when other hosts
+        need what was written.
         """
         self._loop = asyncio.get_running_loop()
         self._attempt = attempt
@@ -138,7 +146,7 @@ class CoordinatorServer:
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
         self._ring = ring
         self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s, ring)
-        self._hold = RestartHold(copies or HistoryCopies())
+        self._hold = CopyHold(copies or HistoryCopies(), ends=bool(voters_of(plan)) and not plan.ends_with_all)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -267,20 +275,26 @@ class CoordinatorServer:
         for effect in self._hold.pass_on(effects):
             self._carry_out(effect)
         if self._hold.holds and not held_before:
-            self._keep_until_done(self._restart_once_copied())
+            self._keep_until_done(self._go_on_once_copied())
 
-    async def _restart_once_copied(self) -> None:
-        """Release the restart that is held back once its failure is copied, or record that the copies were late."""
-        until = self._loop.time() + COPIED_S
-        while self._hold.holds and not self._hold.is_copied(*self._record_writer.failures_on_disk):
-            if self._loop.time() >= until:
-                text = (
-                    f"too few voters have the record of the failure after {COPIED_S:g} s: the run continues without it"
-                )
+    async def _go_on_once_copied(self) -> None:
+        """Release what is held back once its record is copied. If the copies are late, a restart begins without them;
+        an end is not written, and the coordinator leaves, as the others may elect another.
+        """
+        began, hold = self._loop.time(), self._hold
+        while hold.holds and not hold.is_copied(*self._record_writer.awaited_on_disk):
+            limit_s = self._plan.spec.recovery.lease_s if hold.holds_end else COPIED_S
+            if self._loop.time() >= began + limit_s:
+                what, then = ("end", "left open") if hold.holds_end else ("failure", "the run continues without it")
+                text = f"too few voters have the record of the {what} after {limit_s:g} s: {then}"
                 self._record_writer.write(Event(time.time(), self._attempt.number, "history_behind", text))
+                if hold.holds_end:
+                    if not self.ended.done():
+                        self.ended.set_result(Exit.LOST)
+                    return
                 break
             await asyncio.sleep(_COPIED_LOOK_S)
-        for effect in self._hold.release():
+        for effect in hold.release():
             self._carry_out(effect)
 
     def _carry_out(self, effect: Out) -> None:

@@ -16,6 +16,8 @@ from launcher.run.patience import patiently, waiting_for_disks
 from launcher.run.records import AttemptEnd, Event, RankExit, RunState
 from launcher.states import Cause
 
+AWAITED = ("failure", "ending")  # events that half of a pool's voters have before what follows from them begins
+
 
 @dataclass(frozen=True, slots=True)
 class KeptHang:
@@ -51,7 +53,7 @@ class RecordWriter:
         ring: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread that writes records; the first record that takes longer than `lease_s` to reach the disk is
-        reported. `ring` is called when a failure or an end is on disk.
+        reported. `ring` is called when a record that others need at once is on disk.
         """
         self._ring = ring
         self._lease_s, self._told, self._waited = lease_s, False, False
@@ -60,7 +62,7 @@ class RecordWriter:
         self._failed = failed
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self.state_waits = False
-        self.failures_on_disk = (0, 0)  # how many, and the size of the history up to the last of them
+        self.awaited_on_disk = (0, 0)  # how many that others are to have, and the size of the history up to the last
         self._thread = threading.Thread(target=self._work, name="record writer", daemon=True)
         self._thread.start()
 
@@ -105,8 +107,8 @@ class RecordWriter:
         match entry:
             case Event():
                 append_line(self._run.events, entry)
-                if entry.kind == "failure":
-                    self.failures_on_disk = (self.failures_on_disk[0] + 1, self._run.events.stat().st_size)
+                if entry.kind in AWAITED:
+                    self.awaited_on_disk = (self.awaited_on_disk[0] + 1, self._run.events.stat().st_size)
                     self._ring()
             case RankExit():
                 append_line(self._attempt.exits, entry)
@@ -121,4 +123,3 @@ class RecordWriter:
                 write_record(self._attempt.role_end, end)
             case AttemptEnd():
                 write_record(self._attempt.end, entry)
-                self._ring()

@@ -378,4 +378,5 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     still_s: float = 0.0  # of those too: how long its generation had made no step
     in_place: bool = False  # of a failure: surviving ranks were to continue in their processes, from that step
     same: str = ""  # of a hang that no other start mends: by what it is known again
+    end: AttemptEnd | None = None  # of `ending`: how the attempt ends once half of a pool's voters have this line
     evidence: str = ""

@@ -2,11 +2,12 @@
 
 from math import inf
 
+import msgspec
 import pytest
 
 from launcher.coordinator.effects import Finish, Record, Send
 from launcher.coordinator.history_copies import HistoryCopies
-from launcher.coordinator.server import RestartHold
+from launcher.coordinator.server import CopyHold
 from launcher.run.records import AttemptEnd, Event
 from launcher.states import State
 from launcher.wire.messages import ContinueInPlace, End, HeartbeatAck, Start, Stop
@@ -25,7 +26,7 @@ def copies():
 
 @pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
 def test_a_restart_and_what_follows_it_are_held_until_they_are_released(copies, begin):
-    hold = RestartHold(copies)
+    hold = CopyHold(copies)
     assert hold.pass_on([Send(1, START), FAILURE, Send(1, Stop(1, 0.0))]) == [
         Send(1, START), FAILURE, Send(1, Stop(1, 0.0)),
     ]  # fmt: skip
@@ -38,12 +39,12 @@ def test_a_restart_and_what_follows_it_are_held_until_they_are_released(copies, 
 
 
 def test_nothing_is_held_where_the_leader_alone_is_half_of_the_voters_or_there_are_none():
-    hold = RestartHold(HistoryCopies())
+    hold = CopyHold(HistoryCopies())
     assert hold.pass_on([FAILURE, Send(1, START)]) == [FAILURE, Send(1, START)]
 
 
 def test_a_failure_is_copied_once_it_is_on_this_disk_and_on_others(copies):
-    hold = RestartHold(copies)
+    hold = CopyHold(copies)
     hold.pass_on([FAILURE, FAILURE])
     copies.copied = 100.0
     assert not hold.is_copied(1, 90), "the second one is not on this disk yet"
@@ -52,8 +53,28 @@ def test_a_failure_is_copied_once_it_is_on_this_disk_and_on_others(copies):
     assert hold.is_copied(2, 10**9)
 
 
-def test_the_end_of_an_attempt_waits_for_nothing(copies):
-    hold = RestartHold(copies)
+SUCCEEDED = Finish(AttemptEnd(State.SUCCEEDED, None, 0, 0.0, "all ranks have finished"), Event(0.0, 1, "ended", "done"))
+
+
+def test_the_end_of_a_run_is_announced_and_held_until_it_is_released(copies):
+    hold, end, ack = CopyHold(copies), Send(1, End("", goes_on=False)), Send(1, HeartbeatAck(7))
+    announced = Record(msgspec.structs.replace(SUCCEEDED.event, kind="ending", end=SUCCEEDED.end))
+    assert hold.pass_on([end, ack, SUCCEEDED]) == [announced, ack]
+    assert hold.holds and hold.holds_end and not hold.is_copied(0, 0)
+    assert hold.release() == [end, SUCCEEDED]
+    assert not hold.holds and not hold.holds_end
+
+
+def test_what_does_not_end_the_run_is_not_announced(copies):
+    """A role beside others ends; another attempt follows; the leader alone is half of the voters."""
+    queued = Finish(msgspec.structs.replace(SUCCEEDED.end, state=State.QUEUED), SUCCEEDED.event)
+    assert CopyHold(copies, ends=False).pass_on([SUCCEEDED]) == [SUCCEEDED]
+    assert CopyHold(copies).pass_on([queued]) == [queued]
+    assert CopyHold(HistoryCopies()).pass_on([SUCCEEDED]) == [SUCCEEDED]
+
+
+def test_a_cancel_waits_for_nothing(copies):
+    hold = CopyHold(copies)
     hold.pass_on([FAILURE, Send(1, START)])
     end = Finish(AttemptEnd(State.CANCELLED, None, 0, 0.0, ""), Event(0.0, 1, "ended", ""))
     assert hold.pass_on([Send(1, End("", goes_on=False)), end]) == [

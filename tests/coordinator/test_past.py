@@ -115,6 +115,10 @@ WRONG_ENDS = {
         "coordinator/server.py", "self._held = []\n", "self._held = None\n",
         "places/ssh/host/test_record_copies.py", "between_a_failure",
     ),
+    "an end is shown that nobody else knows of, and forgotten with its leader": (
+        "coordinator/server.py", "if finish is not None and waits and self._ends and", "if False and",
+        "places/ssh/host/test_record_copies.py", "as_the_run_ends",
+    ),
     "restarts of earlier attempts are forgotten": (
         "coordinator/attempt.py", 'if event.kind in ("failure", "resumed")]', 'if event.kind == "resumed"]',
         TESTS, "restarts_of_earlier_attempts",

@@ -11,6 +11,7 @@ from launcher.clock import boottime
 from launcher.coordinator import server as coordinator_server
 from launcher.coordinator.history_copies import HistoryCopies
 from launcher.coordinator.server import CoordinatorServer, state_due_at
+from launcher.errors import Exit
 from launcher.run.durable import make_dir, read_lines, read_record, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
@@ -49,10 +50,12 @@ def attempt(tmp_path, monkeypatch):
     return attempt
 
 
-def served(attempt, check, **how):
+def served(attempt, check, lease_s=15.0, **how):
     """A coordinator of three hosts that elect it, while `check` has it do something."""
     run = RunDir(attempt.path.parent.parent)
-    plan = msgspec.structs.replace(plan_of(run.path, nodes=3), disks_apart=True, elects=True)
+    plan = plan_of(run.path, nodes=3)
+    spec = msgspec.structs.replace(plan.spec, recovery=msgspec.structs.replace(plan.spec.recovery, lease_s=lease_s))
+    plan = msgspec.structs.replace(plan, spec=spec, disks_apart=True, elects=True)
 
     async def serve():
         server = CoordinatorServer(run, attempt, plan, "127.0.0.1", TOKEN, **how)
@@ -110,8 +113,10 @@ def test_no_number_of_events_puts_the_state_off():
     assert planned < 100.2
 
 
-async def agent(port, key, node, heard):
-    """Take part as the agent of a node whose rank 0, if it has that, is killed once; `heard` has all messages."""
+async def agent(port, key, node, heard, *, finishes=False):
+    """Take part as the agent of a node whose rank 0, if it has that, is killed once, or whose ranks finish; `heard` has
+    all messages.
+    """
     wire = await dial("127.0.0.1", port, "127.0.0.1", key, messages.TO_AGENT)
     try:
         wire.send(messages.Join(node, "127.0.0.1", this_process(), 20_000 + node))
@@ -122,7 +127,11 @@ async def agent(port, key, node, heard):
                 case messages.Start(generation=number, first_rank=rank):
                     wire.send(messages.Leads(node, number))
                     wire.send(messages.Started(node, number, (1, 2), 20_000 + node))
-                    if rank == 0 and number == 1:
+                    if finishes:
+                        wire.send(messages.Settled(node, number))
+                        for one in range(2):
+                            wire.send(messages.Exited(node, RankExit(number, rank + one, one, node, 1 + one, code=0)))
+                    elif rank == 0 and number == 1:
                         wire.send(messages.Exited(node, RankExit(number, 0, 0, node, 1, signal=9)))
                 case messages.Stop(generation=number):
                     wire.send(messages.Stopped(node, number))
@@ -133,6 +142,29 @@ async def agent(port, key, node, heard):
 
 def starts(heard):
     return [message.generation for message in heard if isinstance(message, messages.Start)]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_an_end_is_written_once_its_announcement_is_copied_and_left_open_if_it_is_not(attempt, copied):
+    copies, heard = HistoryCopies(), []
+    copies.copied = 0.0
+    events = attempt.path.parent.parent / "events.jsonl"
+
+    async def check(server):
+        port = read_record(attempt.endpoint, Endpoint).port
+        key = wire_key(TOKEN, messages.WIRE, events.parent.name, 1)
+        agents = [asyncio.create_task(agent(port, key, node, heard, finishes=True)) for node in range(3)]
+        await until(lambda: "ending" in [one.kind for one in read_lines(events, Event)])
+        assert not attempt.end.exists() and not any(isinstance(message, messages.End) for message in heard)
+        if copied:
+            copies.copied = events.stat().st_size
+        assert await server.ended == (Exit.OK if copied else Exit.LOST)
+        for one in agents:
+            one.cancel()
+        await asyncio.wait(agents)
+
+    served(attempt, check, lease_s=1.0, copies=copies)
+    assert attempt.end.exists() == copied
 
 
 @pytest.mark.parametrize("copied", [True, False])

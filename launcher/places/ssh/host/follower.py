@@ -6,17 +6,24 @@ from collections.abc import Mapping
 from launcher.clock import boottime
 from launcher.errors import Exit
 from launcher.places.ssh.host.late_messages import GIVE_UP_WAITS
-from launcher.places.ssh.host.leader import elect, enough, open_next, send_end_to_others, too_few
+from launcher.places.ssh.host.leader import (
+    announced_end,
+    elect,
+    enough,
+    keep_ending,
+    open_next,
+    send_end_to_others,
+    too_few,
+)
 from launcher.places.ssh.host.roles_on_host import RolesOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, SupervisorStatus, statuses
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid
-from launcher.run.durable import readable
 from launcher.run.records import AttemptEnd, Exclusion
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcesses
-from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_failure
+from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end, write_failure
 from launcher.supervisor.wakeup import Wakeup
 
 _SURE_S = 8.0
@@ -69,15 +76,17 @@ class Follower:
             if self._agent.may_miss_coordinator():
                 self._take_over.open()
             supervisor.check_part_in(supervisor.ballot.outrun_by)
-            if self._is_over() and self._sure_at is None:
+            if supervisor.has_ended() and self._sure_at is None:
                 self._wind_up()  # its agent may have no connection to receive the end
             is_left = self._is_left() and self._roles.all_gone
             if self._sure_at is not None and (is_left or time.monotonic() >= self._sure_at):
                 self._stopped()
                 return None
             if self._is_deserted():
-                if self._agent.last == Exit.OK:
-                    return None  # the attempt is over, and no leader is left to open another
+                if self._agent.last == Exit.OK:  # the attempt is over, and no leader is left to open another
+                    if (end := announced_end(supervisor)) is not None and not supervisor.has_ended():
+                        write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)
+                    return None
                 self._take_over.open()  # it left for a newer attempt, and does not miss the coordinator any more
             if supervisor.ballot.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
@@ -115,11 +124,6 @@ class Follower:
                 return last.number
         return None
 
-    def _is_over(self) -> bool:
-        """Return whether the run has ended with this attempt."""
-        end = readable(self._supervisor.attempt.end, AttemptEnd)
-        return end is not None and end.state.ended
-
     def _is_deserted(self) -> bool:
         """Return whether the agent has exited and the leader, which would send the next attempt, is gone."""
         if not self._is_left():
@@ -135,7 +139,7 @@ class Follower:
     def _stopped(self) -> None:
         """Write that the run was cancelled, if a user stopped it on this host without reaching the leader."""
         supervisor = self._supervisor
-        if supervisor.plan.disks_apart and is_cancelled(supervisor.attempt) and not self._is_over():
+        if supervisor.plan.disks_apart and is_cancelled(supervisor.attempt) and not supervisor.has_ended():
             supervisor.here.end(cancelled())
 
 
@@ -192,7 +196,7 @@ class TakeOver:
         """
         supervisor = self._supervisor
         elected = elect(supervisor, others, leads=False)
-        if elected is None:
+        if elected is None or keep_ending(supervisor):
             return None
         end = self._end = self._end or self._write_failure(len(elected.others) + 1)
         if end.state is State.QUEUED:

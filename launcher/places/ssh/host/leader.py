@@ -37,7 +37,7 @@ from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, RunSt
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcess
 from launcher.supervisor.allocation import Allocation, StopSignal
-from launcher.supervisor.attempt_end import ask_to_stop, cut_short
+from launcher.supervisor.attempt_end import ask_to_stop, cut_short, write_end
 from launcher.supervisor.wakeup import Wakeup
 
 _AGAIN_S = 1.0
@@ -216,7 +216,7 @@ class Leader:
             there = {number: one for number, one in answers.items() if one.has_slots}
             if enough(supervisor, there, leads=True) and supervisor.ballot.is_next_in_line(own, there):
                 following = propose(supervisor, there, end.cause)
-                if following is not None:
+                if following is not None or supervisor.has_ended():
                     return following
             supervisor.ballot.leaderless = True  # a host with newer records may lead
             if time.monotonic() > give_up_at:
@@ -302,7 +302,26 @@ def too_few(supervisor: SupervisorState, there: Collection[int], since: float, *
 def propose(supervisor: SupervisorState, there: Mapping[int, SupervisorStatus], cause: Cause | None) -> int | None:
     """Open the next attempt of a run that this host leads; return its number, or None if too few hosts agree."""
     elected = elect(supervisor, there, leads=True)
-    return open_next(supervisor, elected, cause, leads=True) if elected is not None else None
+    if elected is None or keep_ending(supervisor):
+        return None
+    return open_next(supervisor, elected, cause, leads=True)
+
+
+def keep_ending(supervisor: SupervisorState) -> bool:
+    """Write the end that the lost leader of this attempt has announced in its history, and send it to all; return False
+    if it has announced none. An end that anybody was shown is in the history of each elected host.
+    """
+    end = announced_end(supervisor)
+    if end is not None:
+        write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)
+        send_end_to_others(supervisor)
+    return end is not None
+
+
+def announced_end(supervisor: SupervisorState) -> AttemptEnd | None:
+    """Return how the present attempt ends, as its leader has announced it in the history, or None."""
+    history, number = read_lines(supervisor.run.events, Event), supervisor.attempt.number
+    return next((one.end for one in history if one.attempt == number and one.end is not None), None)
 
 
 @dataclass(frozen=True)

@@ -215,10 +215,14 @@ class SupervisorState:
         if said.attempt > self.attempt.number:
             self.move(said.attempt)
 
+    def has_ended(self) -> bool:
+        """Return whether the run has ended with this attempt, as far as is known here."""
+        end = readable(self.attempt.end, AttemptEnd)
+        return end is not None and end.state.ended
+
     def running_attempt(self) -> OpenAttempt | None:
         """Return the attempt that a lost host may join, or None if this host does not lead it."""
-        end = readable(self.attempt.end, AttemptEnd)
-        if not self.leads or not self.ready.began or (end is not None and end.state.ended):
+        if not self.leads or not self.ready.began or self.has_ended():
             return None
         names, here = [node.host for node in self.plan.nodes], len(self.plan.nodes) - len(self.plan.away)
         return self.opening(self.attempt.number, names[:here], None, names[here:])

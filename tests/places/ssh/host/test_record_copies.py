@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from run_folder import state_of
 
-from launcher.coordinator.effects import Record, Send
+from launcher.coordinator.effects import Finish, Record, Send
 from launcher.coordinator.history_copies import HistoryCopies
-from launcher.coordinator.server import RestartHold
+from launcher.coordinator.server import CopyHold
 from launcher.errors import LaunchError
 from launcher.ids import new_token, role_secret
 from launcher.places.ssh.host.follower import TakeOver
@@ -27,7 +27,7 @@ from launcher.run.durable import append_line, make_dir, read_lines, read_record,
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
 from launcher.run.records import AttemptEnd, Endpoint, Event, RunState
-from launcher.states import Cause
+from launcher.states import Cause, State
 from launcher.supervisor.attempt_end import cancelled
 from launcher.wire.messages import Start
 from tests.places.ssh.host.test_supervisors import Table
@@ -245,7 +245,7 @@ def test_a_leader_that_is_lost_between_a_failure_and_its_copy_has_begun_no_resta
         leader.run, leader.attempt, leader.rpc, voters=[1, 2], copies=lambda: {EVENTS: copies}
     )
     replicator.close()
-    hold, failure = RestartHold(copies), Event(1.0, 1, "failure", "a rank was killed", cause=Cause.KILLED)
+    hold, failure = CopyHold(copies), Event(1.0, 1, "failure", "a rank was killed", cause=Cause.KILLED)
     start = Send(1, Start(2, 0, 1, 3, 0, 3, "127.0.0.1", 20_000, 1))
     assert hold.pass_on([Record(failure), start]) == [Record(failure)]
     append_line(leader.run.events, failure)
@@ -258,6 +258,27 @@ def test_a_leader_that_is_lost_between_a_failure_and_its_copy_has_begun_no_resta
     took = [number for number in (2, 1) if TakeOver(table.supervisors[number]).look() == 2]
     assert took == [1]
     assert (failure in read_lines(taking_over.run.events, Event)) == begun
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_leader_that_is_lost_as_the_run_ends_has_shown_no_end_that_the_others_lack(tmp_path, copied):
+    """The others went on with a run that had been shown as succeeded."""
+    table, copies = Table(tmp_path, size=3, nodes_min=1), HistoryCopies()
+    leader = table.supervisors[0]
+    replicator = RecordReplicator(leader.run, leader.attempt, leader.rpc, voters=[1, 2], copies=lambda: copies)
+    replicator.close()
+    succeeded = AttemptEnd(State.SUCCEEDED, None, 0, 1.0, "all ranks have finished")
+    hold, finish = CopyHold(copies), Finish(succeeded, Event(1.0, 1, "ended", "all ranks have finished"))
+    [announced] = hold.pass_on([finish])
+    append_line(leader.run.events, announced.event)
+    table.silent = {2}
+    if copied:
+        replicator.send()
+    assert hold.is_copied(1, leader.run.events.stat().st_size) == copied
+    table.lose(0)
+    took = {number: TakeOver(table.supervisors[number]).look() for number in (2, 1)}
+    assert took == {2: None, 1: None if copied else 2}
+    assert [table.end(number) == succeeded for number in (1, 2)] == [copied] * 2
 
 
 def role_of(run, name="actors"):

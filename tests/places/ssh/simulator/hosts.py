@@ -11,7 +11,7 @@ import msgspec
 from run_folder import plan_of
 
 from launcher.coordinator import server
-from launcher.coordinator.server import RestartHold
+from launcher.coordinator.server import CopyHold
 from launcher.errors import Exit, Fenced, LaunchError
 from launcher.node import __main__ as node_main
 from launcher.node import lifeline
@@ -41,6 +41,7 @@ from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
 from launcher.run.records import AttemptEnd, ProcessId, RankExit, StopRequest
 from launcher.spec.model import Budget, Recovery
+from launcher.states import State
 from launcher.supervisor import agent_processes, allocation
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses, SupervisedLease
 from launcher.wire import messages
@@ -448,10 +449,10 @@ class Agent(Process):
     def end_ranks(self):
         self.ranks = None
 
-    def rank_dies(self):
-        """Its rank is killed by something outside."""
+    def rank_leaves(self, **how):
+        """Its rank has finished, or is killed by something outside."""
         number, node = self.start.first_rank, self.home.node.index
-        told = RankExit(self.ranks[1], number, 0, node, self.pid, signal=9)
+        told = RankExit(self.ranks[1], number, 0, node, self.pid, **how)
         self.end_ranks()
         self.line.send_reliably(messages.Exited(node, told))
 
@@ -462,6 +463,9 @@ class Agent(Process):
                 self.step = self.host.pool.trains(self)
                 saved = self.step // STEPS_TO_SAVE * STEPS_TO_SAVE
                 ranks = (messages.RankHeartbeat(self.start.first_rank, 0.0, True, False, self.step, None, saved),)
+                if self.host.pool.saved >= self.host.pool.steps_in_all:
+                    self.line.send_reliably(messages.Settled(self.home.node.index, runs))
+                    self.rank_leaves(code=0)
             self.line.heartbeat(messages.Heartbeat(self.home.node.index, 0, runs, ranks))
             await asyncio.sleep(min(STEP_S, self.line.heartbeat_s))
 
@@ -480,9 +484,11 @@ class InlineWriter(record_writer.RecordWriter):
             super().write(entry)
             self.close()
             self._work()
+            if isinstance(entry, AttemptEnd) and entry.state is State.SUCCEEDED:
+                machine.World.current.process.host.pool.ends(machine.World.current.process.host)
 
 
-class WatchedHold(RestartHold):
+class WatchedHold(CopyHold):
     """The restart's hold, which tells the judge what was acknowledged."""
 
     def is_copied(self, failures, history_bytes):
@@ -543,7 +549,7 @@ def machines(pool):
             (node_main, "Reaper", lambda loop: None),
             (server, "WireServer", wire_server),
             (server, "RecordWriter", InlineWriter),
-            (server, "RestartHold", WatchedHold),
+            (server, "CopyHold", WatchedHold),
             (lifeline, "dial", connect),
         ):
             stack.enter_context(mock.patch.object(module, name, what))

@@ -4,7 +4,9 @@ import random
 import shutil
 import tempfile
 from collections import Counter
+from functools import partial
 from itertools import permutations
+from math import inf
 from pathlib import Path
 
 from launcher.places.ssh.host.supervisor_messages import (
@@ -41,6 +43,9 @@ class Pool:
         self._votes, self._leaders, self._kept, self._asked = {}, {}, {}, {}
         self._opening: dict[int, str] = {}
         self.hosts = []
+        self._more = more = random.Random(f"{seed} more")  # of its own, so that seeds of before play the same runs
+        self.steps_in_all = more.choice([inf, inf, more.randint(5, 40)])
+        self.ended, self._lost_as_it_ends = 0, more.random() < 0.7
 
     def host_of(self, path):
         """Return the host that has this file."""
@@ -109,7 +114,7 @@ class Pool:
                 host.suspend(lasts_s)
             case "rank":
                 if host.agent is not None and host.agent.alive and host.agent.ranks and not host.asleep:
-                    self.world.at(now, host.agent, host.agent.rank_dies)
+                    self.world.at(now, host.agent, partial(host.agent.rank_leaves, signal=9))
 
     def _may_go(self):
         return sum(host.gone for host in self.hosts) + 1 < max(2, self.size / 2 + 1)
@@ -135,9 +140,15 @@ class Pool:
     def _judge(self):
         since, steps, quorum = self.world.now, self.steps, self.has_quorum()
         self.note(f"has a quorum: {quorum}")
+        if self.ended:
+            self.world.run_until(since + GIVES_UP_S, lambda: not any(host.takes_part for host in self.hosts))
+            left = [host.name for host in self.hosts if host.takes_part]
+            if left:
+                raise Broken(f"{', '.join(left)} waits after {GIVES_UP_S:g} s, though the run has ended")
+            return
         if quorum:
-            self.world.run_until(since + PROGRESS_S, lambda: self.steps > steps + 2)
-            if self.steps <= steps + 2:
+            self.world.run_until(since + PROGRESS_S, lambda: self.ended or self.steps > steps + 2)
+            if self.steps <= steps + 2 and not self.ended:
                 raise Broken(f"no steps within {PROGRESS_S:g} s, though there is a quorum")
             self.progress_s = self.world.now - since
             return
@@ -187,6 +198,15 @@ class Pool:
         self.saved = max(self.saved, agent.step + 1)
         return agent.step + 1
 
+    def ends(self, host):
+        """The leader's coordinator has written that the run has succeeded."""
+        self.ended = host.supervisor.attempt.number
+        self.note(f"{host.name} ends attempt {self.ended}")
+        if self._lost_as_it_ends and self._may_go():
+            self.reach("a leader is lost as the run ends")
+            self.net.cut |= {(host.number, other) for other in range(self.size)}  # what it has just sent is lost too
+            self.world.at(self.world.now, None, lambda: host.crash(power=True, back_s=None))
+
     def _break(self, text):
         self.note(text)
         error = Broken(text)
@@ -211,6 +231,8 @@ class Pool:
         before = self._leaders.setdefault(attempt, host.number)
         if before != host.number:
             self._break(f"attempt {attempt} has two leaders: {before} and {host.number}")
+        if self.ended and attempt > self.ended:
+            self._break(f"{host.name} leads attempt {attempt}, though attempt {self.ended} had ended the run")
         there = self._lines(host)
         for number, kept in self._kept.items():
             if number < attempt and there[: len(kept)] != kept:
@@ -247,6 +269,8 @@ class Pool:
         chance, now = self.chance, self.world.now
         other = chance.choice([one for one in self.hosts if one is not host])
         strike = chance.choice([*9 * [""], "power", "cut", "restart"])
+        if isinstance(question, OpenAttempt) and self._more.random() < 0.2:
+            strike = "power"
         if strike:
             self.note(f"{strike}: {host.name} is about to say {type(question).__name__} to {other.name}")
         match strike:

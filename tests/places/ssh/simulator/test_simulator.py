@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from launcher.coordinator.server import RestartHold
-from launcher.places.ssh.host import leader
+from launcher.coordinator.server import CopyHold
+from launcher.places.ssh.host import follower, leader
 from launcher.places.ssh.host.ballot import Ballot
 from launcher.places.ssh.quorum.core import Opening, Voter
 from tests.places.ssh.simulator.pool import Broken, play
@@ -27,6 +27,7 @@ RARE = (
     "a host comes back",
     "a restart begins once its failure is copied",
     "a run without a quorum is interrupted",
+    "a leader is lost as the run ends",
 )
 
 
@@ -78,7 +79,8 @@ def half(opening, together, candidate):
 SABOTAGED = {
     "a candidate needs half of the voters": (Opening, "carried_by", half),
     "an attempt counts that too few have accepted": (leader, "enough", lambda *_, **__: True),
-    "a restart does not wait for the copy of its failure": (RestartHold, "is_copied", lambda *_: True),
+    "a restart does not wait for the copy of its failure": (CopyHold, "is_copied", lambda *_: True),
+    "who takes over opens an attempt of a run whose end was announced": (follower, "keep_ending", lambda _: False),
     "a host leaves as it gets the history before its attempt": (Ballot, "comes_before", lambda *_: False),
     "a candidate does not keep its own vote": (Voter, "stand", lambda voter, number: voter),
     "a candidate's history does not replace the voter's": (Ballot, "elected", lambda *_: False),
