@@ -378,7 +378,7 @@ class Agent(Process):
         if left_s <= 0:
             self.lease.break_off()
             self.exit(9)
-        self.held = left_s > 0 and self.watch.asks(self.lease.until)
+        self.held = left_s > 0 and self.watch.needs_ruling(self.lease.until)
         self.host.pool.check_ranks()
         return left_s
 
