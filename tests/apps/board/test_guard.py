@@ -74,10 +74,12 @@ def test_every_answer_forbids_what_a_page_of_ours_does_not_do(board, path, key):
     assert not [name for name in headers if name.lower().startswith("access-control-")]
 
 
-@pytest.mark.parametrize(
-    "name", ["../server.py", "%2e%2e/server.py", "..%2f..%2fapi.py", "/etc/passwd", "%00", ".", f"{'a' * 300}.js"]
-)
+NO_FILES = ["../server.py", "%2e%2e/server.py", "..%2f..%2fapi.py", "/etc/passwd", "%00", "board.js%00", ".", "vendor"]
+
+
+@pytest.mark.parametrize("name", [*NO_FILES, "", f"{'a' * 300}.js", "x" * 5000])
 def test_only_the_files_of_the_page_are_given(board, name):
+    assert board.get("/page/board.js").headers["content-type"].startswith("text/javascript")
     answer = board.get(f"/page/{name}")
     assert answer.status == 404
     assert b"import" not in answer.body

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import pytest
 
 from launcher.apps.board.bundle import PAGE
-from launcher.apps.web.limits import Limits
 from tests.apps.board.conftest import BOUND_S, opened, until
 
 LONG = 64 << 10
@@ -75,23 +74,6 @@ def test_a_request_is_for_one_host(board, hosts):
         key = f"Authorization: Bearer {board.board.keys.token}"
         peer.sendall("\r\n".join(["GET / HTTP/1.1", key, *(f"Host: {one}" for one in hosts), "", ""]).encode())
         assert status_of(head_of(peer)) == 421
-
-
-@pytest.mark.parametrize("length", [f"Content-Length: {4 << 20}", "Transfer-Encoding: chunked"])
-def test_a_body_that_is_too_long_is_not_kept(house, length):
-    with opened(actions=True) as board, talking(board) as peer:
-        key = f"X-Launch-Token: {board.board.keys.post}"
-        peer.sendall(known(board, "POST /api/runs/job-abcd/note HTTP/1.1", key, length))
-        part = b"x" * LONG
-        for _ in range(Limits().body_bytes // LONG + 1):
-            peer.sendall(part if "Length" in length else b"%x\r\n%s\r\n" % (LONG, part))
-        assert status_of(head_of(peer)) == 413
-
-
-def test_a_body_of_who_is_refused_is_not_waited_for(board):
-    with talking(board) as peer:
-        peer.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
-        assert status_of(head_of(peer)) == 401
 
 
 def test_questions_follow_each_other_on_one_connection(board):

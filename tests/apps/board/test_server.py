@@ -196,12 +196,6 @@ def test_no_answer_waits_for_an_acknowledgement():
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-@pytest.mark.parametrize("name", ["..%2Fserver.py", "../server.py", "board.js%00", "vendor", "", "x" * 5000])
-def test_nothing_but_the_files_of_the_page_is_given(board, name):
-    assert board.get("/page/board.js").headers["content-type"].startswith("text/javascript")
-    assert board.get(f"/page/{name}").status == 404
-
-
 def test_who_is_not_known_is_not_found(board):
     answer = board.get("/api/runs/nobody-here")
     assert answer.status == 404
