@@ -12,26 +12,6 @@ from lab import kill
 
 pytestmark = pytest.mark.nightly
 
-STUBBORN = {
-    "normal": "",
-    "ignores TERM": "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
-    "setsid child": "subprocess.Popen(['sleep', '600'], start_new_session=True)",
-    "double fork": """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
-    os._exit(0)
-""",
-    "env -i": "subprocess.Popen(['env', '-i', 'setsid', 'sleep', '600'])",
-    "workers": """
-import multiprocessing
-for _ in range(2):
-    multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
-""",
-}
-
 
 def descendants(pid):
     found, stack = [], [pid]
@@ -44,28 +24,16 @@ def descendants(pid):
 
 
 @pytest.mark.daily
-@pytest.mark.parametrize("kind", sorted(STUBBORN))
-def test_nothing_is_left(lab, kind):
-    lab.script(
-        "stay.py",
-        "import json, os, signal, subprocess, time\n"
-        + STUBBORN[kind]
-        + """
-wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-step = 0
-while True:
-    step += 1
-    wire.write(json.dumps({"step": step}) + "\\n")
-    time.sleep(0.05)
-""",
-    )
-    run = lab.submit(
-        lab.spec("name: stay\nrun:\n  script: stay.py\nresources:\n  ranks_per_node: 2\nrecovery:\n  grace: 1s\n")
-    )
+def test_nothing_is_left_of_stubborn_ranks(lab):
+    lab.script("stay.py")
+    spec = "name: stay\nrun: {script: stay.py}\nresources: {ranks_per_node: 2}\nrecovery: {grace: 1s}\n"
+    run = lab.submit(lab.spec(spec))
     lab.until_step(run, 3)
     supervisor = json.loads((lab.run_dir(run) / "attempts" / "0001" / "handle.json").read_text())["keeper"]["pid"]
     everyone = [supervisor, *descendants(supervisor)]
-    assert len(everyone) >= 5
+    started = subprocess.run(["ps", "-o", "args=", *map(str, everyone)], capture_output=True, text=True).stdout
+    assert all(started.count(f"sleep {seconds}") == 2 for seconds in (601, 602)), started
+    assert len(everyone) >= 2 + 2 * 5, started
     stranger = subprocess.Popen(["sleep", "600"])
     began = time.monotonic()
     report = lab.launch("cancel", run)

@@ -5,26 +5,6 @@ from ssh_desk import command_line
 
 pytestmark = pytest.mark.nightly
 
-STAY = """
-import json, os, signal, subprocess, time
-import multiprocessing
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-subprocess.Popen(["sleep", "601"], start_new_session=True)
-subprocess.Popen(["env", "-i", "setsid", "sleep", "602"])
-multiprocessing.get_context("fork").Process(target=time.sleep, args=(603,)).start()
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        time.sleep(604)
-    os._exit(0)
-wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-step = 0
-while True:
-    step += 1
-    wire.write(json.dumps({"step": step}) + "\\n")
-    time.sleep(0.05)
-"""
-
 
 def asleep(desk, index):
     """Return the arguments of all `sleep` processes on the host."""
@@ -34,7 +14,7 @@ def asleep(desk, index):
 
 @pytest.mark.daily
 def test_nothing_is_left_of_stubborn_ranks(desk):
-    desk.script("stay.py", STAY)
+    desk.script("stay.py")
     spec = "name: stay\nrun:\n  script: stay.py\n  preload: []\nresources: {nodes: 2, ranks_per_node: 1}\n"
     run = desk.submit(desk.spec(spec + "recovery: {grace: 1s}\n"), "--on", "pool")
     desk.until_step_there(0, run, 5)
