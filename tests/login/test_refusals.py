@@ -29,18 +29,13 @@ def refused(laptop, login_node):
 
 
 @pytest.mark.daily
-def test_a_host_that_nobody_knows(laptop, login_node, refused):
+def test_a_host_that_nobody_knows_or_that_is_another(laptop, login_node, refused, tmp_path):
     laptop.configure(known_hosts="")
     told = refused()
     assert told.splitlines()[0] == "launch: login node hpc of hpc cannot be reached"
     assert "Host key verification failed" in told
     assert "hint: `ssh hpc` by hand shows the host's key" in told
     assert (laptop.root / "known_hosts").read_text() == "", "and it is not learnt either"
-    assert login_node.asked() == []
-
-
-@pytest.mark.daily
-def test_a_host_that_is_another(laptop, login_node, refused, tmp_path):
     other = " ".join(keygen(tmp_path / "other").split()[:2])
     laptop.configure(known_hosts=f"[127.0.0.1]:{login_node.port} {other}\n")
     assert "Host key verification failed" in refused()
@@ -56,62 +51,41 @@ def test_what_the_user_says_of_hosts_holds(laptop, login_node):
 
 
 @pytest.mark.daily
-def test_a_key_that_does_not_open(laptop, login_node, refused, tmp_path):
+def test_a_key_that_does_not_open_and_a_port_where_nobody_listens(login_node, refused, tmp_path):
     (login_node.root / "authorized_keys").write_text(keygen(tmp_path / "other"))
     told = refused()
     assert "Permission denied (publickey" in told
     assert "hint: `ssh hpc true` must work without a password" in told
-
-
-@pytest.mark.daily
-def test_nobody_listens(login_node, refused):
     login_node.down()
     assert "Connection refused" in refused()
 
 
 @pytest.mark.daily
-def test_no_launch_there(laptop, login_node, refused):
+def test_a_launch_there_that_is_missing_too_old_or_too_new(laptop, login_node, refused):
+    old = 'case "$1" in --version) echo launch 0.0.9;; *) echo "launch: no such command" >&2; exit 2;; esac'
+    login_node.program(old)
+    told = refused()
+    assert "launch 0.0.9 there, " in told and "hint: install version " in told
+    login_node.program("""printf 'launch-far {"wire":99,"launch":"9.9"}\\n'; cat > /dev/null""")
+    assert "launch 9.9 there, " in refused()
     (login_node.bin / "launch").unlink()
     told = refused()
     assert "launch: login node hpc of hpc: there is no `launch`" in told
     assert "hint: `launch: ~/path/to/launch` of hpc in the clusters file says where it is" in told
 
 
-def test_launch_in_a_folder_of_its_own(laptop, login_node):
+def test_a_shell_that_talks_is_listened_past_and_launch_may_lie_in_a_folder_of_its_own(laptop, login_node):
+    login_node.shell("echo Welcome to HPC; echo; printf 'no line end'; echo noise >&2; echo")
     folder = login_node.home / 'it\'s "a" $(touch pwned) folder'
     folder.mkdir()
     (login_node.bin / "launch").rename(folder / "launch")
     laptop.clusters(f"hpc:\n  kind: slurm\n  cluster: local\n  login: hpc\n  launch: |-\n    ~/{folder.name}/launch\n")
-    laptop.script("train.py", "")
-    laptop.spec(JOB)
-    run = laptop.submit()
-    laptop.launch("wait", run)
-    assert not (login_node.home / "pwned").exists()
-
-
-@pytest.mark.daily
-def test_launch_there_is_too_old(login_node, refused):
-    login_node.program(
-        'case "$1" in --version) echo launch 0.0.9;; *) echo "launch: no such command" >&2; exit 2;; esac'
-    )
-    told = refused()
-    assert "launch 0.0.9 there, " in told
-    assert "hint: install version " in told
-
-
-@pytest.mark.daily
-def test_launch_there_is_too_new(login_node, refused):
-    login_node.program("""printf 'launch-far {"wire":99,"launch":"9.9"}\\n'; cat > /dev/null""")
-    assert "launch 9.9 there, " in refused()
-
-
-def test_a_shell_that_talks_is_listened_past(laptop, login_node):
-    login_node.shell("echo Welcome to HPC; echo; printf 'no line end'; echo noise >&2; echo")
     laptop.script("train.py", "print('up')\n")
     laptop.spec(JOB)
     run = laptop.submit()
     assert laptop.launch("wait", run).stdout.startswith(f"{run} succeeded")
     assert laptop.launch("logs", run).stdout.endswith(" up\n")
+    assert not (login_node.home / "pwned").exists()
 
 
 @pytest.mark.daily
@@ -136,12 +110,9 @@ def test_a_spec_that_is_wrong_asks_nobody(laptop, login_node, refused):
     assert login_node.asked() == []
 
 
-def test_a_cluster_that_is_not_there(laptop, refused):
+def test_a_cluster_that_is_not_there_and_a_file_system_that_is_full_there(laptop, refused):
     laptop.clusters("hpc: {kind: slurm, login: hpc, cluster: nowhere}\n")
     assert "nowhere: no such cluster" in refused(check=2)
-
-
-def test_a_file_system_that_is_full_there(laptop, login_node, refused):
     laptop.clusters("hpc: {kind: slurm, login: hpc, cluster: local, folder: /dev/full/launch}\n")
     assert "/dev/full: not a directory\n  said by login node hpc of hpc" in refused(check=4)
 

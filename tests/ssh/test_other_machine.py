@@ -21,14 +21,10 @@ def test_it_is_watched_and_ended_from_another_machine(desk, elsewhere):
     assert [node["host"] for node in status["nodes"]] == ["node0", "node1"]
     assert "step 1" in elsewhere.launch("logs", run[:-1]).stdout
     assert run in elsewhere.launch("status").stdout
+    assert "no such run" in elsewhere.launch("status", "nothing-like-it", check=3).stderr
     elsewhere.launch("cancel", run)
     assert desk.left() == []
     assert desk.status(run)["state"] == elsewhere.status(run)["state"] == "cancelled"
-
-
-def test_an_id_that_no_host_knows(elsewhere):
-    said = elsewhere.launch("status", "nothing-like-it", check=3).stderr
-    assert "no such run" in said
 
 
 def test_a_run_that_was_resumed_on_other_hosts_is_found_there(desk, elsewhere):
