@@ -73,23 +73,14 @@ def let_go(lab, run, check=0):
 
 
 @pytest.mark.daily
-def test_it_is_for_the_user_alone_and_gone_at_the_end(lab, spec):
+def test_it_is_for_the_user_alone_found_by_a_regroup_and_gone_at_the_end(lab, spec):
     run = lab.submit(spec(nodes=2))
-    started(lab, run, 1)
-    assert len(folders(run)) == 2
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folders(run)} == {0o700}
-    let_go(lab, run)
-    lab.until("the end of the folders", lambda: folders(run) == [])
-
-
-@pytest.mark.daily
-def test_a_regroup_finds_it(lab, spec):
-    run = lab.submit(spec())
     rank = started(lab, run, 1)["ranks"][0]["pid"]
-    (folder,) = folders(run)
+    before = folders(run)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in before] == [0o700, 0o700]
     assert kill(rank)
     started(lab, run, 2, generation=2)
-    assert folders(run) == [folder]
+    assert folders(run) == before
     let_go(lab, run)
     lab.until("the end of the folders", lambda: folders(run) == [])
 
@@ -108,13 +99,6 @@ def test_so_does_what_follows_a_killed_agent_by_itself(lab, spec, killed, follow
     lab.until("the end of the folders", lambda: folders(run) == [])
 
 
-def test_a_cancel_gives_it_back(lab, spec):
-    run = lab.submit(spec(nodes=2))
-    started(lab, run, 1)
-    lab.launch("cancel", run)
-    assert folders(run) == []
-
-
 def test_what_a_lost_run_leaves_is_not_gone_on_with_by_a_resume(lab, spec):
     """It is of a person's making, and another machine may have run it in between."""
     run = lab.submit(spec())
@@ -127,10 +111,12 @@ def test_what_a_lost_run_leaves_is_not_gone_on_with_by_a_resume(lab, spec):
     lab.until("the end of the folders", lambda: folders(run) == [])
 
 
-def test_a_cancel_gives_back_what_a_lost_run_has_left(lab, spec):
-    run = lab.submit(spec())
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_cancel_gives_it_back_and_what_a_lost_run_has_left_too(lab, spec, lost):
+    run = lab.submit(spec(nodes=2))
     started(lab, run, 1)
-    lab.tidy()
+    if lost:
+        lab.tidy()
     lab.launch("cancel", run)
     assert folders(run) == []
 
