@@ -124,13 +124,6 @@ def test_a_fenced_rank_of_an_older_attempt_writes_nothing_over_the_newer_one(lab
     assert not {"ended", "failure", "regroup", "requeue"} & set(kinds)
 
 
-def test_without_a_claim_22_is_an_exit_code_like_any_other(lab):
-    lab.script("other.py", "import sys\nsys.exit(22)\n")
-    run = lab.submit(lab.spec("name: other\nrun: {script: other.py}\nresources: {ranks_per_node: 1}\n"))
-    status = lab.wait(run, check=Exit.USER_ERROR)
-    assert status["cause"] == "user_error"
-
-
 def test_there_is_a_folder_for_metrics_before_ranks_start(lab):
     lab.script(
         "measures.py",

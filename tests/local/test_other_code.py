@@ -60,15 +60,6 @@ def test_a_mended_bug_is_resumed_from_the_newest_checkpoint(lab):
     assert found[0]["python"] == plans[0]["entry"]["python"]
 
 
-def test_what_is_edited_meanwhile_is_not_taken_without_it(lab):
-    run = failed(lab)
-    lab.script("train.py", "print('OTHER')\n")
-    lab.launch("resume", run)
-    lab.wait(run, check=10)
-    assert "OTHER" not in lab.rank_logs(run)
-    assert not (lab.run_dir(run) / "attempts" / "0001" / "code").exists()
-
-
 def test_which_files_are_code_is_said_with_other_code_alone(lab):
     run = failed(lab)
     refused = lab.launch("resume", run, "--set", "code.include=[job.yaml]", check=2)

@@ -157,8 +157,10 @@ FAILS = "name: bad\nrun: {command: 'exit 3'}\nresources: {ranks_per_node: 1}\nre
 
 
 @pytest.mark.daily
-def test_a_run_follows_others_and_is_cancelled_where_one_has_failed(desk):
+def test_a_run_follows_others_that_are_known_and_is_cancelled_where_one_has_failed(desk):
     spec = held_chain(desk)
+    refused = desk.launch("submit", spec, "--after", "nobody-7k3f", check=2)
+    assert "queue.after.0: 'nobody-7k3f': no such run" in refused.stderr and not desk.processes()
     first = desk.submit(spec)
     then = desk.submit(spec, "--after", first)
     third = desk.submit(spec, "--after", f"{then}:ended", "--after", f"{first}:step=2")
@@ -177,10 +179,3 @@ def test_a_run_follows_others_and_is_cancelled_where_one_has_failed(desk):
     went = spans(desk, [first, then, third])
     assert [run for *_, run in went] == [first, then, third]
     assert all(ended <= started for (_, ended, _), (started, *_) in pairwise(went))
-
-
-def test_a_run_to_follow_must_be_known(desk):
-    spec = desk.chain(args="steps: 5", resources=ONE_RANK)
-    refused = desk.launch("submit", spec, "--after", "nobody-7k3f", check=2)
-    assert "queue.after.0: 'nobody-7k3f': no such run" in refused.stderr
-    assert not desk.processes()
