@@ -1,25 +1,10 @@
 """Steps of one file on Slurm: jobs with dependencies of Slurm's own, and resumed as such."""
 
 import pytest
+from ledger_job import STEPS, WORK, job
 from runs import job_of
 
 pytestmark = pytest.mark.nightly
-
-WORK = """
-import os, sys
-with open(os.environ["LEDGER"], "a") as file:
-    file.write(sys.argv[1] + "\\n")
-sys.exit(3 if os.path.exists(os.environ["LEDGER"] + "." + sys.argv[1]) else 0)
-"""
-TWO = """\
-name: two
-run: {script: work.py, preload: []}
-resources: {ranks_per_node: 1, gpus_per_node: 0}
-recovery: {user_error: 0}
-steps:
-  last: {needs: first, run: {args: [last, "${steps.first.run_dir}"]}}
-  first: {run: {args: [first]}}
-"""
 
 
 def test_a_step_that_fails_is_resumed_with_those_that_were_to_follow_it(desk, slurm, tmp_path):
@@ -27,8 +12,7 @@ def test_a_step_that_fails_is_resumed_with_those_that_were_to_follow_it(desk, sl
     refused = ledger.with_name("ledger.first")
     refused.touch()
     desk.script("work.py", WORK)
-    spec = desk.spec(TWO)
-    graph = desk.submit(spec, "--on", "slurm", "--set", f"env.LEDGER={ledger}", "--hold")
+    graph = desk.submit(desk.spec(job(ledger) + STEPS), "--on", "slurm", "--hold")
     first, last = f"{graph}-first", f"{graph}-last"
     said = slurm.ask("scontrol", "show", "job", job_of(desk, last))
     assert f"Dependency=afterok:{job_of(desk, first)}" in said
@@ -38,15 +22,15 @@ def test_a_step_that_fails_is_resumed_with_those_that_were_to_follow_it(desk, sl
     refused.unlink()
     assert desk.launch("resume", graph).stdout.split() == [first, last]
     desk.launch("wait", graph)
-    assert ledger.read_text().split() == ["first", "first", "last"]
+    assert [line.split()[1] for line in ledger.read_text().splitlines()] == ["first", "first", "last"]
     assert desk.status(last)["started_at"] >= desk.status(first)["ended_at"]
 
 
 @pytest.mark.daily
 def test_what_slurm_refuses_of_a_first_step_leaves_nothing_and_of_a_later_one_is_told(desk):
     desk.script("work.py", WORK)
-    spec = desk.spec(TWO)
-    more = ("--on", "slurm", "--hold", "--set", f"env.LEDGER={desk.project}/ledger")
+    spec = desk.spec(job(desk.project / "ledger") + STEPS)
+    more = ("--on", "slurm", "--hold")
     first = desk.launch("submit", spec, *more, "--set", "steps.first.slurm.extra={no-such-option: 1}", check=2)
     assert "no-such-option" in first.stderr
     told = desk.launch("status")
