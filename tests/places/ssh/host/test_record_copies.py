@@ -300,7 +300,7 @@ def test_a_failure_of_a_role_is_with_half_of_the_voters_before_its_restart_begin
         leader.run, leader.attempt, leader.rpc, ["actors"], voters=[1, 2], copies=lambda: {history: copies}
     )
     replicator.close()
-    hold, failure = RestartHold(copies), Event(1.0, 1, "failure", "an actor was killed", cause=Cause.KILLED)
+    hold, failure = CopyHold(copies), Event(1.0, 1, "failure", "an actor was killed", cause=Cause.KILLED)
     start = Send(1, Start(2, 0, 1, 3, 0, 3, "127.0.0.1", 20_000, 1))
     assert hold.pass_on([Record(failure), start]) == [Record(failure)]
     append_line(role.events, failure)
