@@ -33,14 +33,14 @@ SLURM = Section(
         Field("exclude", ListOf(word("a host"), single=True), "Nodes that are not used", example="[gpu07, gpu08]"),
         Field("gres", word("a list of resources"), "Generic resources of each node, instead of gpus_per_node",
               example="gpu:a100:4"),
-        Field("mail_user", word("a mail address"), "Who gets mail", example="me@example.org"),
-        Field("mail_type", ListOf(Choice(_MAIL_TYPES), single=True), "What mail is sent about", example="[END, FAIL]"),
-        Field("signal_before", Duration(zero=False), "How long before the time limit the run is asked to checkpoint "
-              "and requeue", ("signal_before_s",), "2m"),
+        Field("mail_user", word("a mail address"), "Receiver of mail", example="me@example.org"),
+        Field("mail_type", ListOf(Choice(_MAIL_TYPES), single=True), "Occasions of mail", example="[END, FAIL]"),
+        Field("signal_before", Duration(zero=False), "How long before the time limit ranks are asked to save, so that "
+              "the run continues in the next job", ("signal_before_s",), "2m"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
-        Field("container", Text("a container", r"[^\s-].*"), "Container that the run's processes are in: an image for "
-              "Pyxis (a .sqsh file or a name in a registry), a .sif file, or a whole line such as `apptainer exec --nv "
-              "image.sif`", example="/images/train.sqsh"),
+        Field("container", Text("a container", r"[^\s-].*"), "Container of the run's processes: an image for Pyxis (a "
+              ".sqsh file or a name in a registry), a .sif file, or a command such as `apptainer exec --nv image.sif`",
+              example="/images/train.sqsh"),
         Field("extra", TableOf(SlurmOption(), Flag(Text())),
               "More options of sbatch without their dashes; true is an option without a value",
               example="{exclusive: true, comment: nightly}"),
@@ -63,7 +63,7 @@ _GPU_RESOURCE = word("a resource", r"[A-Za-z][A-Za-z0-9_.-]*")
 _WARN_BEFORE = Field(
     "warn_before",
     Duration(zero=False),
-    "How long before the time limit the run is asked to checkpoint and requeue",
+    "How long before the time limit ranks are asked to save, so that the run continues in the next job",
     ("warn_before_s",),
     "2m",
 )
@@ -76,7 +76,7 @@ GRID_ENGINE = Section(
               "slots, for several nodes", example="launch"),
         Field("queue", word("a queue"), "Queue, or several with commas", example="gpu.q"),
         Field("project", word("a project"), "Project that is charged", example="my_project"),
-        Field("gpu_resource", _GPU_RESOURCE, "What the site calls its GPUs, as in -l gpu=2", example="gpu"),
+        Field("gpu_resource", _GPU_RESOURCE, "The site's name for GPUs, as in -l gpu=2", example="gpu"),
         Field("exclude", _HOSTS, "Nodes that are not used", example="[gpu07, gpu08]"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
         _WARN_BEFORE,
@@ -91,12 +91,12 @@ PBS = Section(
         Field("queue", word("a queue"), "Queue", example="gpu"),
         Field("project", word("a project"), "Project, as of qsub -P", example="my_project"),
         Field("account", word("an account"), "Account that is charged, as of qsub -A", example="my_account"),
-        Field("gpu_resource", _GPU_RESOURCE, "What the site calls its GPUs, as in -l select=1:ngpus=2",
+        Field("gpu_resource", _GPU_RESOURCE, "The site's name for GPUs, as in -l select=1:ngpus=2",
               example="ngpus"),
         Field("select", ListOf(word("a resource and its value", r"[A-Za-z][A-Za-z0-9_.-]*=[A-Za-z0-9_.+/-]+"),
-              single=True), "What else each host must have, as in -l select", example="[gpu_model=a100]"),
-        Field("place", word("where hosts are", r"[A-Za-z]+(?::[A-Za-z0-9_=]+){0,3}"), "How hosts are given, as of "
-              "qsub -l place; one chunk of the job on each", example="scatter:excl"),
+              single=True), "Further requirements of each host, as in -l select", example="[gpu_model=a100]"),
+        Field("place", word("where hosts are", r"[A-Za-z]+(?::[A-Za-z0-9_=]+){0,3}"), "How hosts are allocated, as of "
+              "qsub -l place; each has one chunk of the job", example="scatter:excl"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
         _WARN_BEFORE,
         Field("extra", _own_options("qsub", "q|P|A|N|o|e|j|J|S|r|v|V|h|a|p|C|I|X|z|G"), _MORE.format("qsub"),
@@ -112,7 +112,7 @@ LSF = Section(
         Field("user_group", word("a user group"), "User group that is charged, as of bsub -G", example="my_group"),
         Field("app", word("an application profile"), "Application profile, as of bsub -app", example="training"),
         Field("gpu", word("requirements of GPUs", r"[a-z_]+=[A-Za-z0-9_.,/-]+(?::[a-z_]+=[A-Za-z0-9_.,/-]+){0,9}"),
-              "What GPUs must be besides their number, as in bsub -gpu", example="mode=exclusive_process"),
+              "Further requirements of GPUs besides their number, as in bsub -gpu", example="mode=exclusive_process"),
         Field("exclude", _HOSTS, "Nodes that are not used", example="[gpu07, gpu08]"),
         Field("interface", _INTERFACE, "Network interface that ranks and agents use", example="ib0"),
         _WARN_BEFORE,
@@ -127,30 +127,30 @@ _LABEL = r"(?:[a-z0-9.-]+/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
 KUBERNETES = Section(
     Kubernetes,
     (
-        Field("image", word("an image"), "Image of every pod; it has the Python that submits under the same path, or "
-              "the volume has it", example="registry.example.org/train:1"),
+        Field("image", word("an image"), "Image of every pod; the image or the volume must have the Python that you "
+              "submit with, under the same path", example="registry.example.org/train:1"),
         Field("claim", word("a volume claim", _K8S_NAME), "PersistentVolumeClaim that all pods share", example="runs"),
-        Field("mount", Text("an absolute path", r"/[^\s,:]*"), "Where pods mount it, which is where the machine that "
-              "submits has it too; runs are below it", example="/shared"),
+        Field("mount", Text("an absolute path", r"/[^\s,:]*"), "Path where pods mount the claim; the machine that "
+              "submits must have it under the same path, and runs must be in it", example="/shared"),
         Field("queue", word("a local queue", _K8S_NAME), "Local queue of Kueue", example="team-a"),
-        Field("gpu_resource", word("a resource", _LABEL), "What the cluster calls its GPUs", example="nvidia.com/gpu"),
+        Field("gpu_resource", word("a resource", _LABEL), "The cluster's name for GPUs", example="nvidia.com/gpu"),
         Field("selector", ListOf(word("a label and its value", rf"{_LABEL}=[A-Za-z0-9_.-]*"), single=True),
               "Labels that nodes must have", example="[gpu=a100]"),
     ),
 )  # fmt: skip
 
 _OF_A_HOST = (
-    Field("user", word("a user name", _USER), "User there", example="trainer"),
-    Field("port", Integer(1, 65535), "Port of its sshd", example="2222"),
+    Field("user", word("a user name", _USER), "User on the host", example="trainer"),
+    Field("port", Integer(1, 65535), "Port of the host's sshd", example="2222"),
     Field("key", any_path("the path of a key"), "Private key on this machine", example="~/.ssh/id_ed25519"),
-    Field("gpus", Integer(0, 4096), "GPUs to use on it; by default all there are", example="4"),
-    Field("python", any_path("the path of a Python interpreter"), "Interpreter on it; by default its python3",
+    Field("gpus", Integer(0, 4096), "GPUs to use on the host; by default all", example="4"),
+    Field("python", any_path("the path of a Python interpreter"), "Interpreter on the host; by default its python3",
           example="/opt/py/bin/python"),
-    Field("workdir", any_path("the path of a folder"), "Folder on it for code and runs; by default ~/launch",
+    Field("workdir", any_path("the path of a folder"), "Folder on the host for code and runs; by default ~/launch",
           example="/scratch/launch"),
-    Field("transport", Choice(("paramiko", "openssh")), "What reaches it; by default paramiko, which is built in. "
-          "openssh is your own ssh program, with its ProxyCommand, certificates, Kerberos, hardware keys and open "
-          "connections",
+    Field("transport", Choice(("paramiko", "openssh")), "How the host is reached; by default by paramiko, which is "
+          "built in. openssh: by your own ssh program, with its ProxyCommand, certificates, Kerberos, hardware keys "
+          "and open connections",
           example="openssh"),
 )  # fmt: skip
 
@@ -159,7 +159,7 @@ _HOST_OPTIONS = Section(
     (
         Field("name", word("a host name", _HOST), "Host name, address, or alias of the SSH configuration",
               example="gpu01"),
-        Field("address", word("a host name or address", _HOST), "Address that the other hosts reach it by, where "
+        Field("address", word("a host name or address", _HOST), "Address by which other hosts reach this host, if "
               "training has a network of its own", example="10.0.0.7"),
         *_OF_A_HOST,
     ),
@@ -169,13 +169,13 @@ _HOST_OPTIONS = Section(
 NOTICE = Section(
     Notice,
     (
-        Field("file", any_path("the path of a file"), "A file on the host: once it is there, the host is about to go; "
-              "relative to the folder where ranks begin", example="/run/host-goes"),
-        Field("command", ListOf(WORD, minimum=1), "A command that exits with 0 on a host that is about to go; each "
-              "host runs it every 5 s, and ends it after 10 s", example="[./notice.sh]"),
-        Field("signal", Choice(("HUP", "PWR")), "A signal to the agent on the host; USR1, USR2 and TERM, which "
-              "schedulers send, stop the whole run", example="PWR"),
-        Field("lead", Duration(zero=False), "How long before it goes a host gets notice; at least recovery.grace",
+        Field("file", any_path("the path of a file"), "A file on the host that warns that the host will leave; "
+              "relative to the ranks' working folder", example="/run/host-goes"),
+        Field("command", ListOf(WORD, minimum=1), "A command that exits with 0 if its host will leave; each host runs "
+              "it every 5 s, and ends it after 10 s", example="[./notice.sh]"),
+        Field("signal", Choice(("HUP", "PWR")), "A signal to the agent that warns that its host will leave; not USR1, "
+              "USR2 and TERM, which stop the whole run", example="PWR"),
+        Field("lead", Duration(zero=False), "Time between the warning and the host's end; at least recovery.grace",
               ("lead_s",), "2m"),
     ),
     checks=(checks.notice_needs_a_source,),
@@ -185,9 +185,9 @@ SSH = Section(
     Ssh,
     (
         Field("hosts", ListOf(Shorthand(_HOST_OPTIONS, "name"), may_be_blank=True, name_of=lambda host: host.name),
-              "Hosts that may be used: names, or mappings with more about them", example="[gpu01, gpu02]"),
+              "Hosts that may be used: names, or mappings with further options", example="[gpu01, gpu02]"),
         Field("shared", Boolean(), "All hosts see the workdir on one disk, under the same path", example="true"),
-        *(replace(field, doc=f"{field.doc}; of hosts that do not say otherwise") for field in _OF_A_HOST),
+        *(replace(field, doc=f"{field.doc}; for hosts without an own value") for field in _OF_A_HOST),
         Field("agent", Boolean(), "Keys of the SSH agent may be used too", example="true"),
     ),
 )  # fmt: skip
@@ -205,10 +205,10 @@ LOGIN = Section(
               example="~/venv/bin/launch"),
         Field("folder", Text("the path of a folder there", _FAR_PATH), "Where code and runs are kept on the login node",
               example="~/launch"),
-        Field("cluster", Text("the name of a cluster there", JOB_NAME), "What the cluster is called on the login node",
+        Field("cluster", Text("the name of a cluster there", JOB_NAME), "The cluster's name on the login node",
               example="slurm"),
-        Field("transport", Choice(("openssh", "paramiko")), "What reaches the login node: your own ssh program, or "
-              "paramiko, which is built in", example="paramiko"),
+        Field("transport", Choice(("openssh", "paramiko")), "How the login node is reached: by your own ssh program, "
+              "or by paramiko, which is built in", example="paramiko"),
     ),
 )  # fmt: skip
 

@@ -58,25 +58,25 @@ RUN = Section(
         Field("module", Text("a module name such as my_package.train", _MODULE, cure=_instead_of_a_script),
               "Python module that every rank runs, as under `python -m`", example="my_package.train"),
         Field("command", ByShape(Text("a command", lines=True), ListOf(WORD, minimum=1)),
-              "Command that every rank runs: text for /bin/sh, or a list that is executed as it is",
+              "Command that every rank runs: text for /bin/sh, or a list of words that is run without a shell",
               example="./train --fast"),
         Field("args", ByShape(sequence=ListOf(WORD), mapping=ArgsTable(), blank=()),
-              "What the entry is given: a list as it is, or a mapping. `key: value` becomes `--key value`, true the "
-              "bare `--key`, a list `--key a b c`; false leaves it out. Quoted, 'true' and 'false' are words as any: "
-              "`--key false`. `mesh: {pp: 2, dp: 2}` becomes `--mesh pp=2,dp=2`", example="{epochs: 10, amp: true}"),
+              "Arguments of the program: a list of words, or a mapping. `key: value` becomes `--key value`, true "
+              "becomes `--key`, a list `--key a b c`; false leaves the option out. A quoted 'false' becomes `--key "
+              "false`. `mesh: {pp: 2, dp: 2}` becomes `--mesh pp=2,dp=2`", example="{epochs: 10, amp: true}"),
         Field("workdir", InnerPath("the path of a folder", "the project"),
               "Folder of the project in which ranks start", example="src"),
         Field("setup", Text("shell commands", lines=True),
               "Shell commands that each node runs once before its ranks", example="pip install -r requirements.txt"),
         Field("python", any_path("the path of a Python interpreter"),
-              "Interpreter of the ranks; by default the active environment's, else the project's .venv, else the one "
-              "that submits; on SSH hosts the pool's `python`, unless this is an absolute path",
+              "Interpreter of the ranks; by default that of the active environment, else of the project's .venv, else "
+              "of launch; on SSH hosts the pool's `python`, unless this is an absolute path",
               example=".venv/bin/python"),
         Field("preload", ListOf(Text("a module name", _MODULE)),
-              "Modules that are imported once per node before ranks are forked; by default torch, where the code "
-              "imports it or what is known to", example="[torch, torchvision]"),
+              "Modules that are imported once per node before ranks are forked; by default torch, if the code imports "
+              "it or a package that needs it", example="[torch, torchvision]"),
         Field("outputs", ListOf(InnerPath("a pattern of paths", "the project"), may_be_blank=True),
-              "Patterns of what ranks write beside their code, for `launch fetch --outputs`; by default all of it",
+              "Patterns of files that ranks write to relative paths, for `launch fetch --outputs`; by default all",
               example="[results/]"),
     ),
     checks=(checks.one_entry, checks.preload_needs_python),
@@ -86,20 +86,20 @@ RUN = Section(
 RESOURCES = Section(
     Resources,
     (
-        Field("nodes", Nodes(), "How many nodes: a number, or from how few to how many the run may use",
+        Field("nodes", Nodes(), "Number of nodes, or a range of numbers that the run may use",
               example="2..4"),
         Field("ranks_per_node", _auto(1), "Training processes on each node; auto: one per GPU, or "
               "`ranks_without_gpus`", example="4"),
-        Field("ranks_without_gpus", Integer(1, 4096), "What `ranks_per_node: auto` is on nodes without GPUs",
+        Field("ranks_without_gpus", Integer(1, 4096), "Value of `ranks_per_node: auto` on nodes without GPUs",
               example="2"),
-        Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all there are, on SSH hosts as many as the least of "
-              "those with GPUs has; on Slurm none with `ranks_per_node` and a script that imports nothing that "
-              "uses one", example="8"),
-        Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: here the machine's, shared out; on Slurm and SSH "
-              "hosts a share like that of the GPUs, 1 without", example="8"),
+        Field("gpus_per_node", _auto(0), "GPUs on each node; auto: all, on SSH hosts the smallest number among hosts "
+              "with GPUs; on Slurm none, if `ranks_per_node` is set and the script imports nothing that uses a GPU",
+              example="8"),
+        Field("cpus_per_rank", _auto(1), "Cores for each rank; auto: on this machine its part of all cores; on Slurm "
+              "and SSH hosts the same part of the cores as of the GPUs, or 1 without GPUs", example="8"),
         Field("memory_gb", Number(1_000_000), "Memory of each node in GB", example="64"),
-        Field("time", Duration(zero=False), "How long the run may take; on Slurm each of its jobs, and the run goes on "
-              "in the next one", ("time_s",), "2h"),
+        Field("time", Duration(zero=False), "Time limit of the run; on Slurm the limit of each job, and the run "
+              "continues in the next job", ("time_s",), "2h"),
     ),
 )  # fmt: skip
 
@@ -107,11 +107,11 @@ CODE = Section(
     Code,
     (
         Field("include", ListOf(InnerPath("a pattern of paths", "the project"), may_be_blank=True),
-              "Patterns of files that are frozen beside the default: what git tracks, or does not ignore",
+              "Patterns of files that are copied besides the default, all files that git does not ignore",
               example="[data/vocab.txt]"),
         Field("exclude", ListOf(InnerPath("a pattern of paths", "the project"), may_be_blank=True),
-              "Patterns of files that are not frozen", example="[notebooks/**]"),
-        Field("max_size", Size(), "The most that is frozen; more is an error", ("max_bytes",), "500MB"),
+              "Patterns of files that are not copied", example="[notebooks/**]"),
+        Field("max_size", Size(), "Largest size of the copied code; more is an error", ("max_bytes",), "500MB"),
     ),
 )  # fmt: skip
 
@@ -123,23 +123,25 @@ CHECKPOINT = Section(
         Field("keep", Integer(1, 100_000), "How many of the newest checkpoints are kept", example="5"),
         Field("dir", InnerPath("a folder in the run directory", "the run directory", RUN_DIR_NAMES),
               "Folder for checkpoints in the run directory", example="checkpoints"),
-        Field("memory_every", Every(), "How often the newest state is kept in the nodes' memory, in steps or time; a "
-              "restart on the same nodes goes on from there", ("memory_every_steps", "memory_every_s"), "20 steps"),
-        Field("memory_limit", Size(), "The most that this takes of a node's memory", ("memory_limit_bytes",), "32GB"),
-        Field("buddy", Boolean(), "What is kept in a node's memory has a copy in the memory of the next node: with a "
-              "spare, a lost node costs no more than the steps since then", example="true"),
-        Field("copy_limit", Size(), "The most that copies on other hosts take of a host's network, a second: those of "
-              "`buddy`, and second copies where hosts have no disk in common", ("copy_limit_bytes",), "200MB"),
-        Field("copy_lag", Every(), "How far second copies may be behind, in steps or time, where hosts have no disk in "
-              "common: then the next save waits for them", ("copy_lag_steps", "copy_lag_s"), "500 steps"),
-        Field("copy_to", StoreAddress(), "Where whole checkpoints have copies, in a folder of the run's id: an address "
-              "of fsspec; no step waits for them, the run's end does", example="s3://bucket/prefix"),
-        Field("copy_to_every", Every(), "How much newer than the last one a checkpoint is that is copied there, in "
-              "steps or time; without it all are, as fast as it goes", ("copy_to_every_steps", "copy_to_every_s"),
+        Field("memory_every", Every(), "How often a snapshot of the state is kept in the nodes' memory, in steps or "
+              "time; a restart on the same nodes loads the newest snapshot",
+              ("memory_every_steps", "memory_every_s"), "20 steps"),
+        Field("memory_limit", Size(), "The most memory of a node that snapshots take", ("memory_limit_bytes",), "32GB"),
+        Field("buddy", Boolean(), "Snapshots in a node's memory are copied to the memory of the next node: with a "
+              "spare, a lost node costs only the steps since the newest snapshot", example="true"),
+        Field("copy_limit", Size(), "The most that copies to other hosts take of a host's network, per second: copies "
+              "of `buddy`, and second copies of checkpoints if hosts share no disk", ("copy_limit_bytes",), "200MB"),
+        Field("copy_lag", Every(), "How far second copies of checkpoints may be behind, in steps or time, if hosts "
+              "share no disk; a save waits until they are nearer", ("copy_lag_steps", "copy_lag_s"), "500 steps"),
+        Field("copy_to", StoreAddress(), "Address of fsspec to which checkpoints are copied, into a folder with the "
+              "run's id; training does not wait for copies, the run's end does", example="s3://bucket/prefix"),
+        Field("copy_to_every", Every(), "How often a checkpoint is copied there, in steps or time; by default each "
+              "one, as fast as the network allows", ("copy_to_every_steps", "copy_to_every_s"),
               "1h"),
-        Field("copy_to_keep", Integer(1, 100_000), "How many of the newest stay there; without it as many as `keep`",
+        Field("copy_to_keep", Integer(1, 100_000), "How many of the newest copies are kept there; by default as many "
+              "as `keep`",
               example="5"),
-        Field("copy_to_limit", Size(), "The most that these copies take of a host's network, a second",
+        Field("copy_to_limit", Size(), "The most that these copies take of a host's network, per second",
               ("copy_to_limit_bytes",), "100MB"),
     ),
     checks=(checks.buddy_needs_snapshots, checks.copies_need_an_address),
@@ -183,47 +185,48 @@ RECOVERY = Section(
         _budget("time_limit", "the time limit was reached; by default unlimited on Slurm, else 0"),
         _budget("launcher_fault", "a fault of the launcher itself"),
         _budget("disk", "a disk was full or failed"),
-        Field("hang_after", HangAfter(), "A rank without progress and output for so long counts as hung; auto: "
-              "15m, and at once where ranks are found to wait for what cannot come",
+        Field("hang_after", HangAfter(), "A rank that neither reports progress nor prints for this time counts as "
+              "hung; auto: 15m, or at once if an examination shows that ranks wait in vain",
               ("hang_after_s", "hang_auto"), "15m"),
-        Field("hang_at_start", Duration(zero=False), "The same of a rank that has not reported anything since it was "
-              "started, at least hang_after: imports and the first compilation are silent",
+        Field("hang_at_start", Duration(zero=False), "The same time for a rank that has not reported anything yet, "
+              "because imports and the first compilation are silent; at least hang_after",
               ("hang_at_start_s",), "30m"),
         Field("no_progress", WordOr("off", Integer(1, 1_000_000), _NEVER),
-              "Restarts in a row without a newer checkpoint, or, where nothing is ever reported, without ten minutes "
-              "of running, that end the run", example="5"),
-        Field("spares", Integer(0, 4096), "Extra nodes that wait to step in for a lost one", example="1"),
-        Field("wait", Duration(), "How long to wait for all nodes before going on with the fewest", ("wait_s",), "5m"),
+              "Number of restarts in a row without a newer checkpoint that ends the run; for a script that reports "
+              "nothing, restarts after less than ten minutes", example="5"),
+        Field("spares", Integer(0, 4096), "Extra nodes that wait to replace a lost one", example="1"),
+        Field("wait", Duration(), "How long to wait for all nodes before the run continues with fewer",
+              ("wait_s",), "5m"),
         Field("lease", Duration(zero=False),
-              "A node that is not heard of for so long is lost; it ends its ranks itself a second earlier",
+              "A node that sends no heartbeat for this time is lost; it ends its own ranks one second earlier",
               ("lease_s",), "30s"),
-        Field("gone_after", Duration(), "Without a common disk: how long a lost node may come back with its "
-              "checkpoints; a run that has no whole one without it waits so long, then ends as no_checkpoint",
+        Field("gone_after", Duration(), "Without a shared disk: how long a run waits for a lost node without which no "
+              "checkpoint is complete; then it ends as no_checkpoint",
               ("gone_after_s",), "1h"),
-        Field("avoid", Duration(), "How long a node that was lost is not used again, on clusters that have others",
+        Field("avoid", Duration(), "How long a lost node is not used again, if the cluster has other nodes",
               ("avoid_s",), "1h"),
         Field("grace", Duration(), "Time between asking ranks to stop and killing them", ("grace_s",), "1m"),
-        Field("group_timeout", WordOr("auto", Duration(zero=False), ("default",)), "How long a rank of the trainer's "
-              "waits for the others in one operation; auto: 5m longer than hang_after and hang_at_start, 10m at least",
+        Field("group_timeout", WordOr("auto", Duration(zero=False), ("default",)), "Time limit of one operation "
+              "between ranks of the trainer; auto: 5m more than hang_after and hang_at_start, at least 10m",
               ("group_timeout_s",), "30m"),
-        Field("mode", Choice(("auto", "warm", "hot")), "After a rank was killed, or a node lost: "
-              "warm starts all ranks anew, from the newest checkpoint; hot lets the trainer's ranks that live keep "
-              "their processes and hand their state to the new ones, so that no step is lost, and is warm wherever "
-              "that cannot be exact; auto is hot where that loses no step and costs next to nothing: ddp and hsdp "
-              "on CPUs, on a fixed number of nodes without spares, where it takes less than 1 % of a step",
+        Field("mode", Choice(("auto", "warm", "hot")), "What happens after a rank was killed or a node lost. warm: all "
+              "ranks restart from the newest checkpoint. hot: the other ranks of the trainer keep their processes and "
+              "send their state to the new ones, so that no step is lost; where this cannot be exact, it is warm. "
+              "auto: hot where it loses no step and costs less than 1 % of a step (ddp and hsdp on CPUs, with a fixed "
+              "number of nodes without spares), else warm",
               example="hot"),
-        Field("replace_stragglers", Boolean(), "The ranks of a node on which one is slow, by the trainer's own "
-              "figures, move to a spare as soon as one is ready, as by `launch nodes move`; once of each node",
+        Field("replace_stragglers", Boolean(), "If the trainer finds a rank slow, the ranks of its node move to a "
+              "ready spare, as by `launch nodes move`; once for each node",
               example="true"),
-        Field("reserve", Integer(0, 1024), "Processes on each node that have begun already, with imports, data and "
-              "model, and wait to take the place of a rank that is started anew; for trainings by Trainer",
+        Field("reserve", Integer(0, 1024), "Processes on each node that have imported the program, loaded data and "
+              "made the model, and wait to replace a rank; for trainings by Trainer",
               example="1"),
-        Field("health", Boolean(), "Before a node has ranks, and again where one of them failed, its cores and GPUs "
-              "multiply, keep and carry numbers whose result is known, and the links between nodes are measured: one "
-              "where they do not, or that is slow with all others, has no ranks; one whose kernel tells of an "
-              "uncorrected error is drained", example="true"),
-        Field("link_floor", WordOr("auto", Size(), ("default",)), "With `health`: the least that a link between nodes "
-              "is to carry, a second; auto: a tenth of what is usual among them", ("link_floor_bytes",), "50MB"),
+        Field("health", Boolean(), "Nodes are checked before they have ranks, and after a rank has failed: cores, "
+              "memory and GPUs by calculations with known results, links by measuring them. A node with a wrong "
+              "result, or that is slow with all others, gets no ranks; a node whose kernel reports an uncorrected "
+              "error is drained", example="true"),
+        Field("link_floor", WordOr("auto", Size(), ("default",)), "With `health`: the slowest speed of a usable link "
+              "between nodes, per second; auto: a tenth of the usual speed", ("link_floor_bytes",), "50MB"),
     ),
     checks=(checks.link_floor_needs_health,),
 )  # fmt: skip
@@ -237,17 +240,17 @@ def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
     With `spelled_out`, secret addresses may be written themselves, as in the user's own settings.
     """
     return (
-        Field("to", ListOf(NotifyRecipient(spelled_out), single=True, may_be_blank=True), "Who is notified of the run: "
-              "slack, discord, teams or json with the variable that holds the webhook's address, or {file: PATH}; "
-              "apprise with that of a URL of apprise; email; or a command that gets the message as JSON on stdin. []"
-              " is nobody",
+        Field("to", ListOf(NotifyRecipient(spelled_out), single=True, may_be_blank=True), "Receivers of messages about "
+              "the run: slack, discord, teams or json with the variable that has the webhook's address, or {file: "
+              "PATH}; apprise with the variable that has a URL of apprise; email; or a command that gets the message "
+              "as JSON on stdin. []: no receiver",
               example="[{slack: SLACK_WEBHOOK}, {email: me@example.org}]"),
-        Field("on", ListOf(Choice(OCCASIONS), single=True), "What is notified; by default all of started, restarted, "
-              "stalled and ended", example="[stalled, ended]"),
-        Field("restarts", Integer(0, 1_000_000), "After how many restarts the next one is notified; by default 3",
+        Field("on", ListOf(Choice(OCCASIONS), single=True), "Occasions of messages; by default all of started, "
+              "restarted, stalled and ended", example="[stalled, ended]"),
+        Field("restarts", Integer(0, 1_000_000), "Number of restarts after which a message is sent; by default 3",
               example="3"),
-        Field("stalled_after", Duration(zero=False), "How long no step, metric or checkpoint is reported, or the run "
-              "waits, before that is notified; by default 10m", ("stalled_after_s",), "30m"),
+        Field("stalled_after", Duration(zero=False), "Time without a reported step, metric or checkpoint, or of "
+              "waiting, after which a message is sent; by default 10m", ("stalled_after_s",), "30m"),
     )  # fmt: skip
 
 
@@ -256,18 +259,19 @@ NOTIFY = Section(NotifyOptions, notify_fields(spelled_out=False))
 QUEUE = Section(
     QueueOptions,
     (
-        Field("priority", Priority(), "Which of your own waiting runs goes first: the one with the higher number; on "
-              "Slurm and Grid Engine only below 0, behind the jobs of everybody", example="10"),
+        Field("priority", Priority(), "Of your own waiting runs, the one with the higher number starts first; on Slurm "
+              "and Grid Engine only below 0, behind the jobs of all users", example="10"),
         Field("after", ListOf(PredecessorName(), single=True, may_be_blank=True), "Runs that must have succeeded "
-              "before; RUN:ended is any end, RUN:step N so many steps. Where one cannot come to that any more, the run "
-              "ends as cancelled", example="[prep-7k3f, vit-9x2d:step 1000]"),
-        Field("hold", Boolean(), "It waits until `launch release`", example="true"),
-        Field("at", WrittenMoment(), "It waits until then: the next time it is so late, or a date", example="22:00"),
-        Field("now", Boolean(), "Here: it does not wait for GPUs and slots, and shares what others have",
+              "before; RUN:ended for any end, RUN:step N for step N. If this cannot happen any more, the run ends as "
+              "cancelled", example="[prep-7k3f, vit-9x2d:step 1000]"),
+        Field("hold", Boolean(), "Wait until `launch release RUN`", example="true"),
+        Field("at", WrittenMoment(), "Wait until this time of day, or this date", example="22:00"),
+        Field("now", Boolean(), "On this machine: do not wait for GPUs and cores, and share those of other runs",
               example="true"),
-        Field("slots", Integer(0, 4096), "Here: how many cores of this machine it takes for itself, and waits for; "
-              "without any, runs without GPUs take turns on the cores", example="4"),
-        Field("max_parallel", Integer(1, 100_000), "How many of the runs that are submitted together go on at once",
+        Field("slots", Integer(0, 4096), "On this machine: number of cores that the run waits for and has for itself; "
+              "with 0, runs without GPUs share all cores", example="4"),
+        Field("max_parallel", Integer(1, 100_000), "How many of the runs that are submitted together may run at the "
+              "same time",
               example="2"),
     ),
 )  # fmt: skip
@@ -276,12 +280,13 @@ QUEUE = Section(
 READY = Section(
     Readiness,
     (
-        Field("port", PortToTry(), "The port of each of its ranks, LAUNCH_PORT or that of this name, takes connections",
+        Field("port", PortToTry(), "The port of each rank of the role, LAUNCH_PORT or the port of this name, accepts "
+              "connections",
               example="true"),
-        Field("path", Text("a path that begins with /", r"/[!-~]{0,1023}"), "An HTTP request for this path, to that "
-              "port, is answered with 200", example="/health"),
-        Field("log", Text(), "The log of each of its ranks has this text", example="listening"),
-        Field("file", any_path("the path of a file"), "This file is there; relative to workdir", example="ready"),
+        Field("path", Text("a path that begins with /", r"/[!-~]{0,1023}"), "An HTTP request for this path to the "
+              "role's port is answered with 200", example="/health"),
+        Field("log", Text(), "The log of each rank of the role has this text", example="listening"),
+        Field("file", any_path("the path of a file"), "This file exists; relative to workdir", example="ready"),
     ),
     checks=(checks.one_way_to_be_ready,),
     required=True,
@@ -290,15 +295,16 @@ READY = Section(
 ROLE = Section(
     Role,
     (
-        Field("main", Boolean(), "The run is this role's: it ends with it, and its records, figures and checkpoints "
-              "are this one's; where none has it, the run ends with the last role", example="true"),
-        Field("after", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles that must be ready before it starts",
+        Field("main", Boolean(), "The run ends when this role ends, and has this role's records, metrics and "
+              "checkpoints; without a main role, the run ends with the last role", example="true"),
+        Field("after", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles that must be ready before this role "
+              "starts",
               example="reward"),
-        Field("follows", ListOf(ROLE_NAME, single=True, may_be_blank=True), "Roles with which it starts again: once "
-              "ranks of one of them have, so do its own", example="learner"),
-        Field("ports", ListOf(PORT_NAME, single=True, may_be_blank=True, name_of=str), "Further ports that are kept "
-              "free for each of its ranks, by name: LAUNCH_PORT_HTTP", example="http"),
-        Field("ready", READY, "When it can be used", example="{port: true}"),
+        Field("follows", ListOf(ROLE_NAME, single=True, may_be_blank=True), "When ranks of one of these roles have "
+              "restarted, the ranks of this role restart too", example="learner"),
+        Field("ports", ListOf(PORT_NAME, single=True, may_be_blank=True, name_of=str), "Names of further ports that "
+              "are reserved for each rank of the role, as LAUNCH_PORT_HTTP", example="http"),
+        Field("ready", READY, "When the role counts as ready", example="{port: true}"),
         Field("colocate", ROLE_NAME, "The role on whose nodes it is, where it shall have none of its own; of "
               "no meaning on this machine, which plays all nodes", example="learner"),
         Field("restart", Choice(("role", "alone", "all")), "What is started again when one of its ranks fails: all "
@@ -317,14 +323,11 @@ def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
     keys = tuple(field.key for field in options if field.key not in _OF_ALL_STEPS)
     kept = tuple(field for field in options if field.key not in ("steps", "roles"))
     doc = (
-        "Several jobs, of which some need others: the name of each, `needs`, and what of its spec is not that which "
-        "stands beside `steps` for all"
+        "Several jobs that follow each other: the name of each, `needs`, and the options that differ from those beside "
+        "`steps`"
     )
     example = "{train: {run: {script: train.py}}, test: {needs: train, run: {script: test.py}}}"
-    of_roles = (
-        "Several programs that go on at once in one run: the name of each, and what of its spec is not that which "
-        "stands beside `roles` for all"
-    )
+    of_roles = "Several programs of one run: the name of each, with the options that differ from those beside `roles`"
     several = "{learner: {main: true, run: {script: learner.py}}, actors: {run: {script: actor.py}}}"
     return (
         *kept,
@@ -351,9 +354,9 @@ JOB = _Job(
         Field("run", RUN, "What is run: exactly one of script, module and command", example="{script: train.py}"),
         Field("resources", RESOURCES, "What it runs on"),
         Field("env", TableOf(VariableName(), Text(lines=True, empty=True)), "Environment variables of every rank; "
-              "values are taken as they are written", example="{NCCL_DEBUG: WARN}"),
+              "values are text", example="{NCCL_DEBUG: WARN}"),
         Field("secrets", ListOf(SecretSource(), may_be_blank=True, name_of=lambda item: item.name),
-              "Variables whose values are taken at submit from the environment, or from a file",
+              "Variables whose values are read at submit, from the environment or from a file",
               example="[HF_TOKEN, {WANDB_API_KEY: ~/.wandb_key}]"),
         Field("code", CODE, "What of the project is frozen at submit"),
         Field("checkpoint", CHECKPOINT, "When and where the trainer saves"),

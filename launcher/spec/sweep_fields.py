@@ -89,24 +89,25 @@ STOP = Section(
 SWEEP = Section(
     SweepOptions,
     (
-        Field("search", SearchOrFile(), "How values are chosen: grid, random, tpe, gp, cmaes, qmc, or a .csv file "
-              "whose head names the options, a line for each trial", example="tpe"),
-        Field("trials", Integer(1, 1_000_000), "How many runs; without it all points of a grid or a file",
+        Field("search", SearchOrFile(), "How values are chosen: grid, random, tpe, gp, cmaes, qmc, or a .csv file with "
+              "the options in its first line and a line for each trial", example="tpe"),
+        Field("trials", Integer(1, 1_000_000), "Number of trials; by default all points of a grid or a file",
               example="40"),
-        Field("parallel", Integer(1, 10_000), "How many at once", example="2"),
-        Field("metric", Text("the name of a metric", r"[^\s=]+"), "What is compared: a metric that the script reports; "
-              "its last value counts", example="val_accuracy"),
-        Field("mode", Choice(("min", "max")), "Whether less of it is better, or more", example="max"),
-        Field("space", TableOf(KEY, Choices()), "Options, as `--set` names them, and what each may be",
+        Field("parallel", Integer(1, 10_000), "Number of trials at the same time", example="2"),
+        Field("metric", Text("the name of a metric", r"[^\s=]+"), "The metric that is compared; its last reported "
+              "value counts", example="val_accuracy"),
+        Field("mode", Choice(("min", "max")), "Whether the smallest (min) or the largest (max) value is best",
+              example="max"),
+        Field("space", TableOf(KEY, Choices()), "Keys as in `--set`, and the values that each may have",
               example="{run.args.lr: {from: 1e-5, to: 1e-1, log: true}, run.args.batch-size: [32, 64]}"),
         Field("stop", Shorthand(STOP, "early"), "Which trials are stopped before their end: a rule, or its options",
               example="{early: asha, min_steps: 20, factor: 3}"),
         Field("budget", Section(SweepBudget, (
-            Field("time", Duration(zero=False), "After this time no new trial begins", ("time_s",), "8h"),)),
+            Field("time", Duration(zero=False), "Time after which no new trial starts", ("time_s",), "8h"),)),
               "How much the whole may take"),
-        Field("failures", _UNLIMITED, "After so many failed trials no new one begins", example="5"),
-        Field("seed", Integer(0, 2**31 - 1), "With the same one, grid, random and qmc choose the same points; by "
-              "default it is drawn", example="1"),
+        Field("failures", _UNLIMITED, "Number of failed trials after which no new trial starts", example="5"),
+        Field("seed", Integer(0, 2**31 - 1), "With the same seed, grid, random and qmc choose the same points; by "
+              "default it is random", example="1"),
     ),
     misread=_search_as_option,
     checks=(_needs_trials, _space_fits),
