@@ -84,7 +84,9 @@ class Arguments(argparse.ArgumentParser):
 
     def takes_tls(self) -> None:
         """Declare --tls-cert and --tls-key, for a command that listens."""
-        self.add_argument("--tls-cert", metavar="FILE", type=Path, help="serve over TLS: its certificate chain, in PEM")
+        self.add_argument(
+            "--tls-cert", metavar="FILE", type=Path, help="serve over TLS with this certificate chain, in PEM"
+        )
         self.add_argument("--tls-key", metavar="FILE", type=Path, help="the key of --tls-cert, in PEM")
 
     def takes_command(self) -> None:

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 def takes_rank(arguments: Arguments) -> None:
     """Declare the options --rank and --role."""
-    arguments.add_argument("--rank", metavar="N", type=_rank, default=0, help="beside which rank (default: 0)")
+    arguments.add_argument("--rank", metavar="N", type=_rank, default=0, help="the rank (default: 0)")
     takes_role(arguments)
 
 

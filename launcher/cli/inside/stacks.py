@@ -50,7 +50,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("--rank", metavar="N", type=numbers, action="append", help=words)
     takes_role(arguments)
     arguments.prints_json(lambda: {"": list[StacksOfRank], "--last": HangReport}, "one list; with --last one object")
-    arguments.add_argument("--last", action="store_true", help="of the last hang that was looked at, as it was kept")
+    arguments.add_argument("--last", action="store_true", help="the stacks of the last hang")
 
 
 def run(options: argparse.Namespace) -> int:

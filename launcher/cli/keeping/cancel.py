@@ -38,7 +38,7 @@ def declare(arguments: Arguments) -> None:
         metavar="HOST",
         action="append",
         default=[],
-        help="a host of a pool that will never answer again: the run can be resumed without it; may be repeated",
+        help="a host of a pool that is lost for good: the run can be resumed without it; may be repeated",
     )
     arguments.prints_json(lambda: {"": list[CancelledRun]}, "what was ended, as JSON")
 

@@ -50,10 +50,12 @@ class RunUsage(msgspec.Struct, frozen=True):
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch du`."""
     arguments.add_argument("runs", metavar="RUN", nargs="*", help=f"{RUN_HELP}; without one, all")
-    arguments.add_argument("--name", metavar="GLOB", action="append", help="runs whose id, job or name is like this")
+    arguments.add_argument(
+        "--name", metavar="GLOB", action="append", help="runs whose id, job or name matches this pattern"
+    )
     arguments.add_argument("--sort", metavar="NAME", choices=_SORTS, default="total", help=f"by {', '.join(_SORTS)}")
     arguments.prints_json(lambda: {"": list[RunUsage]}, "in bytes, for programs")
-    arguments.add_argument("--here", action="store_true", help="what is on this machine alone")
+    arguments.add_argument("--here", action="store_true", help="count only this machine")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -32,24 +32,26 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch export`."""
     arguments.takes_run()
     which = arguments.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the one that was kept apart for its value")
-    which.add_argument("--step", metavar="STEP", type=_step, help="that of this step (default: the newest whole one)")
+    which.add_argument("--best", action="store_true", help="the best checkpoint")
+    which.add_argument(
+        "--step", metavar="STEP", type=_step, help="the checkpoint of this step (default: the newest complete one)"
+    )
     arguments.add_argument(
         "-o", "--output", metavar="FILE", type=Path,
         help="ends with .safetensors, .pt, .pth or, a folder, .dcp; without an ending it is a folder of safetensors "
         "(default: RUN.safetensors)",
     )  # fmt: skip
-    arguments.add_argument("--model", metavar="NAME", help="which one, where a checkpoint has several")
+    arguments.add_argument("--model", metavar="NAME", help="the model, if the checkpoint has several")
     arguments.add_argument(
-        "--dtype", choices=FLOATS, help="what floating-point tensors become (default: as they were saved)"
+        "--dtype", choices=FLOATS, help="the type of floating-point tensors in the file (default: as saved)"
     )
     arguments.add_argument(
         "--shard-size",
         metavar="SIZE",
         type=_size,
-        help="most bytes of one file in a folder of safetensors (default: 5GB)",
+        help="largest file in a folder of safetensors (default: 5GB)",
     )
-    arguments.add_argument("--force", action="store_true", help="write over what is there")
+    arguments.add_argument("--force", action="store_true", help="overwrite an existing file")
     arguments.prints_json(lambda: {"": Exported}, "what was written, as JSON")
 
 

@@ -29,11 +29,15 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch fetch`."""
     arguments.takes_run()
     arguments.add_argument(
-        "--checkpoint", metavar="STEP", type=_which, default="newest", help="newest (default), none, or a step"
+        "--checkpoint",
+        metavar="STEP",
+        type=_which,
+        default="newest",
+        help="which checkpoint: newest (default), none, or a step",
     )
 
     arguments.add_argument(
-        "--outputs", action="store_true", help="and what ranks wrote beside their code; run.outputs says which files"
+        "--outputs", action="store_true", help="also files that ranks wrote to relative paths; run.outputs limits them"
     )
     arguments.prints_json(lambda: {"": FetchedRun}, "what was brought, as JSON")
 

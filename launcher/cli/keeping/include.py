@@ -26,7 +26,7 @@ class IncludedNodes(msgspec.Struct, frozen=True):
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch nodes include`."""
     arguments.takes_run()
-    arguments.add_argument("hosts", metavar="NODE", nargs="*", help="these nodes; without one, all")
+    arguments.add_argument("hosts", metavar="NODE", nargs="*", help="the nodes (default: all)")
     arguments.prints_json(lambda: {"": IncludedNodes}, "which may be used again, as JSON")
 
 

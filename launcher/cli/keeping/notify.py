@@ -72,8 +72,8 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch notify`."""
     arguments.add_argument("run", metavar="RUN|FILE", nargs="?", help=f"{RUN_HELP}; or a spec")
     ways = arguments.add_mutually_exclusive_group()
-    ways.add_argument("--test", action="store_true", help="send a message now, and say what became of it")
-    ways.add_argument("--due", action="store_true", help="notify of ends that no process was left to notify of")
+    ways.add_argument("--test", action="store_true", help="send a test message now, and show the result")
+    ways.add_argument("--due", action="store_true", help="send messages about ends that no process was left to send")
     arguments.prints_json(
         lambda: {"": list[Notified], "a spec, or none": list[NotifiedOf], "--test or --due": list[SentNotice]},
         "the same as JSON",

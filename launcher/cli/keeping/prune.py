@@ -76,13 +76,16 @@ class Going:
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch prune`."""
     declare_selection(arguments)
-    arguments.add_argument("--older", metavar="AGE", type=age, help="that ended longer ago than 7d, 12h or 2026-01-31")
+    arguments.add_argument(
+        "--older", metavar="AGE", type=age, help="only runs that ended longer ago than 7d or 12h, or before 2026-01-31"
+    )
     arguments.add_argument(
         "--keep", metavar="WHICH", type=_kept,
-        help="keep runs with their logs, and of their checkpoints best, newest or the newest N; only others go",
+        help="keep runs and logs, and of the checkpoints best, newest or the newest N; delete only the other "
+        "checkpoints",
     )  # fmt: skip
-    arguments.add_argument("--yes", action="store_true", help="without asking")
-    arguments.add_argument("--dry-run", action="store_true", help="only show what would go")
+    arguments.add_argument("--yes", action="store_true", help="do not ask")
+    arguments.add_argument("--dry-run", action="store_true", help="show what would be deleted; delete nothing")
     arguments.prints_json(lambda: {"": Pruned}, "with one of --yes and --dry-run: what goes, as JSON")
 
 

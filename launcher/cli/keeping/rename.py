@@ -16,7 +16,7 @@ EXAMPLES = """
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch rename`."""
     arguments.takes_run()
-    arguments.add_argument("name", metavar="NAME", help="of a-z, 0-9, _ and -")
+    arguments.add_argument("name", metavar="NAME", help="the new name, of a-z, 0-9, _ and -")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -40,7 +40,9 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch rm`."""
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
-        "--anyway", action="store_true", help="though a machine is silent: what that keeps stays there, and is named"
+        "--anyway",
+        action="store_true",
+        help="do not wait for machines that do not answer; their files stay, and are named",
     )
     arguments.prints_json(lambda: {"": list[RemovedRun]}, "what is gone, as JSON")
 

@@ -18,9 +18,9 @@ _TAG = re.compile(r"[^\W_][\w.:/=+-]{0,62}")
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch tag`."""
     arguments.takes_run(pattern=True)
-    arguments.add_argument("tags", metavar="TAG", nargs="*", type=tag_word, help="given to it")
+    arguments.add_argument("tags", metavar="TAG", nargs="*", type=tag_word, help="a tag to add")
     arguments.add_argument(
-        "--remove", metavar="TAG", action="append", default=[], help="taken away from it; may be repeated"
+        "--remove", metavar="TAG", action="append", default=[], help="remove this tag; may be repeated"
     )
 
 

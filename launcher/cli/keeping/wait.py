@@ -27,8 +27,10 @@ EXAMPLES = """
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch wait`."""
     arguments.takes_runs()
-    arguments.add_argument("--any", action="store_true", help="return once one of them has ended, with its exit code")
-    arguments.add_argument("--timeout", metavar="SECONDS", type=seconds, help="give up after so long, with exit code 4")
+    arguments.add_argument("--any", action="store_true", help="return when the first run has ended, with its exit code")
+    arguments.add_argument(
+        "--timeout", metavar="SECONDS", type=seconds, help="stop waiting after this time, with exit code 4"
+    )
     arguments.prints_json(lambda: {"": list[RunStatus]}, "those that have ended, as `launch status` has them")
 
 

@@ -48,17 +48,18 @@ _MOST_COMPARED = 20
 
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch board`."""
-    arguments.add_argument("--port", metavar="N", type=_port, default=0, help="0, the usual: one that is free")
+    arguments.add_argument("--port", metavar="N", type=_port, default=0, help="the port; 0 (default): any free one")
     arguments.add_argument(
         "--host", metavar="ADDR", default="127.0.0.1",
-        help="the one address to listen on; with another than the usual, others on the network get as far as the token",
+        help="the address to listen on (default: 127.0.0.1); with another address, other machines can connect, but "
+        "need the token",
     )  # fmt: skip
     arguments.takes_tls()
     arguments.add_argument("--no-open", action="store_true", help="open no browser")
     what = arguments.add_mutually_exclusive_group()
     what.add_argument("--actions", action="store_true", help="let the page cancel, resume, tag and note runs")
     what.add_argument(
-        "--export", metavar="DIR", type=Path, help="serve nothing: write these runs into a folder, as a page"
+        "--export", metavar="DIR", type=Path, help="write these runs into a folder, as a page, instead of serving"
     )  # fmt: skip
     arguments.add_argument(
         "runs",

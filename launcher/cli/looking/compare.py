@@ -40,7 +40,7 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("run", metavar="RUN", nargs="+", help=f"{RUN_HELP}; one: with its commit")
     how = arguments.add_mutually_exclusive_group()
     how.add_argument("--code", action="store_true", help=f"all of the code's diff, not its first {_FEW_LINES} lines")
-    how.add_argument("--stat", action="store_true", help="which files are other, without their diff")
+    how.add_argument("--stat", action="store_true", help="only the names of files that differ")
     arguments.prints_json(lambda: {"": Comparison, "one run": CodeComparison}, "all of it as JSON", among=how)
 
 

@@ -43,8 +43,8 @@ class ListedArchive(msgspec.Struct, frozen=True):
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch debug-archive`."""
     arguments.takes_run()
-    arguments.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to (default: RUN-debug.tar.gz)")
-    arguments.add_argument("--list", action="store_true", help="only list what it would hold")
+    arguments.add_argument("-o", "--output", metavar="FILE", type=Path, help="the archive (default: RUN-debug.tar.gz)")
+    arguments.add_argument("--list", action="store_true", help="list the files of the archive; write nothing")
     arguments.prints_json(lambda: {"": ListedArchive}, "what it holds, as JSON")
 
 

@@ -36,11 +36,11 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch logs`."""
     arguments.takes_run()
     arguments.add_argument(
-        "-f", "--follow", action="store_true", help="go on until the run has ended; ends with the run's exit code"
+        "-f", "--follow", action="store_true", help="follow the log until the run has ended; exits with the run's code"
     )
-    arguments.add_argument("-n", "--lines", metavar="N", type=_count, help="only the last N of what the rest chooses")
-    arguments.add_argument("--since", metavar="TIME", type=_ago, help="written since: 30s, 5m, 2h or 1d ago")
-    arguments.add_argument("--grep", metavar="REGEX", type=_pattern, help="lines in which this is found")
+    arguments.add_argument("-n", "--lines", metavar="N", type=_count, help="only the last N of the chosen lines")
+    arguments.add_argument("--since", metavar="TIME", type=_ago, help="only lines written since 30s, 5m, 2h or 1d ago")
+    arguments.add_argument("--grep", metavar="REGEX", type=_pattern, help="only lines that match this expression")
     for name in ("rank", "node"):
         words = f"of this {name} only, or of several: 0,3-5; may be repeated"
         arguments.add_argument(f"--{name}", metavar="N", type=numbers, action="append", help=words)

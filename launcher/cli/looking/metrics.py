@@ -54,22 +54,24 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch metrics`."""
     arguments.add_argument("run", metavar="RUN", nargs="*", help=f"{RUN_HELP}; or a pattern such as 'lr-*'")
     arguments.add_argument(
-        "--metric", metavar="NAME", action="append", help="this metric; again for more (default: all)"
+        "--metric", metavar="NAME", action="append", help="this metric; may be repeated (default: all)"
     )
     arguments.add_argument(
-        "--name", metavar="GLOB", action="append", help="runs whose id, job or name is like this, such as 'lr*'"
+        "--name", metavar="GLOB", action="append", help="runs whose id, job or name matches this pattern, such as 'lr*'"
     )
     takes_role(arguments)
     arguments.add_argument("--all", action="store_true", help="every step, instead of about twenty rows")
     how = arguments.add_mutually_exclusive_group()
-    how.add_argument("--csv", action="store_true", help="all of it as CSV: run, step, time, and a column for each")
+    how.add_argument("--csv", action="store_true", help="as CSV: run, step, time, and a column for each metric")
     arguments.prints_json(lambda: {"": list[RunRows]}, "all of it as JSON", among=how)
-    how.add_argument("--plot", action="store_true", help="curves in the terminal, one for each run")
-    how.add_argument("--png", metavar="FILE", type=Path, help="curves as a picture")
+    how.add_argument("--plot", action="store_true", help="curves in the terminal, one for each run and metric")
+    how.add_argument("--png", metavar="FILE", type=Path, help="write the curves as a picture")
     how.add_argument(
-        "--openmetrics", action="store_true", help="how runs are, these or all, as text that Prometheus reads"
+        "--openmetrics",
+        action="store_true",
+        help="states and figures of these or all runs, in the OpenMetrics format for Prometheus",
     )
-    how.add_argument("--grafana", action="store_true", help="a dashboard of that for Grafana to import")
+    how.add_argument("--grafana", action="store_true", help="print a dashboard of these figures for Grafana")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch report`."""
     arguments.takes_runs(patterns=True)
     arguments.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="where to (default: report.html)"
+        "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="the file (default: report.html)"
     )
     arguments.prints_json(lambda: {"": WrittenReport}, "what was written, as JSON")
 

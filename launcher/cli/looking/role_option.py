@@ -9,7 +9,7 @@ from launcher.errors import BadInput
 
 def takes_role(arguments: Arguments) -> None:
     """Declare the option --role."""
-    arguments.add_argument("--role", metavar="ROLE", help="of this program, where a run is of several")
+    arguments.add_argument("--role", metavar="ROLE", help="the role, in a run of several programs")
 
 
 def parts_of(one: api.Run, role: str | None, ranks: Collection[int] = ()) -> list[api.Part]:

@@ -23,13 +23,15 @@ STATES = (*map(str, State), *_SETS)  # what --state takes
 def declare_selection(arguments: Arguments) -> None:
     """Declare the options that select runs by state, age, tag and name."""
     arguments.add_argument(
-        "--name", metavar="GLOB", help="whose id, job or name is like this, such as 'lr*'; quote it from the shell"
+        "--name", metavar="GLOB", help="runs whose id, job or name matches this pattern, such as 'lr*' (quoted)"
     )
     arguments.add_argument(
         "--state", metavar="STATE", type=_states, action="append", default=[],
-        help="in this state, such as failed; active and ended are several; may be repeated",
+        help="runs in this state, such as failed; active and ended stand for several states; may be repeated",
     )  # fmt: skip
-    arguments.add_argument("--tag", metavar="TAG", action="append", default=[], help="with this tag; may be repeated")
+    arguments.add_argument(
+        "--tag", metavar="TAG", action="append", default=[], help="runs with this tag; may be repeated"
+    )
 
 
 def chosen(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:

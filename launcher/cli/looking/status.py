@@ -110,19 +110,23 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch status`."""
     arguments.takes_run(nargs="?")
     arguments.prints_json(_answers, "everything that is known, as JSON")
-    arguments.add_argument("--watch", action="store_true", help="draw it anew each second until the run has ended")
-    arguments.add_argument("--all", action="store_true", help="all runs, not only the active and the newest")
+    arguments.add_argument(
+        "--watch", action="store_true", help="update the display each second until the run has ended"
+    )
+    arguments.add_argument("--all", action="store_true", help="all runs, not only active and newest ones")
     declare_selection(arguments)
-    arguments.add_argument("--since", metavar="AGE", type=age, help="submitted since then: 2d, 12h or 2026-01-31")
+    arguments.add_argument(
+        "--since", metavar="AGE", type=age, help="runs submitted since 2d or 12h ago, or since 2026-01-31"
+    )
     arguments.add_argument(
         "--columns", metavar="NAMES", type=_names,
         help="after RUN and STATE: " + ", ".join((*USUAL[2:], *MORE)) + ", a metric, an argument of the script",
     )  # fmt: skip
     arguments.add_argument(
-        "--sort", metavar="NAME", help="by such a column, the least first (default: the newest run first)"
+        "--sort", metavar="NAME", help="sort by this column, smallest first (default: newest run first)"
     )
-    arguments.add_argument("--reverse", action="store_true", help="the other way round")
-    arguments.add_argument("--limit", metavar="N", type=_number, help="so many at most")
+    arguments.add_argument("--reverse", action="store_true", help="reverse the order")
+    arguments.add_argument("--limit", metavar="N", type=_number, help="at most this number of runs")
 
 
 def _answers() -> dict[str, object]:

@@ -40,7 +40,7 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch top`."""
     arguments.takes_run()
     takes_role(arguments)
-    arguments.add_argument("--once", action="store_true", help="one table, as it is now")
+    arguments.add_argument("--once", action="store_true", help="print the table once and exit")
     arguments.prints_json(_answers, "one answer for programs")
 
 

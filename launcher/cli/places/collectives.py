@@ -21,18 +21,25 @@ MANY = number_below(10**5)  # nodes, or ranks
 def declare_collectives(arguments: Arguments) -> None:
     """Declare --collectives and its options."""
     arguments.add_argument(
-        "--collectives", action="store_true", help="instead: check and time the operations of torch.distributed there"
+        "--collectives",
+        action="store_true",
+        help="check and time the operations of torch.distributed on the cluster, instead of the usual checks",
     )
     arguments.add_argument(
-        "--ranks", metavar="N,...", type=_ranks, help="with --collectives: on so many (default: 2, or one a node)"
+        "--ranks",
+        metavar="N,...",
+        type=_ranks,
+        help="with --collectives: number of ranks (default: 2, or one per node)",
     )
     arguments.add_argument(
-        "--sizes", metavar="SIZE,...", type=_sizes, help="with --collectives: of so much (default: 1KB..64MB)"
+        "--sizes", metavar="SIZE,...", type=_sizes, help="with --collectives: sizes of the data (default: 1KB..64MB)"
     )
     arguments.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="with --collectives: a page with pictures, as HTML"
+        "-o", "--output", metavar="FILE", type=Path, help="with --collectives: write a page with pictures, as HTML"
     )
-    arguments.add_argument("--backend", choices=("auto", "gloo", "nccl"), help="with --collectives (default: auto)")
+    arguments.add_argument(
+        "--backend", choices=("auto", "gloo", "nccl"), help="with --collectives: the backend (default: auto)"
+    )
 
 
 def refuse_without_collectives(options: argparse.Namespace) -> None:

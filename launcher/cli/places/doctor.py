@@ -65,19 +65,19 @@ def declare(arguments: Arguments) -> None:
         help="local (default), slurm, or a name of the clusters file",
     )
     arguments.add_argument("--clusters", metavar="FILE", type=Path, help="the file that names clusters")
-    arguments.add_argument("--try", action="store_true", help="have nodes, or all hosts, try it out")
+    arguments.add_argument("--try", action="store_true", help="also run a short trial job on nodes, or on all hosts")
     arguments.add_argument(
-        "--nodes", metavar="N", type=MANY, help="of so many nodes: 1 or 2 (default: 2 where there are)"
+        "--nodes", metavar="N", type=MANY, help="number of nodes of the trial: 1 or 2 (default: 2 if there are)"
     )
     arguments.add_argument(
         "--within", metavar="SECONDS", type=seconds, help=f"so long it waits for nodes (default: {_WITHIN_S:g})"
     )
-    arguments.add_argument("--partition", metavar="NAME", type=_word, help="another one than Slurm's default")
+    arguments.add_argument("--partition", metavar="NAME", type=_word, help="the partition (default: Slurm's own)")
     arguments.add_argument("--account", metavar="NAME", type=_word, help="account that is charged")
     arguments.add_argument("--qos", metavar="NAME", type=_word, help="quality of service")
     arguments.add_argument("--interface", metavar="NAME", type=_word, help="network interface to try as well")
     arguments.add_argument(
-        "--health", action="store_true", help="only whether its devices work: the check of recovery.health, here"
+        "--health", action="store_true", help="only check the devices of this machine, as recovery.health does"
     )
     declare_collectives(arguments)
     arguments.prints_json(_answers, "the list, as JSON")

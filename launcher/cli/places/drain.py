@@ -30,9 +30,13 @@ class DrainedNode(msgspec.Struct, frozen=True):
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch nodes drain`."""
     arguments.takes_run()
-    arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
+    arguments.add_argument("node", metavar="NODE", help="number of the node, or name of its machine")
     arguments.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, default=float("inf"), help="wait no longer, with exit code 4"
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=float("inf"),
+        help="stop waiting after this time, with exit code 4",
     )
     arguments.prints_json(lambda: {"": DrainedNode}, "which nodes have the ranks now, as JSON")
 

@@ -30,9 +30,7 @@ _LESS = ("CLOCK", "PYTHON", "TORCH", "DISK FREE", "CPUS")  # what goes first whe
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch nodes list`."""
     arguments.add_argument("names", metavar="POOL", nargs="*", help="pools of the clusters file (default: all)")
-    arguments.add_argument(
-        "--clusters", metavar="FILE", type=Path, help="the file that names clusters, where it is not the usual one"
-    )
+    arguments.add_argument("--clusters", metavar="FILE", type=Path, help="another clusters file")
     arguments.add_argument("--yes", action="append", default=[], help=argparse.SUPPRESS)  # of `launch nodes trust`
     arguments.prints_json(_answers, "one object a line for each host, for programs", by_line=True)
 

@@ -29,10 +29,14 @@ class MovedNode(msgspec.Struct, frozen=True):
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch nodes move`."""
     arguments.takes_run()
-    arguments.add_argument("node", metavar="NODE", help="its number, or the name of its machine")
-    arguments.add_argument("--to", metavar="SPARE", help="the spare that has them then; by default any that is ready")
+    arguments.add_argument("node", metavar="NODE", help="number of the node, or name of its machine")
+    arguments.add_argument("--to", metavar="SPARE", help="the spare that gets the ranks (default: any that is ready)")
     arguments.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, default=float("inf"), help="wait no longer, with exit code 4"
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=float("inf"),
+        help="stop waiting after this time, with exit code 4",
     )
     arguments.prints_json(lambda: {"": MovedNode}, "what has moved, as JSON")
 

@@ -17,12 +17,10 @@ EXAMPLES = """
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch nodes trust`."""
     arguments.add_argument("hosts", metavar="HOST", nargs="+", help="hosts, or pools of the clusters file")
-    arguments.add_argument(
-        "--clusters", metavar="FILE", type=Path, help="the file that names clusters, where it is not the usual one"
-    )
+    arguments.add_argument("--clusters", metavar="FILE", type=Path, help="another clusters file")
     arguments.add_argument(
         "--yes", metavar="FINGERPRINT", action="append", default=[],
-        help="take this key without asking, if it is the one that the host shows",
+        help="trust the key with this fingerprint without asking",
     )  # fmt: skip
 
 

@@ -44,19 +44,17 @@ _SCHEMA = Path(".launch") / "job.schema.json"
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch spec init`."""
     arguments.add_argument(
-        "template", metavar="TEMPLATE", nargs="?", default="minimal", help="which one (default: minimal)"
+        "template", metavar="TEMPLATE", nargs="?", default="minimal", help="the template (default: minimal)"
     )
     arguments.add_argument(
-        "--output", "-o", metavar="FILE", default="job.yaml", help="where to; into a folder, as job.yaml; -: print it"
+        "--output", "-o", metavar="FILE", default="job.yaml", help="the file, or a folder for job.yaml; -: print"
     )
     arguments.add_argument(
-        "--from", metavar="SCRIPT", dest="script", help="for this script, with what it says of its options by argparse"
+        "--from", metavar="SCRIPT", dest="script", help="write a spec for this script, with its argparse options"
     )
     arguments.add_argument("--list", action="store_true", help="show the templates; write nothing")
-    arguments.add_argument(
-        "--agents", action="store_true", help="write what a coding agent needs to know into the project, as a skill"
-    )
-    arguments.add_argument("--force", action="store_true", help="with --agents: write over a skill that is there")
+    arguments.add_argument("--agents", action="store_true", help="write a skill for coding agents into the project")
+    arguments.add_argument("--force", action="store_true", help="with --agents: overwrite an existing skill")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -34,8 +34,10 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch prove`."""
     arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
     arguments.takes_place(default=None)
-    arguments.add_argument("--steps", metavar="N", type=_NUMBER, help="make the training so long, in all its runs")
-    arguments.add_argument("--kills", metavar="N", type=_NUMBER, default=3, help="of each mode (default: 3)")
+    arguments.add_argument("--steps", metavar="N", type=_NUMBER, help="number of steps of the training, in all runs")
+    arguments.add_argument(
+        "--kills", metavar="N", type=_NUMBER, default=3, help="number of kills in each mode (default: 3)"
+    )
     arguments.add_argument(
         "--modes",
         metavar="MODE,...",
@@ -43,13 +45,13 @@ def declare(arguments: Arguments) -> None:
         help="some of warm, power, hot (default: all, but no hot where the spec's recovery.mode is warm)",
     )
     arguments.add_argument(
-        "--seed", metavar="N", type=int, help="draws when and whom; by default another one each time"
+        "--seed", metavar="N", type=int, help="seed of the steps and ranks that are killed (default: a new one)"
     )
     arguments.add_argument(
         "--metric", metavar="NAME", action="append", default=[],
         help="compare this reported number at each step; may be repeated (default: losses, accuracies, lr, norm)",
     )  # fmt: skip
-    arguments.add_argument("--keep", action="store_true", help="keep the runs of a proof that is exact, too")
+    arguments.add_argument("--keep", action="store_true", help="keep the runs even if the proof is exact")
     arguments.prints_json(_answers, "all that was found, for programs")
 
 

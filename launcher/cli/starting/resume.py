@@ -27,17 +27,17 @@ def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     arguments.takes_place(default=None)
     arguments.add_argument(
-        "--anew", action="store_true", help="begin from nothing where no checkpoint is whole on the hosts that are here"
+        "--anew", action="store_true", help="start from step 0 if no checkpoint is complete on the reachable hosts"
     )
-    arguments.add_argument("--code", action="store_true", help="with the project's code as it is now, a bug mended say")
+    arguments.add_argument("--code", action="store_true", help="use the project's present code")
     arguments.add_argument(
         "--without",
         metavar="HOST",
         action="append",
         default=[],
-        help="a host of a pool that is gone for good, so that its answer is not waited for; may be repeated",
+        help="a host of a pool that is lost for good; may be repeated",
     )
-    arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
+    arguments.add_argument("-f", "--follow", action="store_true", help="show the log; exits with the run's code")
     arguments.prints_json(lambda: {"": StartedRun, "a file with steps": StartedGraph}, "what goes on, as JSON")
 
 

@@ -48,25 +48,25 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument(
         "--nnodes", metavar="N", default="1", type=_nodes, help="nodes: a number, or MIN:MAX (default: 1)"
     )
-    arguments.add_argument("-m", "--module", action="store_true", help="a module in the place of the script")
-    arguments.add_argument("--no-python", action="store_true", help="a program that is not Python in its place")
+    arguments.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module")
+    arguments.add_argument("--no-python", action="store_true", help="SCRIPT is a program that is not Python")
     arguments.add_argument(
         "--max-restarts", metavar="N", type=_count,
-        help="restarts after an error, a signal, a hang or a lost connection, of each N (default: the usual budgets)",
+        help="N restarts each after errors, signals, hangs and lost connections (default: those of the spec)",
     )  # fmt: skip
     arguments.add_argument(
         "--local-ranks-filter",
         metavar="N",
         type=numbers,
-        help="show the output of these ranks of each node only: 0,2-3",
+        help="show only the output of these ranks of each node: 0,2-3",
     )
-    arguments.add_argument("--name", metavar="NAME", help="of the job (default: after the script)")
-    arguments.add_argument("--detach", action="store_true", help="print the run's id and leave; it goes on")
+    arguments.add_argument("--name", metavar="NAME", help="name of the job (default: that of the script)")
+    arguments.add_argument("--detach", action="store_true", help="print the run's id and exit; the run continues")
     arguments.add_argument("--dry-run", action="store_true", help="print the spec; start and write nothing")
     arguments.prints_json(lambda: {"": StartedRun}, "with --detach: the run, as JSON")
     _declare_other_words(arguments)
     arguments.add_argument("program", metavar="SCRIPT", help="the file of the script")
-    arguments.add_argument("words", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="what the script is given")
+    arguments.add_argument("words", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def _declare_other_words(arguments: Arguments) -> None:

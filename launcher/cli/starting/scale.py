@@ -34,30 +34,38 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("what", metavar="RUN_OR_SPEC", help="a YAML file; or a run's id, or `last`, with its code")
     arguments.takes_place(default=None)
     arguments.add_argument(
-        "--ranks", metavar="N,...", type=_numbers, default=(1, 2), help="how many ranks (default: 1,2)"
+        "--ranks", metavar="N,...", type=_numbers, default=(1, 2), help="numbers of ranks (default: 1,2)"
     )
     arguments.add_argument(
         "--strategies",
         metavar="NAME,...",
         default="",
-        help="of the trainer, as ddp,zero1,fsdp, and master, mp (default: the spec's)",
-    )
-    arguments.add_argument("--strong", action="store_true", help="measure with the batch as it is")
-    arguments.add_argument("--weak", action="store_true", help="measure with a batch in proportion to the ranks")
-    arguments.add_argument(
-        "--steps", metavar="N", type=_NUMBER, default=30, help="that are measured of each training (default: 30)"
+        help="strategies of the trainer, such as ddp,zero1,fsdp, and master, mp (default: the spec's)",
     )
     arguments.add_argument(
-        "--rounds", metavar="N", type=_NUMBER, default=1, help="measure all of it so many times (default: 1)"
+        "--strong", action="store_true", help="strong scaling: the same batch for all numbers of ranks"
+    )
+    arguments.add_argument(
+        "--weak", action="store_true", help="weak scaling: a batch in proportion to the number of ranks"
+    )
+    arguments.add_argument(
+        "--steps", metavar="N", type=_NUMBER, default=30, help="number of measured steps of each training (default: 30)"
+    )
+    arguments.add_argument(
+        "--rounds", metavar="N", type=_NUMBER, default=1, help="number of repetitions of all measurements (default: 1)"
     )
     arguments.add_argument(
         "--per-node", metavar="N", type=_NUMBER, help="ranks of a node (default: the spec's; of a single node, all)"
     )
     arguments.add_argument(
-        "--role", metavar="ROLE", help="of a spec with roles, the one whose ranks they are (default: the main one)"
+        "--role", metavar="ROLE", help="in a spec with roles, the role whose ranks are counted (default: the main one)"
     )
     arguments.add_argument(
-        "-o", "--output", metavar="FOLDER", type=Path, help="write index.html, scaling.md and scaling.json there"
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        type=Path,
+        help="write index.html, scaling.md and scaling.json into this folder",
     )
     arguments.add_argument("--keep", action="store_true", help="keep the runs")
     arguments.prints_json(_answers, "all that was found, for programs")

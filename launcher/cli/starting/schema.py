@@ -19,7 +19,9 @@ EXAMPLES = """
 
 def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch spec schema`."""
-    arguments.add_argument("command", metavar="COMMAND", nargs="*", help="of what this command prints with --json")
+    arguments.add_argument(
+        "command", metavar="COMMAND", nargs="*", help="the schema of what this command prints with --json"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -44,11 +44,13 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch submit`."""
     arguments.add_argument("specs", metavar="SPEC", nargs="+", help="the YAML file of the job, or several")
     arguments.takes_place(default=LOCAL)
-    arguments.add_argument("--repeat", metavar="N", type=_count, help="so many runs of each; on Slurm one job array")
+    arguments.add_argument(
+        "--repeat", metavar="N", type=_count, help="number of runs of each file; on Slurm one job array"
+    )
     declare_waits(arguments)
     arguments.add_argument("--dry-run", action="store_true", help="show the plan; start and write nothing")
     arguments.prints_json(_answers, "the run, or with --dry-run the whole plan, as JSON")
-    arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
+    arguments.add_argument("-f", "--follow", action="store_true", help="show the log; exits with the run's code")
 
 
 def _answers() -> dict[str, object]:
@@ -139,21 +141,27 @@ def _text(path: str) -> str:
 
 def declare_waits(arguments: Arguments) -> None:
     """Declare the options for what a run waits for before it starts."""
-    arguments.add_argument("--hold", action="store_true", help="it waits until `launch release RUN`")
-    arguments.add_argument("--at", metavar="WHEN", help="it waits until then: 22:00, or 2027-01-31 22:00")
+    arguments.add_argument("--hold", action="store_true", help="wait until `launch release RUN`")
+    arguments.add_argument("--at", metavar="WHEN", help="wait until this time: 22:00, or 2027-01-31 22:00")
     arguments.add_argument(
         "--after-hours", action="store_const", dest="at", const="after-hours",
-        help="it waits until 18:00 on a weekday between 8:00 and then",
+        help="on a weekday between 8:00 and 18:00, wait until 18:00",
     )  # fmt: skip
     arguments.add_argument(
         "--after", metavar="RUN[:WHAT]", action="append", default=[],
-        help="it starts once that run has `succeeded` (the default), has `ended`, or has come to `step=N`, and is "
-        "cancelled where that cannot happen any more; may be repeated",
+        help="start when this run has `succeeded` (the default), has `ended`, or has reached `step=N`; cancelled if "
+        "that cannot happen any more; may be repeated",
     )  # fmt: skip
-    arguments.add_argument("--priority", metavar="N", help="which of your own waiting runs goes first: the higher one")
-    arguments.add_argument("--now", action="store_true", help="here: do not wait for GPUs and slots that others have")
     arguments.add_argument(
-        "--max-parallel", metavar="N", help="of the runs that are submitted together so many go on at once"
+        "--priority", metavar="N", help="of your own waiting runs, the one with the higher number starts first"
+    )
+    arguments.add_argument(
+        "--now", action="store_true", help="on this machine: do not wait for GPUs and cores that other runs have"
+    )
+    arguments.add_argument(
+        "--max-parallel",
+        metavar="N",
+        help="at most this number of the runs that are submitted together run at the same time",
     )
 
 

@@ -90,16 +90,20 @@ def declare(arguments: Arguments) -> None:
     arguments.add_argument("what", metavar="SPEC", help=words)
     arguments.add_argument("sweep", metavar="SWEEP", nargs="?", default=LAST, help="a sweep's id, or `last`")
     arguments.takes_place(default=LOCAL)
-    arguments.add_argument("--trials", metavar="N", type=int, help="with add: how many more")
-    arguments.add_argument("--best", metavar="K", type=int, help="with extend: how many are trained further")
+    arguments.add_argument("--trials", metavar="N", type=int, help="with add: number of further trials")
     arguments.add_argument(
-        "--steps", metavar="N", type=int, help="with extend: up to which step, for --set run.args.steps=N"
+        "--best", metavar="K", type=int, help="with extend: number of trials that are trained further"
+    )
+    arguments.add_argument(
+        "--steps", metavar="N", type=int, help="with extend: train up to this step, as --set run.args.steps=N"
     )
     arguments.add_argument(
         "-o", "--out", metavar="FILE", type=Path, help="with plot: a page (.html) or a picture (.png)"
     )
     arguments.add_argument("--kind", choices=_KINDS, help="with plot: only this picture")
-    arguments.add_argument("-f", "--follow", action="store_true", help="show each trial as it ends, to the last")
+    arguments.add_argument(
+        "-f", "--follow", action="store_true", help="show each trial when it ends, until the sweep has ended"
+    )
     arguments.prints_json(_answers, "one object, for programs")
 
 

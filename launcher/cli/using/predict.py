@@ -29,19 +29,24 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch predict`."""
     arguments.takes_run()
     arguments.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, required=True, help="gets the lines; FILE.about.json says of what"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="the file for the answers; FILE.about.json describes them",
     )
     arguments.add_argument(
         "--checkpoint", metavar="FOLDER", type=Path,
-        help="whose weights (default: the best, where one was kept, else the newest whole one)",
+        help="the checkpoint (default: the best, if one was kept, else the newest complete one)",
     )  # fmt: skip
     arguments.add_argument(
         "--data", metavar="PATH", type=Path,
-        help="of which samples: of trainer.tasks.gpt a text, of trainer.tasks.resnet a folder, of others their --data "
-        "(default: those of its validation)",
+        help="the samples: a text for trainer.tasks.gpt, a folder for trainer.tasks.resnet, for others their --data "
+        "(default: those of the validation)",
     )  # fmt: skip
     arguments.takes_place(default=LOCAL)
-    arguments.add_argument("-f", "--follow", action="store_true", help="show its log; ends with the run's exit code")
+    arguments.add_argument("-f", "--follow", action="store_true", help="show the log; exits with the run's code")
     arguments.prints_json(lambda: {"": StartedRun}, "the run, as JSON")
 
 

@@ -50,58 +50,60 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch serve`."""
     arguments.takes_run()
     which = arguments.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the checkpoint that was kept apart for its value")
+    which.add_argument("--best", action="store_true", help="the best checkpoint")
     which.add_argument(
-        "--checkpoint", metavar="FOLDER", type=Path, help="this one (default: the newest whole one of the run)"
+        "--checkpoint", metavar="FOLDER", type=Path, help="this checkpoint (default: the run's newest complete one)"
     )
     arguments.add_argument(
         "--app", metavar="MODULE[:NAME]",
-        help="how the model is loaded and asked: a file of here, or a module of the run's code (default: its module)",
+        help="the service: a file on this machine, or a module of the run's code (default: the run's module)",
     )  # fmt: skip
-    arguments.add_argument("--workers", metavar="N", type=_count, default=2, help="processes that compute (default: 2)")
     arguments.add_argument(
-        "--batch", metavar="N", type=_count, default=32, help="most inputs that are computed at once (default: 32)"
+        "--workers", metavar="N", type=_count, default=2, help="number of worker processes (default: 2)"
     )
+    arguments.add_argument("--batch", metavar="N", type=_count, default=32, help="most inputs in a batch (default: 32)")
     arguments.add_argument(
         "--wait", metavar="TIME", type=_seconds, default=0.005,
-        help="how long an input waits for others at most, while a worker is free (default: 5ms)",
+        help="how long an input waits for others of its batch, while a worker is free (default: 5ms)",
     )  # fmt: skip
     arguments.add_argument(
-        "--cache", metavar="N", type=_whole, default=10_000, help="answers that are kept; 0: none (default: 10000)"
+        "--cache", metavar="N", type=_whole, default=10_000, help="number of cached answers; 0: none (default: 10000)"
     )
     arguments.add_argument(
-        "--cache-for", metavar="TIME", type=_seconds, default=3600.0, help="how long they are kept (default: 1h)"
+        "--cache-for", metavar="TIME", type=_seconds, default=3600.0, help="how long answers are cached (default: 1h)"
     )
     arguments.add_argument(
         "--queue", metavar="N", type=_count, default=1024, help="most inputs that may wait (default: 1024)"
     )
     arguments.add_argument(
         "--timeout", metavar="TIME", type=_seconds, default=30.0,
-        help="longest time of a request, and of a batch, whose worker is ended then (default: 30s)",
+        help="time limit of a request, and of a batch, whose worker is then ended (default: 30s)",
     )  # fmt: skip
     arguments.add_argument(
         "--max-body", metavar="SIZE", type=_size, default=16 << 20, help="largest body of a request (default: 16MiB)"
     )
-    arguments.add_argument("--watch", action="store_true", help="take a newer checkpoint over as soon as there is one")
-    arguments.add_argument("--port", metavar="N", type=_port, help="0: one that is free (default: 8000, with --on 0)")
+    arguments.add_argument("--watch", action="store_true", help="load each newer checkpoint")
+    arguments.add_argument(
+        "--port", metavar="N", type=_port, help="the port; 0: any free one (default: 8000, with --on 0)"
+    )
     arguments.add_argument(
         "--host", metavar="ADDR",
-        help="the one address to listen on (default: 127.0.0.1; in a job that of its node)",
+        help="the address to listen on (default: 127.0.0.1; in a job that of its node)",
     )  # fmt: skip
     arguments.takes_tls()
     token = arguments.add_mutually_exclusive_group()
     token.add_argument(
         "--token-file", metavar="FILE", type=Path,
-        help="its first line is the token that requests need (default: a new one, which is shown)",
+        help="a file whose first line is the token (default: a new token, which is shown)",
     )  # fmt: skip
     token.add_argument(
         "--public", action="store_true",
-        help="answer every client that reaches the address, without a token: every user of this machine at least",
+        help="answer all clients without a token, at least all users of this machine",
     )  # fmt: skip
     arguments.add_argument(
         "--tunnel", action="store_true",
-        help="with --on POOL: the job listens on its host alone, and is asked here through the connection to that "
-        "host; without --on, RUN is such a job",
+        help="with --on POOL: the job listens only on its host, and a port of this machine is forwarded to it; without "
+        "--on, RUN is such a job",
     )  # fmt: skip
     arguments.takes_place(default=None, shown="this process serves, here")
     arguments.add_argument(
