@@ -10,7 +10,7 @@ from launcher.cli.looking.role_option import only_part_of
 from launcher.node.inside.visit_messages import AttachDebugger
 
 EXAMPLES = """
-  launch debug last              attach to rank 0, which has come to a breakpoint() in its code
+  launch debug last              attach to rank 0, which waits in a breakpoint() of its code
   launch debug resnet --rank 3
 
 A rank that comes to a breakpoint() waits, for as long as it takes, and `launch status` says where; so the others wait

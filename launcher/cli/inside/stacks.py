@@ -21,8 +21,8 @@ EXAMPLES = """
   launch stacks last                 of all ranks, the innermost frame first; they are in the ranks' logs too
   launch stacks last --rank 0,3-5
   launch stacks last --role actors   of this role, of a run of several programs
-  launch stacks last --json          an object for each rank, for programs
-  launch stacks last --last          what was seen of the run's last hang, also after its end
+  launch stacks last --json          one object for each rank, for programs
+  launch stacks last --last          the report of the run's last hang, also after its end
 
 Where ranks wait for one of them, the first line says for which. The ranks go on. Exit code 4 where a rank tells none,
 with the reason; 5 where a node cannot be reached.

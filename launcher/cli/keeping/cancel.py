@@ -14,9 +14,9 @@ from launcher.states import State
 EXAMPLES = """
   launch cancel last                 the ranks get SIGTERM and the spec's grace to save, then no process of it is left
   launch cancel lr-4ykr lr-9x2d      both, one after the other
-  launch cancel 'lr-*'               all whose id or name is like this; those that have ended stay as they are
+  launch cancel 'lr-*'               all active runs whose id or name matches this pattern
   launch cancel train-predict-7k3f   all steps of that file
-  launch cancel resnet --gone gpu07  the same; gpu07 burnt down, so do not wait for its answer
+  launch cancel resnet --gone gpu07  the same; gpu07 is lost for good, so do not wait for it
 """
 
 

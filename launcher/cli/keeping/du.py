@@ -18,10 +18,10 @@ from launcher.run.layout import RunDir
 from launcher.run.removal import Usage, size_of, unused_code
 
 EXAMPLES = """
-  launch du                  every run, the largest first, and what could go without a loss
-  launch du --sort logs      those with the most of that first
+  launch du                  every run, the largest first, and what could be deleted without a loss
+  launch du --sort logs      sort by the largest value
   launch du resnet --json    of this one, in bytes
-  launch du --here           of this machine alone: no cluster is asked
+  launch du --here           only of this machine: no cluster is asked
 """
 _HEAD = ("RUN", "STATE", "TOTAL", "CHECKPOINTS", "LOGS", "CODE")
 _SORTS = ("total", "checkpoints", "logs", "code", "run")

@@ -16,7 +16,7 @@ EXAMPLES = """
   launch edit last --tag baseline --note "warm-up was too short"
   launch edit resnet-4ykr --name baseline       `launch logs baseline` shows its log from now on
   launch edit 'lr-*' --tag paper --untag old    several runs, by a pattern; quote it from the shell
-  launch edit last                              shows what there is
+  launch edit last                              lists the templates
 """
 
 

@@ -10,10 +10,10 @@ from launcher.cli.terminal import safe, show_news, to_json
 from launcher.errors import Exit
 
 EXAMPLES = """
-  launch fetch last                       logs, metrics, the newest whole checkpoint and the best
+  launch fetch last                       logs, metrics, the newest complete checkpoint and the best
   launch fetch resnet --checkpoint 1200   and the checkpoint of this step
-  launch fetch last --checkpoint none     logs and metrics alone; again brings only what is new
-  launch fetch last --outputs             and what the script wrote to relative paths
+  launch fetch last --checkpoint none     only logs and metrics; used again, it copies only what is new
+  launch fetch last --outputs             also files that the script wrote to relative paths
 """
 
 

@@ -11,8 +11,8 @@ from launcher.errors import Exit, Refused
 from launcher.run.records import Exclusion
 
 EXAMPLES = """
-  launch nodes include last            whatever was held against nodes is forgotten
-  launch nodes include resnet gpu07    of this one alone
+  launch nodes include last            include all excluded nodes again
+  launch nodes include resnet gpu07    only of this run
 """
 
 

@@ -8,7 +8,7 @@ from launcher.cli.terminal import safe
 from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
-  launch note last "warm-up was too short"     in the place of what was there
+  launch note last "warm-up was too short"     replace the old note
   launch note last                             shows it
   launch note last ""                          takes it away
 """

@@ -25,11 +25,11 @@ from launcher.supervisor.notify.record import Notifying
 from launcher.supervisor.notify.settings import notifying_of, settings_file
 
 EXAMPLES = """
-  launch notify last              what was sent of the newest run, when and to whom; what was not, and why
-  launch notify --test            sends a message to all that ~/.config/launch/notify.yaml names
-  launch notify --test job.yaml   to those that a run of this spec would tell
-  launch notify --test last       to those that the run tells
-  launch notify --due             sends what is due and no process was left to send
+  launch notify last              messages about the newest run: what was sent and when, what was not and why
+  launch notify --test            sends a test message to all receivers in ~/.config/launch/notify.yaml
+  launch notify --test job.yaml   to the receivers of a run of this spec
+  launch notify --test last       to the receivers of the run
+  launch notify --due             sends due messages that no process was left to send
 
 Who carries a run tells of it. Of an end that only the cluster knows, such as a job that was killed with all its
 processes, --due tells, once. On one machine, by cron: */15 * * * * launch notify --due. It looks at all runs, and so

@@ -27,8 +27,8 @@ from launcher.status.checkpoints import Checkpoint, Condition, checkpoints
 from launcher.status.derive import RunStatus, state_text
 
 EXAMPLES = """
-  launch prune --older 7d --state failed             asks before anything goes
-  launch prune --older 30d --keep best --yes         the runs stay, with their best checkpoint each
+  launch prune --older 7d --state failed             asks before it deletes anything
+  launch prune --older 30d --keep best --yes         keeps the runs, each with its best checkpoint
   launch prune --state ended --keep 3                of each run the newest three checkpoints stay
   launch prune --name 'lr*' --dry-run                only shows it
 

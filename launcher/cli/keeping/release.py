@@ -10,8 +10,8 @@ from launcher.cli.terminal import show_news, to_json
 from launcher.errors import Exit
 
 EXAMPLES = """
-  launch submit job.yaml --hold      it waits
-  launch release last                now it starts, as soon as there is room
+  launch submit job.yaml --hold      it waits until `launch release`
+  launch release last                now it starts, as soon as enough GPUs are free
 """
 
 

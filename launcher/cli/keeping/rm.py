@@ -20,8 +20,8 @@ from launcher.run.layout import RunDir
 EXAMPLES = """
   launch rm resnet-4ykr                 with its code, logs and checkpoints; a live run is refused
   launch rm resnet-4ykr lr-9x2d         both or, if one of them is live, none
-  launch rm 'lr-*'                      all whose id or name is like this
-  launch rm resnet-4ykr --anyway        here, though a machine that has some of it is silent
+  launch rm 'lr-*'                      all runs whose id or name matches this pattern
+  launch rm resnet-4ykr --anyway        on this machine, even if another machine with files of it does not answer
 
 What a run keeps on the hosts of a pool, or on a login node, goes too. While one of them does not answer the run stays
 known here, and the same command finishes the work later.

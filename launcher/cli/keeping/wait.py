@@ -18,9 +18,9 @@ from launcher.status.derive import RunStatus, exit_code_of
 EXAMPLES = """
   launch wait last && launch submit next.yaml     one after the other
   launch wait lr-4ykr lr-9x2d                     for all of them; the exit code of the first one that failed
-  launch wait lr-4ykr lr-9x2d --any               until one of them has ended, which is named
-  launch wait resnet --timeout 60                 exit code 4 where it is not over by then
-  launch wait lr-4ykr lr-9x2d --any --json        how those are that have ended, for programs
+  launch wait lr-4ykr lr-9x2d --any               until the first run has ended; prints its id
+  launch wait resnet --timeout 60                 exit code 4 if it has not ended by then
+  launch wait lr-4ykr lr-9x2d --any --json        the results of those that have ended, for programs
 """
 
 

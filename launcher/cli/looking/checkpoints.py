@@ -16,8 +16,8 @@ from trainer.checkpoint_files.manifest import BEST_BY, Value
 
 EXAMPLES = """
   launch checkpoints last             step, time, size and world of each; the newest first
-  launch checkpoints last --verify    read every byte; exit code 6 where one is damaged
-  launch checkpoints resnet --json    all that is known of them, for programs
+  launch checkpoints last --verify    read every byte; exit code 6 if a checkpoint is damaged
+  launch checkpoints resnet --json    everything that is known of them, for programs
 
 A start loads the newest of kind `step` that is whole, and sets aside what it finds damaged. Kind `best` is the one
 with the best monitored value, which is shown; `launch export` writes its weights into a file.

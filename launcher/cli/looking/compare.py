@@ -18,13 +18,13 @@ from launcher.status.compared import CodeComparison, Comparison, Table, Value
 from launcher.status.series import Figure
 
 EXAMPLES = """
-  launch compare lr1 lr2             results side by side, and all that is other in arguments, spec,
+  launch compare lr1 lr2             results side by side, and differences of arguments, spec,
                                      environment, packages and code
   launch compare lr1 lr2 --code      the code's diff to its last line
-  launch compare lr1 lr2 --stat      only which files are other
+  launch compare lr1 lr2 --stat      only the names of files that differ
   launch compare lr1 lr2 lr3         each with the first
-  launch compare lr1 lr2 --json      all of it, for programs
-  launch compare lr1                 what of its code was not in the commit that it was submitted at
+  launch compare lr1 lr2 --json      everything, for programs
+  launch compare lr1                 its code that was not committed when it was submitted
 
 Of a run that was resumed its newest attempt counts. Code is compared as it was frozen.
 """

@@ -13,7 +13,7 @@ from launcher.cli.terminal import columns, safe, to_json
 from launcher.errors import Exit
 
 EXAMPLES = """
-  launch debug-archive last                     lists what it holds, then writes RUN-debug.tar.gz
+  launch debug-archive last                     lists the files, then writes RUN-debug.tar.gz
   launch debug-archive last --list              only lists it
   launch debug-archive resnet -o FILE.tar.gz
 

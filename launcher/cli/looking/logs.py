@@ -19,14 +19,14 @@ from launcher.status.log_choice import LogChoice
 from launcher.status.restarts import RestartReader
 
 EXAMPLES = """
-  launch logs last               all that was written, by time, with node:rank before each line
-  launch logs resnet -f          as it grows, until the run has ended; Ctrl-C stops only the following
+  launch logs last               the whole log by time, with node:rank before each line
+  launch logs resnet -f          follow the log until the run has ended; Ctrl-C stops only the display
   launch logs last -n 50         the last 50 lines; with -f these first
   launch logs last --since 5m    of the last five minutes
-  launch logs last --rank 0,3-5  of these ranks alone; may be repeated, as --node may
+  launch logs last --rank 0,3-5  only of these ranks; may be repeated, as --node may
   launch logs last --role actors of a run of several programs, those of this one
   launch logs last --grep 'loss|nan'
-  launch logs last --json        one object a line, for programs
+  launch logs last --json        one object per line, for programs
 """
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MOST = 1 << 20

@@ -27,12 +27,12 @@ from launcher.states import State
 from launcher.status.derive import RunStatus
 
 EXAMPLES = """
-  launch status                  what is running, and the newest runs of any folder
+  launch status                  active runs, and the newest ended ones
   launch status last             everything about the newest run
-  launch status resnet --watch   the same, drawn anew each second until it ends
-  launch status --json           all of it, for programs
+  launch status resnet --watch   the same, updated each second until the run ends
+  launch status --json           everything, for programs
   launch status --name 'lr*' --state failed --since 2d    only these
-  launch status --columns lr,val_loss,commit --sort val_loss --limit 20    with what they were given and have reached
+  launch status --columns lr,val_loss,commit --sort val_loss --limit 20    with arguments and results as columns
 """
 _WATCH_S = 1.0
 _NAMED = 8

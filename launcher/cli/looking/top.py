@@ -22,8 +22,8 @@ from launcher.states import State
 from launcher.status.derive import RunStatus
 
 EXAMPLES = """
-  launch top last                 drawn anew until the run has ended; Ctrl-C ends it sooner
-  launch top resnet --once        one table; as it is where the output is no terminal
+  launch top last                 updated until the run has ended, or Ctrl-C
+  launch top resnet --once        one table; the default if the output is no terminal
   launch top last --role actors   of this role, of a run of several programs; without it of all
   launch top resnet --json        in cores, bytes and bytes a second, for programs
 

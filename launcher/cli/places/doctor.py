@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
   launch doctor                  this machine
-  launch doctor --health         its cores and GPUs: do they multiply, keep and carry what they should?
+  launch doctor --health         checks its cores, memory and GPUs by calculations with known results
   launch doctor slurm            the Slurm cluster whose programs are here; starts nothing
-  launch doctor slurm --try      and a short job on two nodes: what do they see, do they reach each other?
+  launch doctor slurm --try      also a short job on two nodes: what do they see, do they reach each other?
   launch doctor slurm --try --nodes 1 --partition gpu --within 600
   launch doctor gridengine --try such a job on two hosts of Grid Engine
   launch doctor pbs --try        and on two of PBS
   launch doctor lsf --try        and on two of LSF
-  launch doctor k8s              what Kubernetes has for runs; starts nothing
-  launch doctor mypool           every host of a pool, and the ways between them
+  launch doctor k8s              what the Kubernetes cluster offers; starts nothing
+  launch doctor mypool           every host of a pool, and the links between them
   launch doctor mypool --try     and an all-reduce by torch over all of them
   launch doctor mypool --collectives --nodes 4 --ranks 4,8     each operation of torch.distributed, checked and timed
   launch doctor --collectives --sizes 1KB,64KB..4MB            on two ranks of this machine

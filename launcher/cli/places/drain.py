@@ -12,9 +12,9 @@ from launcher.errors import Exit, Refused
 from launcher.states import State
 
 EXAMPLES = """
-  launch nodes drain last 1                its ranks move to a spare node, and it is used no more
-  launch nodes drain resnet gpu07          by the name of the machine, as `launch status` shows it
-  launch nodes drain last 1 --timeout 60   exit code 4 where no other node could have them by then
+  launch nodes drain last 1                its ranks move to a spare node, and it is not used again
+  launch nodes drain resnet gpu07          the node by the name of its machine, as `launch status` shows it
+  launch nodes drain last 1 --timeout 60   exit code 4 if no other node could get them by then
 """
 _LOOK_S = 0.2
 

@@ -12,8 +12,8 @@ from launcher.errors import Exit, Refused
 from launcher.run.records import MOVED
 
 EXAMPLES = """
-  launch nodes move last 1                    its ranks move to a spare node, and it is a spare itself
-  launch nodes move resnet gpu07 --to gpu12   by the names of the machines, as `launch status` shows them
+  launch nodes move last 1                    its ranks move to a spare node, and it becomes a spare
+  launch nodes move resnet gpu07 --to gpu12   nodes by the names of their machines, as `launch status` shows them
 """
 _LOOK_S = 0.2
 

@@ -8,9 +8,9 @@ from launcher.cli.arguments import Arguments
 from launcher.errors import BadInput
 
 EXAMPLES = """
-  launch nodes trust gpu01                       show the host's key and ask whether it is the right one
+  launch nodes trust gpu01                       show the host's key and ask whether to trust it
   launch nodes trust mypool                      every host of this pool
-  launch nodes trust gpu01 --yes SHA256:...      take this key without asking
+  launch nodes trust gpu01 --yes SHA256:...      trust this key without asking
 """
 
 

@@ -23,9 +23,9 @@ from launcher.run.registry import hide_from_git
 from launcher.spec.fields import schema
 
 EXAMPLES = """
-  launch spec init                        writes job.yaml, the least a job needs
+  launch spec init                        writes job.yaml with the options that every job needs
   launch spec init ddp --output big.yaml  another template, to another file
-  launch spec init --list                 which templates there are
+  launch spec init --list                 lists the templates
   launch spec init --from train.py        with the script's own options, and their defaults, as args
   launch init --agents                    teaches coding agents `launch`: a skill in .claude/skills and .agents/skills
 """

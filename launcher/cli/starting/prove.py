@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
   launch prove job.yaml --steps 60                the training, 60 steps of it, undisturbed, and killed in each mode
-  launch prove job.yaml --set run.args.epochs=1   where --steps does not know what makes it short
-  launch prove last --steps 60                    what a run has trained, with the code that it had
-  launch prove job.yaml --modes power --kills 5   all of the run is killed five times, and resumed
+  launch prove job.yaml --set run.args.epochs=1   if --steps finds no option for the number of steps
+  launch prove last --steps 60                    a run's training, with the run's code
+  launch prove job.yaml --modes power --kills 5   all processes of the run are killed five times, and the run is resumed
   launch prove job.yaml --seed 7                  the same kills again
-  launch prove job.yaml --metric loss --json      what is compared; all that was found, for programs
+  launch prove job.yaml --metric loss --json      what is compared; prints everything as JSON
 
 Modes: warm, one rank is killed; power, all that there is of the run on a node; hot, one rank is killed and the others
 stay (recovery.mode). Ends with 0 where the training is exact,

@@ -12,13 +12,13 @@ from launcher.cli.terminal import show_news, to_json
 from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
-  launch resume last                                     from the newest verified checkpoint, as it was
-  launch resume last --code                              with the code as it is now: a bug is mended
-  launch resume resnet --on pool2                        elsewhere, or there as the clusters file has it by now
-  launch resume resnet --set resources.nodes=2           with another world
+  launch resume last                                     continue from the newest verified checkpoint
+  launch resume last --code                              with the present code, in which a bug is fixed
+  launch resume resnet --on pool2                        with the present options of the clusters file
+  launch resume resnet --set resources.nodes=2           with another number of ranks
   launch resume resnet --set run.args.lr=0.01 --follow   with other arguments, and watch it
-  launch resume resnet --without gpu07                   gpu07 is gone for good: without it, and without its word
-  launch resume train-predict-7k3f                       of a file with steps: from the one that failed
+  launch resume resnet --without gpu07                   gpu07 is lost for good: continue without it
+  launch resume train-predict-7k3f                       for a file with steps: continue from the failed step
 """
 
 

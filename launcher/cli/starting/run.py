@@ -25,7 +25,7 @@ EXAMPLES = """
   launch run --nproc 4 train.py --lr 0.1           four ranks; what follows the script is the script's
   launch run --nnodes 2 --on mypool train.py       two nodes of a pool
   launch run --nproc 2 -m package.train            a module
-  launch run --dry-run train.py --lr 0.1 > job.yaml    only print the spec that it stands for
+  launch run --dry-run train.py --lr 0.1 > job.yaml    only print the spec of this command
 """
 _PER_GPU = ("auto", "gpu")
 _OF_PROGRAMS = ("user_error", "killed", "out_of_memory", "hang", "communication")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from launcher.apps.scaling.findings import ScalingReport
 
 EXAMPLES = """
-  launch scale job.yaml --ranks 1,2,4             a table, sentences, what would help first, and more ranks foretold
-  launch scale job.yaml --ranks 1,2 -o report     a page with pictures, too, and all of it as Markdown and as JSON
+  launch scale job.yaml --ranks 1,2,4             a table, sentences, what would help most, and forecasts for more ranks
+  launch scale job.yaml --ranks 1,2 -o report     also a page with pictures, and the results as Markdown and JSON
   launch scale job.yaml --strategies ddp,fsdp     which strategy, on one rank and on two
   launch scale job.yaml --strategies dp,master,ddp    threads of one process, a parameter master, all-reduce
   launch scale job.yaml --strategies mp,ddp       layers on several devices by hand, which wait for each other

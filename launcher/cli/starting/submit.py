@@ -18,16 +18,16 @@ from launcher.states import LOCAL
 _STEP = re.compile(r":step[:=](?=\d)")
 
 EXAMPLES = """
-  launch submit job.yaml                                start it here; prints the run's id
+  launch submit job.yaml                                start it on this machine; prints the run's id
   launch submit job.yaml --follow                       and show its log; ends with the run's exit code
   launch submit job.yaml --on slurm                     the same job on a Slurm cluster
-  launch submit job.yaml --set resources.nodes=4        with a field of the spec overridden
-  launch submit job.yaml --repeat 8                     eight runs of it; LAUNCH_REPEAT tells each which it is
-  launch submit a.yaml b.yaml                           a run of each; one id a line
+  launch submit job.yaml --set resources.nodes=4        with another value of one option
+  launch submit job.yaml --repeat 8                     eight runs of it; LAUNCH_REPEAT is the number of each
+  launch submit a.yaml b.yaml                           a run of each file; prints one id per line
   launch submit job.yaml --repeat 20 --max-parallel 2   twenty runs of it, two at a time
-  launch submit eval.yaml --after train-7k3f            once that run has succeeded; else it is cancelled
+  launch submit eval.yaml --after train-7k3f            starts when that run has succeeded; otherwise it is cancelled
   launch submit job.yaml --at 22:00                     tonight; --hold waits for `launch release`
-  launch submit train_then_predict.yaml                 all its `steps`, each once those are done that it needs
+  launch submit train_then_predict.yaml                 all its `steps`, each after the steps that it needs
   launch submit job.yaml --dry-run                      only show what would be done; starts and writes nothing
 """
 _MOST = 10_000

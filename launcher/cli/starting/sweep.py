@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from launcher.apps.sweeps.sweep import Sweep
 
 EXAMPLES = """
-  launch sweep jobs/resnet_sweep.yaml             begin it here; prints the sweep's id
+  launch sweep jobs/resnet_sweep.yaml             start it on this machine; prints the sweep's id
   launch sweep job.yaml --on slurm --follow       on a cluster, and watch its trials
   launch sweep status                             the newest sweep and its trials
   launch sweep best resnet-sweep-7k3f             the best trial: its value, its options, its run
   launch sweep stop last                          save and stop its trials
-  launch sweep resume last                        go on with them, or where the conductor was killed
+  launch sweep resume last                        continue them, also after the conductor was killed
   launch sweep add last --trials 20               twenty trials more
   launch sweep extend last --best 3 --steps 9000  train the best three further, from their checkpoints
   launch sweep plot last                          values by trial, and which options matter; here

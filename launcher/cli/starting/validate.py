@@ -14,7 +14,7 @@ from launcher.errors import BadInput, Exit
 
 EXAMPLES = """
   launch spec validate job.yaml           `job.yaml: ok`, or one line for each problem and exit code 2
-  launch spec validate jobs/*.yaml        every file is looked at, whatever the ones before were like
+  launch spec validate jobs/*.yaml        checks every file, even after one with problems
 """
 
 

@@ -28,8 +28,8 @@ EXAMPLES = """
   launch serve last                                 the newest checkpoint, at http://127.0.0.1:8000
   launch serve resnet --best --watch                the best one, and each better one as it comes
   launch serve resnet --workers 4 --batch 64 --wait 10ms
-  launch serve resnet --on hpc                      as a job, which has its address in `launch status`
-  launch serve resnet --on pool --tunnel            as a job that is asked at an address of this machine, through SSH
+  launch serve resnet --on hpc                      as a job; `launch status` shows its address
+  launch serve resnet --on pool --tunnel            as a job, with a port of this machine forwarded to it by SSH
   launch serve mine --app serving.py                a model of your own: load(checkpoint), predict(model, inputs)
 
 What it prints ends with a line to paste that asks it: requests need the token, which that line takes from a file. Other
