@@ -14,7 +14,7 @@ from launcher.errors import BadInput, Exit
 EXAMPLES = """
   launch resume last                                     continue from the newest verified checkpoint
   launch resume last --code                              with the present code, in which a bug is fixed
-  launch resume resnet --on pool2                        with the present options of the clusters file
+  launch resume resnet --on pool2                        on another cluster, or with its present options
   launch resume resnet --set resources.nodes=2           with another number of ranks
   launch resume resnet --set run.args.lr=0.01 --follow   with other arguments, and watch it
   launch resume resnet --without gpu07                   gpu07 is lost for good: continue without it
