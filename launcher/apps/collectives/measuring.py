@@ -144,6 +144,7 @@ def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
     trip = statistics.median(one.round_trip_s for one in pairs)
 
     def said(one: NodePair) -> str:
+        """Return why the pair is slow, or "" if it is not."""
         ratios = (
             ("as slow by send and recv", _ratio(usual, one.bytes_per_s)),
             ("as slow by a plain connection", _ratio(plain, one.plain_bytes_per_s) if one.plain_bytes_per_s else 0.0),
@@ -155,6 +156,8 @@ def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
 
 
 def _ratio(one: float, other: float) -> float:
+    """Return one number divided by the other, or infinity if that is 0."""
+    """Return the first number divided by the other, or 0.0 if the other is 0."""
     return one / other if other > 0 else 0.0
 
 
