@@ -26,7 +26,9 @@ def gpus_finding(gpus: tuple[str, ...]) -> Finding:
 
 
 def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = False) -> Finding:
-    """Return the finding on torch; `where` names the interpreter, `gpus` is how many the machine or the job has."""
+    """Return the finding on torch; `where` names the interpreter, `gpus` is how many the machine, or with `of_the_job`
+    the job, has.
+    """
     if torch.error == "not installed":
         hint = "a job that trains needs it: pip install torch there, or run.python names another interpreter"
         return warning("torch", f"not installed in {where}", hint)
@@ -62,14 +64,15 @@ def files_finding(soft: int, hard: int) -> Finding:
 
 
 def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
-    """Return the finding on the clock, and whether a time service keeps it."""
+    """Return the finding on the clock; `is_synchronised` says that a time service keeps it."""
     when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     return ok("clock", f"{when}, {'kept by a time service' if is_synchronised else 'not known to be kept by any'}")
 
 
 def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[Finding]:
-    """Yield findings on whether the folder supports the file operations that the launcher uses, and on its free
-    space. `variable` is the environment variable that names another folder.
+    """Yield findings on whether the folder supports the file operations that the launcher uses, and on its free space.
+
+    `variable` is the environment variable that moves the folder elsewhere.
     """
     elsewhere = f"set {variable} to a folder on another file system"
     where = (
@@ -88,7 +91,7 @@ def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[
 
 
 def space_finding(about: str, where: str, free: int, free_files: int | None, elsewhere: str) -> Finding:
-    """Return the finding on free space and room for more files."""
+    """Return the finding on free space and room for more files; `elsewhere` says how to use another folder."""
     left = f"{size(free)} free"
     if free_files is not None and free_files < _SCARCE_FILES:
         left += f", room for {free_files} more files"
@@ -101,8 +104,9 @@ def space_finding(about: str, where: str, free: int, free_files: int | None, els
 
 
 def shared_findings(request: DoctorRequest, seen_on: Sequence[str] | None) -> Iterable[Finding]:
-    """Yield findings on where runs and programs are; `seen_on` are the nodes on which all of it was found, or
-    None if none was asked.
+    """Yield findings on whether nodes see the folders of runs and programs.
+
+    `seen_on` are the nodes on which all of them were found, or None if no node was asked.
     """
     for about, paths in (("runs root", [request.runs_root]), ("programs", _programs(Path(request.python)))):
         places = {str(path): file_system_of(path) for path in paths}
@@ -124,7 +128,9 @@ def _programs(rank_python: Path) -> list[Path]:
 def place_finding(
     about: str, places: Mapping[str, FileSystem], trial: str, seen_on: Sequence[str] = (), *, tried: bool = False
 ) -> Finding:
-    """Return the finding on whether nodes can see these places: by a trial, or else by their file systems."""
+    """Return the finding on whether nodes can see these places: by a trial if they were `tried`, else by their file
+    systems.
+    """
     text = all_of([f"{path} ({there.kind})" for path, there in places.items()])
     if seen_on:
         return ok(about, f"{text}: seen on {all_of(seen_on)}")

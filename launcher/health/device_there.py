@@ -30,7 +30,7 @@ _MOST_LETTERS = 300
 
 
 class WrongResult(Exception):
-    """The device computed something else than expected."""
+    """Raised when the device has computed something other than expected."""
 
     def __init__(self, expected: str, seen: str) -> None:
         super().__init__(expected, seen)
@@ -38,7 +38,7 @@ class WrongResult(Exception):
 
 
 class Unable(Exception):
-    """The device cannot be checked here, for this reason."""
+    """Raised with the reason when the device cannot be checked on this machine."""
 
 
 class GpuWork(NamedTuple):
@@ -54,7 +54,7 @@ _GPU_WORK = GpuWork()
 
 
 class DeviceTrial(NamedTuple):
-    """One part of the check; `run` returns a short result, and raises WrongResult."""
+    """One part of the check; `run` returns a short result, or raises WrongResult."""
 
     name: str
     run: Callable[[], str]
@@ -101,7 +101,7 @@ def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[Devic
 
 
 def _tried(part: DeviceTrial) -> bool:
-    """Run one part and print its result; return whether the check goes on."""
+    """Run one part and print its result; return whether the check goes on after it."""
     _print_line(begins=part.name)
     began, wrong, note = time.perf_counter(), None, ""
     try:
@@ -122,7 +122,7 @@ def _tried(part: DeviceTrial) -> bool:
 
 
 def _start(torch: Any, device: str) -> str:
-    """Compute something small on the device, which starts its driver, and return how much of its memory is free."""
+    """Compute something small on the device, which starts its driver; return as text how much of its memory is free."""
     number, there = torch.device(device).index or 0, torch.cuda.device_count()
     if number >= there:
         raise WrongResult(device, f"torch sees {there} GPU{'' if there == 1 else 's'}")
@@ -141,7 +141,9 @@ def _half(torch: Any, device: str) -> Any:
 
 
 def _multiply_on_each_core(torch: Any) -> str:
-    """Multiply on each core in turn, because one core may compute wrongly while others do not."""
+    """Multiply on each core in turn, because one core may compute wrongly while others do not; return a short
+    result.
+    """
     torch.set_num_threads(1)
     product = _Product(torch, "cpu", torch.float32, _SMALL)
     cores, done, until = os.sched_getaffinity(0), 0, time.perf_counter() + _MOST_CORES_S
@@ -159,7 +161,7 @@ def _multiply_on_each_core(torch: Any) -> str:
 
 
 def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
-    """Multiply matrices of this type and size on the device, and check the product."""
+    """Multiply matrices of this type and size on the device, check the product, and return a short result."""
     product = _Product(torch, device, kind, size)
     product.check()  # the first one also loads the library
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -189,12 +191,12 @@ class _Product:
         self.result = torch.zeros(size, size, dtype=kind, device=device)
 
     def check(self, where: str = "") -> None:
-        """Multiply on the device and compare the product; raise WrongResult."""
+        """Multiply on the device and compare the product; raise WrongResult if it is not as expected."""
         self._torch.mm(self.left, self.right, out=self.result)
         self.compare(where)
 
     def compare(self, where: str = "") -> None:
-        """Compare the newest product with the expected one; raise WrongResult."""
+        """Compare the newest product with the expected one; raise WrongResult if they differ."""
         wrong = self.result != self.expected
         count = int(wrong.sum().item())
         if count:
@@ -204,8 +206,10 @@ class _Product:
             raise WrongResult(f"{expected:g} at row {row}, column {column}{where}", f"{seen:g}; {of_all}")
 
     def _whole_numbers(self, *, few: bool) -> tuple[Any, Any]:
-        """Return the same random whole numbers each time. No sum of their products is above 2**24, up to which
-        float32 is exact; with `few` none is above 128, because bfloat16 is exact to 256, and float16 to 2048.
+        """Return (f, g), the same random whole numbers at each call.
+
+        No sum of their products is above 2**24, up to which float32 is exact; with `few` none is above 128, because
+        bfloat16 is exact to 256, and float16 to 2048.
         """
         torch, size = self._torch, self._size
         drawn = torch.randint(-8, 9, (2, size), generator=torch.Generator().manual_seed(1))
@@ -216,7 +220,7 @@ class _Product:
         return signs[0], signs[1]
 
     def _turned(self, values: Any) -> Any:
-        """Return a matrix whose row i is the values rotated by i."""
+        """Return a matrix whose row i has the values rotated by i places."""
         return self._torch.cat([values, values]).as_strided((self._size, self._size), (1, 1))
 
 
@@ -239,7 +243,7 @@ def _keep(torch: Any, device: str, size: int) -> str:
 
 
 def _carry(torch: Any, device: str, size: int) -> str:
-    """Copy this many bytes from the host's memory to the device's, and back; return at which rates."""
+    """Copy `size` bytes from the host's memory to the device's, and back; return the rates as text."""
     words = torch.arange(size // 8, dtype=torch.int64).mul_(_ODD).pin_memory()
     back = torch.empty_like(words).pin_memory()
     there = torch.empty_like(words, device=device)
@@ -259,7 +263,9 @@ def _carry(torch: Any, device: str, size: int) -> str:
 
 
 def _count_errors(torch: Any, device: str) -> str:
-    """Return the errors that the driver has counted on this GPU, if NVIDIA's library is present and reports them."""
+    """Return as text the errors that the driver has counted on this GPU, if NVIDIA's library is present and reports
+    them.
+    """
     driver = _Driver.of(getattr(torch.cuda.get_device_properties(device), "uuid", None))
     if driver is None:
         return "not told"
@@ -275,7 +281,7 @@ def _count_errors(torch: Any, device: str) -> str:
 
 
 class RemappedRows(NamedTuple):
-    """How many rows of a GPU's memory were replaced by spare ones, and whether more are pending or failed."""
+    """The number of rows of a GPU's memory that were replaced by spare ones, and whether more are pending or failed."""
 
     remapped: int
     pending: bool
@@ -309,7 +315,7 @@ class _Driver:
         return count.value if asked else None
 
     def remapped_rows(self) -> RemappedRows | None:
-        """Return the replaced rows, or None if the driver does not report them."""
+        """Return which rows of memory were replaced, or None if the driver does not report them."""
         found = [ctypes.c_uint() for _ in range(4)]
         if not self._ask("nvmlDeviceGetRemappedRows", *map(ctypes.byref, found)):
             return None
@@ -323,7 +329,7 @@ class _Driver:
 
 
 def _words(error: BaseException) -> str:
-    """Return the error on one line."""
+    """Return the text of an error on one line."""
     first = (str(error).strip().splitlines() or [""])[0][:_MOST_LETTERS]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

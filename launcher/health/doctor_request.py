@@ -34,7 +34,7 @@ class DoctorRequest:
         return words | dict(self.asked)
 
     def refuse_all_but(self, *known: str) -> None:
-        """Raise BadInput if an option was given other than these."""
+        """Raise BadInput if an option was given that is not among `known`."""
         for name, whose in self.given.items():
             if name not in known:
                 place = "" if whose == OF_THIS_MACHINE else " slurm"

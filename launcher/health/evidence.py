@@ -15,7 +15,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Fitness(StrEnum):
-    """Whether a device is fit; unknown does not count as unfit, as only a failed check excludes a node."""
+    """Whether a device is fit for ranks; unknown does not count as unfit, as only a failed check excludes a node."""
 
     FIT = "fit"
     UNFIT = "unfit"
@@ -34,7 +34,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the checking program ended: an exit code, a signal, or, with neither, a kill after `after_s`."""
+    """How the checking program ended: with an exit code, by a signal, or, with neither, killed after `after_s`."""
 
     code: int | None = None
     signal: int | None = None
@@ -61,12 +61,12 @@ _LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 
 def devices_of(gpus: int) -> tuple[str, ...]:
-    """Return the devices to check on a node whose ranks have this many GPUs."""
+    """Return the devices to check on a node whose ranks have `gpus` GPUs: the CPU, and each of the GPUs."""
     return ("cpu", *(f"cuda:{number}" for number in range(gpus)))
 
 
 def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
-    """Return the health of a device; `said` holds the program's lines among any other output."""
+    """Return the health of a device; `said` are the lines that the program printed, among any other output."""
     lines = [line for line in map(_line, said) if line is not None]
     name = next((line.name for line in reversed(lines) if line.name), "")
     about = f"{device} ({name})" if name else device
@@ -86,7 +86,7 @@ def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
 
 
 def _line(text: bytes) -> _Line | None:
-    """Return the line decoded, or None if it is other output."""
+    """Return the decoded line, or None if it is other output."""
     try:
         return _LINE.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -94,19 +94,19 @@ def _line(text: bytes) -> _Line | None:
 
 
 def _parts(lines: Iterable[_Line]) -> str:
-    """Return the results of the parts as text."""
+    """Return as text the results of all parts of the check."""
     return ", ".join(f"{line.part} {line.note} in {line.seconds:.2g} s" for line in lines if line.part)
 
 
 def _is_telling(ending: Ending) -> bool:
-    """Return whether the ending is evidence about the device: a hang or a crash is, a kill or a failure of the
-    program is not.
+    """Return whether the ending is evidence about the device: a hang or a crash is, a kill or a failure of the program
+    is not.
     """
     return ending.signal in _CRASHES if ending.signal is not None else ending.code is None
 
 
 def _how(ending: Ending, doing: str) -> str:
-    """Return how the program ended while it did this, as text."""
+    """Return as text how the program ended while it did `doing`."""
     if ending.signal is not None:
         return f"its process was ended by {signal_name(ending.signal)}"
     if ending.code is not None:

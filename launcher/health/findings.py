@@ -43,7 +43,7 @@ def warning(about: str, text: str, hint: str) -> Finding:
 
 
 def problem(about: str, text: str, hint: str, *, unreachable: bool = False) -> Finding:
-    """Return a finding that prevents runs, with a hint."""
+    """Return a finding that prevents runs, with a hint; `unreachable` says that a host could not be reached."""
     return Finding(Level.PROBLEM, about, text, hint, unreachable=unreachable)
 
 
@@ -59,7 +59,7 @@ def exit_code(findings: Iterable[Finding]) -> Exit:
 
 
 def ahead(seconds: float) -> str:
-    """Return a clock's offset as text."""
+    """Return as text by how much a clock is ahead or behind."""
     return f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
 
 
@@ -82,7 +82,7 @@ def all_of(names: Sequence[str]) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the names as `a`, `a and b` or `a, b, c and 29 more`; "" if there are none."""
+    """Return the names as `a`, `a and b` or `a, b, c and 29 more`, or "" if there are none."""
     if len(names) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
     return all_of(names) if names else ""

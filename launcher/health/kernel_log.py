@@ -26,8 +26,8 @@ _AMD = re.compile(r"amdgpu [0-9a-f:.]+: (?:amdgpu: )?[1-9]\d* uncorrectable hard
 
 
 def device_error(record: str, *, gpus: bool) -> str:
-    """Return which device fails, with the kernel's message, or "" if the record reports no failure; `gpus`
-    means that runs use the GPUs.
+    """Return which device fails, with the kernel's message, or "" if the record reports no failure; `gpus` says that
+    runs use the GPUs, so that their failures count.
     """
     prefix, _, words = record.partition("\n")[0].partition(";")
     priority = prefix.partition(",")[0]
@@ -45,7 +45,7 @@ class KernelLog:
     """The kernel's log, from the moment it is opened."""
 
     def __init__(self, path: Path = _KERNEL_LOG) -> None:
-        """Open the log at its end; raise OSError, for instance if only root may read it."""
+        """Open the log at its end; raise OSError if it cannot be read, for instance because only root may."""
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -54,7 +54,7 @@ class KernelLog:
             raise
 
     def news(self) -> Iterator[str]:
-        """Yield the records written since the last call; raise OSError."""
+        """Yield the records that were written since the last call; raise OSError if the log cannot be read."""
         while True:
             try:
                 record = os.read(self._fd, _RECORD_BYTES)
@@ -67,5 +67,5 @@ class KernelLog:
             yield record.decode(errors="replace")
 
     def close(self) -> None:
-        """Close the log."""
+        """Close the kernel's log."""
         os.close(self._fd)

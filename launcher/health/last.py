@@ -24,7 +24,10 @@ class CheckUp(msgspec.Struct, frozen=True):
 
 
 def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
-    """Store a check-up; failures are ignored, because the findings have been shown already."""
+    """Store the findings of a check-up for `last_check_up`; `trial` says that a trial job was run.
+
+    Failures are ignored, because the findings have been shown already.
+    """
     with contextlib.suppress(OSError, LaunchError):
         folder = _file(cluster).parent
         make_dir(folder)
@@ -33,7 +36,9 @@ def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
 
 
 def last_check_up(cluster: str) -> CheckUp | None:
-    """Return the last check-up, or None if there was none, it is invalid, or others could have written it."""
+    """Return the last check-up of the cluster, or None if there was none, it is invalid, or others could have written
+    it.
+    """
     with contextlib.suppress(FileNotFoundError):
         if is_ours_alone(_file(cluster).parent):
             return readable(_file(cluster), CheckUp)

@@ -27,8 +27,8 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """The result of comparing links: the `wanted` rate, `unfit` nodes none of whose links reach it, and other
-    `slow` links whose culprit is unknown.
+    """The result of comparing links: the `wanted` rate, `unfit` nodes none of whose links reach it, and other `slow`
+    links of which neither end is known to be the cause.
     """
 
     wanted: float
@@ -37,13 +37,13 @@ class SlowLinks:
 
 
 def ring(nodes: Sequence[int]) -> list[Pair]:
-    """Return each node paired with the next one, the last with the first."""
+    """Return pairs of each node with the next one, and of the last with the first."""
     pairs = [_pair(one, nodes[(place + 1) % len(nodes)]) for place, one in enumerate(nodes)]
     return pairs if len(nodes) > 2 else pairs[: len(nodes) - 1]
 
 
 def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Return turns of pairs that can be measured at the same time: no node is in two pairs of a turn."""
+    """Return the pairs in turns that can be measured at the same time: no node is in two pairs of a turn."""
     found: list[list[Pair]] = []
     busy: list[set[int]] = []
     for pair in pairs:
@@ -59,9 +59,9 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
 def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
     """Return the slow links and the nodes to exclude.
 
-    Without a floor, and with at least three nodes, each must reach a tenth of the usual node's best rate. A node
-    between two slow ones has slow links too; `second_look` resolves that. If all links are slow, no node can be singled
-    out.
+    `floor` is the least rate; without it, and with at least three nodes, each must reach a tenth of the usual node's
+    best rate. A node between two slow ones has slow links too; `second_look` resolves that. If all links are slow, no
+    node can be singled out.
     """
     of = _by_node(links)
     bests = [max(link.bytes_per_s for link in its) for its in of.values()]
@@ -73,19 +73,21 @@ def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
 
 
 def second_look(links: Collection[MeasuredLink], found: SlowLinks) -> list[Pair]:
-    """Return the pairs to measure again before a node is excluded: each suspect with a node that is not one."""
+    """Return the pairs to measure again before a node is excluded: each suspect with a node that is not suspected."""
     good = sorted({node for link in links for node in link.pair if link not in found.slow}.difference(found.unfit))
     witnessed = [_pair(node, good[place % len(good)]) for place, node in enumerate(found.unfit)]
     return [*dict.fromkeys([*witnessed, *(link.pair for link in found.slow)])]
 
 
 def better(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
-    """Return the faster of two measurements of a pair, because a node may have been busy during the other."""
+    """Return the faster of two measurements of a pair, because a node may have been busy during the slower one."""
     return other if one is None or one.problem or other.bytes_per_s >= one.bytes_per_s else one
 
 
 def evidence(node: int, links: Iterable[MeasuredLink], wanted: str) -> str:
-    """Return a line with the links of an unfit node and the nodes with which they were measured."""
+    """Return a line with the rates of an unfit node's links and the nodes at their other ends; `wanted` is the rate
+    they should have.
+    """
     its = [link for link in links if node in link.pair]
     return f"links: {', '.join(f'to node {_peer(link, node)} {link}' for link in its)}; {wanted}"
 
@@ -108,7 +110,7 @@ def _pair(one: int, other: int) -> Pair:
 
 
 def _peer(link: MeasuredLink, node: int) -> int:
-    """Return the other node of the link."""
+    """Return the node at the other end of the link."""
     return link.pair[1] if link.pair[0] == node else link.pair[0]
 
 

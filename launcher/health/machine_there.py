@@ -50,8 +50,8 @@ _NONCE_BYTES, _PROOF_BYTES = 16, 32
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """A folder that runs need, or the nearest one above it that exists: which file operations it refuses, and
-    its free space.
+    """The facts about a folder that runs need, or about the nearest existing one above it: file operations that it
+    refuses, and its free space.
     """
 
     path: str
@@ -66,7 +66,7 @@ class FolderFacts:
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch of an interpreter; without a version none works, and `error` says why."""
+    """The torch of an interpreter; without a version no torch works, and `error` says why."""
 
     version: str = ""
     built_for: str = ""  # `CUDA 12.8`; nothing: for CPUs alone
@@ -82,7 +82,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What any user of a machine can find out about it."""
+    """The facts about a machine that any of its users can find out."""
 
     cores: int
     memory: tuple[int, int] | None  # of /dev/shm: what is free, and in all
@@ -96,7 +96,9 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class OpenDoors:
-    """The ports on which this machine listens for the trial, first one as MASTER_PORT has; or why there are none."""
+    """The ports on which this machine listens for the trial, the first like a MASTER_PORT; `error` says why there are
+    none.
+    """
 
     ports: tuple[int, int] = (0, 0)
     error: str = ""
@@ -104,7 +106,7 @@ class OpenDoors:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurement of a connection to another machine; `error` says why it failed at that port."""
+    """The measurement of a connection to another machine; `error` says why it failed, at the port `port`."""
 
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -113,7 +115,7 @@ class Measured:
 
 
 def main() -> None:
-    """Answer JSON lines on stdin until they end."""
+    """Answer requests, JSON lines on stdin, until they end."""
     if sys.argv[1:] == ["torch"]:
         print(json.dumps(_own_torch()))
         return
@@ -131,7 +133,10 @@ def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
 
 
 def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> MachineFacts:
-    """Return the facts about this machine; `user` is the one whose processes may be ended at logout."""
+    """Return the facts about this machine; with `torch` also about this interpreter's torch.
+
+    `user` is the user whose processes may be ended at logout.
+    """
     return MachineFacts(
         len(os.sched_getaffinity(0)),
         _space(MEMORY) if os.path.isdir(MEMORY) else None,
@@ -145,7 +150,7 @@ def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> Mach
 
 
 def folder(path: str) -> FolderFacts:
-    """Return the facts about a folder, tried with a file in it."""
+    """Return the facts about a folder, found by trying file operations in it."""
     at = path
     while not os.path.isdir(at) and os.path.dirname(at) != at:
         at = os.path.dirname(at)
@@ -194,7 +199,9 @@ def _try_lock(folder: Path) -> None:
 
 
 def _try_link(folder: Path) -> None:
-    """Check that a second hard link of the same name is refused; raise OSError if not, or if links are impossible."""
+    """Check that a second hard link of the same name is refused; raise OSError if it is not, or if links are
+    impossible.
+    """
     first, second = folder / "first", folder / "second"
     first.write_bytes(b"")
     os.link(first, second)
@@ -225,7 +232,7 @@ _TRIALS: Mapping[str, Callable[[Path], None]] = {
 
 
 def _failure(trial: Callable[[Path], None], folder: Path) -> str:
-    """Return why the trial failed in the folder, or ""."""
+    """Return why the trial failed in the folder, or "" if it did not."""
     try:
         trial(folder)
     except OSError as error:
@@ -241,7 +248,7 @@ def _clock_of(folder: Path) -> float:
 
 
 def _space(path: str) -> tuple[int, int]:
-    """Return the free and the total bytes of the file system."""
+    """Return (free bytes, total bytes) of the file system."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
@@ -257,7 +264,7 @@ def _is_synchronised() -> bool:
 
 
 def _is_killed_at_logout(user: str) -> bool:
-    """Return whether systemd-logind ends a user's processes when the login that started them ends."""
+    """Return whether systemd-logind ends the user's processes when the login that started them ends."""
     try:
         in_a_session = re.search(r"/session-[^/]+\.scope", Path("/proc/self/cgroup").read_text())
         if not in_a_session or shutil.which(_LOGINCTL[0]) is None:
@@ -279,7 +286,7 @@ def kills(settings: str, user: str) -> bool:
 
 
 def _why(error: Exception) -> str:
-    """Return the error's text."""
+    """Return the text of an error, for people."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
 
 
@@ -310,7 +317,7 @@ def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> 
 
 
 def _own_torch() -> tuple[str, str, int]:
-    """Return the version, the build and the number of GPUs of this interpreter's torch."""
+    """Return (version, build, number of GPUs) of this interpreter's torch."""
     import torch  # late: of this program only what is run for it needs it
 
     cuda, hip = torch.version.cuda, torch.version.hip
@@ -322,7 +329,7 @@ def _own_torch() -> tuple[str, str, int]:
 
 
 def open_doors(address: str, token: str) -> OpenDoors:
-    """Listen only on this address: on a port as MASTER_PORT has, and on one that the kernel chooses."""
+    """Listen only on this address, on two ports: one like a MASTER_PORT, and one that the kernel chooses."""
     if not address:
         return OpenDoors(error="its address is not known")
     ports = []
@@ -339,7 +346,7 @@ def open_doors(address: str, token: str) -> OpenDoors:
 
 
 def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
-    """Return a socket bound to the first free of the ports, or to any."""
+    """Return a socket bound to the first free one of the ports, or to any port."""
     door = socket.socket(family, socket.SOCK_STREAM)
     for port in (*ports, 0):
         try:
@@ -352,14 +359,14 @@ def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
 
 
 def _attend(door: socket.socket, token: str) -> None:
-    """Serve connections to this port for ever."""
+    """Serve connections to the listening socket for ever."""
     while True:
         caller, _ = door.accept()
         threading.Thread(target=_serve, args=(caller, token), daemon=True).start()
 
 
 def _serve(caller: socket.socket, token: str) -> None:
-    """Answer pings; then receive data and report how fast it came."""
+    """Answer pings, then receive data and report its rate."""
     with caller, contextlib.suppress(OSError, ValueError):  # strangers, and who hangs up
         heard = _meet(caller, token, is_caller=False)
         for _ in range(PINGS):
@@ -384,7 +391,8 @@ def _serve(caller: socket.socket, token: str) -> None:
 def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: bool = True) -> Measured:
     """Connect to both ports of the other machine, from the address `own`, and return the round trip and the rate.
 
-    The rate is measured with `flood`, at the first of `ports`. The first failure is returned as `error`, with its port.
+    The rate is measured only with `flood`, at the first of `ports`. The first failure is returned as `error`, with its
+    port.
     """
     master, other = ports
     found = Measured()
@@ -399,7 +407,10 @@ def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: boo
 
 
 def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
-    """Exchange proofs of the token with the other side, the caller first, and return the stream to read from."""
+    """Exchange proofs of the token with the other side, and return the stream to read from.
+
+    `is_caller` says that this side connected, and so proves it first.
+    """
     line.settimeout(_SILENT_S)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     heard, mine = line.makefile("rb"), secrets.token_bytes(_NONCE_BYTES)

@@ -28,8 +28,8 @@ _REDUCE_HINT = (
 
 @dataclass(slots=True)
 class Member:
-    """A machine that takes part, and the address by which the others reach it; after a failure it takes no part
-    any more.
+    """A machine that takes part in measurements, and the address by which others reach it; after a failure it no longer
+    takes part.
     """
 
     session: Session
@@ -40,7 +40,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Return the machine's name."""
+        """Return the name of the machine."""
         return self.session.name
 
     def open(self, token: str) -> None:
@@ -51,7 +51,9 @@ class Member:
             self.closed = opened.error and f"cannot listen on {self.address or 'its address'}: {opened.error}"
 
     def call(self, other: "Member", token: str, *, flood: bool) -> Way | None:
-        """Return the measured way to another member, or None if either of them takes no part."""
+        """Return the measured way to another member, or None if either no longer takes part; with `flood` its rate is
+        measured too.
+        """
         if self.closed or self.lost or other.closed or other.lost:
             return None
         there = {"address": other.address, "ports": other.ports, "flood": flood}
@@ -63,7 +65,7 @@ class Member:
         return Way(self.name, other.name, found.round_trip_s, found.bytes_per_s, found.error[:200], at)
 
     def _ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T | None:
-        """Return the machine's answer, or None if it fails, after which it takes no part."""
+        """Return the machine's answer, or None if it fails, after which the machine no longer takes part."""
         try:
             return self.session.ask(words, answer, limit_s)
         except LaunchError as error:
@@ -72,7 +74,10 @@ class Member:
 
 
 def measured(members: Sequence[Member], tell: Callable[[str], None] | None = None, *, flood: bool = True) -> list[Way]:
-    """Return the measured links, both directions of a pair in turn; members that cannot take part record why."""
+    """Return the measured links, both directions of a pair in turn; with `flood` their rates are measured too.
+
+    Members that cannot take part record why.
+    """
     token = secrets.token_hex(32)
     named = {one.name: one for one in members}
     for_all(named, lambda _, one: one.open(token))
@@ -81,7 +86,7 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
     ways: list[Way] = []
 
     def both(_: str, pair: tuple[Member, Member]) -> list[Way | None]:
-        """Measure both directions of one pair."""
+        """Measure both directions of one pair, each None if a member no longer takes part."""
         return [one.call(other, token, flood=flood) for one, other in (pair, pair[::-1])]
 
     for number, numbers in enumerate(plan, 1):
@@ -99,7 +104,7 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
 
 
 class RankAnswer(msgspec.Struct, frozen=True):
-    """The answer of a rank of the trial all-reduce."""
+    """The answer of one rank of the trial all-reduce."""
 
     port: int = 0
     took_s: float = 0.0
@@ -108,14 +113,12 @@ class RankAnswer(msgspec.Struct, frozen=True):
 
 
 def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Finding:
-    """Run an all-reduce over the members and return its finding; `start` runs `reduce_there` on the host of
-    that name.
-    """
+    """Run an all-reduce over the members and return its finding; `start` runs `reduce_there` on the named host."""
     ranks: dict[str, Helper] = {}
     numbers = {member.name: rank for rank, member in enumerate(members)}
 
     def boot(name: str, member: Member) -> RankAnswer:
-        """Start one rank and return its first answer."""
+        """Start the rank on one member and return its first answer."""
         ranks[name] = start(name)
         words = {"rank": numbers[name], "world": len(members), "address": member.address}
         return ranks[name].ask(words, RankAnswer, _BOOT_S)

@@ -30,17 +30,17 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
-    """A request that is answered by Fine."""
+    """A request to which the answer is Fine, for measuring the round trip."""
 
 
 class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
-    """A request for `size` arbitrary bytes: Offer, Go, the bytes."""
+    """A request for `size` arbitrary bytes; the answers are Offer and, after Go, the bytes."""
 
     size: Size
 
 
 class Take(msgspec.Struct, frozen=True, tag="take", tag_field="t"):
-    """An offer of bytes: Go, the bytes, and Fine once all have arrived."""
+    """An offer of `size` bytes; the answers are Go and, once all bytes have arrived, Fine."""
 
     size: Size
 
@@ -49,7 +49,7 @@ _to_server: msgspec.json.Decoder[Ping | Give | Take | Go] = msgspec.json.Decoder
 
 
 class Prober:
-    """One node's end of measurements: it listens on its own address, and `measure` connects to another node's."""
+    """One node's part in measuring links: it listens on its own address, and `measure` connects to another node's."""
 
     def __init__(self, node: int, address: str, key: bytes) -> None:
         self.port = 0
@@ -59,11 +59,11 @@ class Prober:
         self._piece = memoryview(os.urandom(PIECE_BYTES))  # what can be pressed together would seem faster
 
     async def open(self) -> None:
-        """Listen, and set `port`."""
+        """Listen for other nodes, and set `port`."""
         self.port = await self._listener.start(self._address)
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for other nodes."""
         await self._listener.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -82,23 +82,23 @@ class Prober:
         return LinkSeen(self._node, number, rate, trip_s)
 
     async def _ping(self, link: ReplicaLink) -> None:
-        """Make one round trip."""
+        """Make one round trip to the peer."""
         await link.send(Ping())
         await link.expect(Fine)
 
     async def _fetch(self, link: ReplicaLink, size: int) -> None:
-        """Receive this many bytes from the peer."""
+        """Receive `size` bytes from the peer and drop them."""
         await link.take(Give(size), lambda offered: offered == size, _drop)
 
     async def _send(self, link: ReplicaLink, size: int) -> None:
-        """Send this many bytes to the peer."""
+        """Send `size` bytes to the peer."""
         await link.send(Take(size))
         await link.expect(Go)
         await link.in_thread(partial(self._give, size))
         await link.expect(Fine)
 
     def _give(self, size: int, peer: socket.socket) -> None:
-        """Send this many arbitrary bytes."""
+        """Send `size` arbitrary bytes to the peer's socket."""
         for sent in range(0, size, PIECE_BYTES):
             peer.sendall(self._piece[: size - sent])
 
@@ -121,7 +121,7 @@ class Prober:
 
 
 async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[float, bool]:
-    """Return the rate of a transfer, and whether the last one completed.
+    """Return (the rate of a transfer, whether the last transfer completed).
 
     More and more bytes are sent until they take long enough to measure, because the first few may go at any speed. If a
     transfer does not complete in time, the rate is an upper bound and the flag False. Raise TimeoutError if even the
@@ -148,6 +148,6 @@ async def _timed(work: Coroutine[Any, Any, None]) -> float:
 
 
 def _drop(peer: socket.socket, size: int) -> None:
-    """Receive and drop this many bytes."""
+    """Receive `size` bytes and drop them."""
     for _ in receive(peer, size):
         pass

@@ -19,7 +19,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def main() -> None:
-    """Run the rank and print its answers."""
+    """Run one rank of the all-reduce and print its answers."""
     asked = _read_request()
     try:
         family, place = _prepared(asked["address"])
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _prepared(address: str) -> tuple[int, str]:
-    """Set gloo's environment variables; return the family and the address to bind."""
+    """Set gloo's environment variables; return (address family, address to bind)."""
     family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
     os.environ["OMP_NUM_THREADS"] = "1"
     if interface := _interface_of(str(place[0])):
@@ -45,7 +45,7 @@ def _prepared(address: str) -> tuple[int, str]:
 
 
 def _reduced(rank: int, world: int, go: dict[str, Any], listener: int | None) -> dict[str, Any]:
-    """Join the group, reduce, and return the answer."""
+    """Join the process group, run the all-reduce, and return the answer."""
     import torch  # late: as in main
     import torch.distributed as dist  # late: as in main
 

@@ -22,7 +22,7 @@ _MOST_BYTES, _MOST_ITEMS, _LONGEST_WORD = 1_000_000, 1000, 4096
 
 
 class Session(Protocol):
-    """One machine that answers questions, asked by one thread at a time."""
+    """A machine that answers questions, asked by one thread at a time."""
 
     name: str
 
@@ -31,7 +31,7 @@ class Session(Protocol):
 
 
 def read_answer(data: bytes, kind: type[T]) -> T:
-    """Return the decoded answer; raise ValueError if it has another type or is too big."""
+    """Return the decoded answer; raise ValueError if it has another type or is too large."""
     try:
         found = msgspec.json.decode(data)
     except RecursionError as error:
@@ -50,7 +50,9 @@ class Helper:
         self._running, self._said = line.start([python, flag, "-c", text]), b""
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Return the answer to a request, skipping what libraries print there; raise Unreachable."""
+        """Return the answer to a request, skipping what libraries print; raise Unreachable if the program has ended or
+        is silent.
+        """
         self._running.write(msgspec.json.encode(words) + b"\n", limit_s)
         until = time.monotonic() + limit_s
         while line := self._line(until):
@@ -60,7 +62,7 @@ class Helper:
         raise Unreachable(said[-1][:200] if said else "it ended without a word")
 
     def _line(self, until: float) -> bytes:
-        """Return the next line of the program, or what came until the deadline."""
+        """Return the next line of the program, or the part of it that came until the deadline."""
         while b"\n" not in self._said:
             more = self._running.read(_MOST_BYTES, max(0.0, until - time.monotonic()))
             if not more:
@@ -73,7 +75,7 @@ class Helper:
         return line
 
     def leave(self) -> None:
-        """Close its stdin, which ends the program, and wait for the end."""
+        """Close the program's stdin, which ends it, and wait for the end."""
         try:
             self._running.finish(_HANG_UP_S)
         except Unreachable:

@@ -19,7 +19,7 @@ _SLOW_HINT = "a run is as fast as its slowest way: look at the card, the cable a
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The measurement from one host to another; with an error there is none."""
+    """The measurement of the link from one host to another; if `error` is set, the link could not be measured."""
 
     start: str
     end: str
@@ -52,7 +52,7 @@ def slow(ways: Sequence[Way]) -> list[Way]:
 
 
 def findings(hosts: Sequence[str], ways: Sequence[Way]) -> Iterable[Finding]:
-    """Yield findings on whether all hosts reach each other, how fast, and which are slow."""
+    """Yield findings on whether all hosts reach each other, how fast, and which links are slow."""
     measured = [way for way in ways if not way.error]
     if measured:
         trips = [way.round_trip_s for way in measured]
@@ -77,7 +77,7 @@ def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
 
 
 def _closed(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
-    """Yield problems: which hosts cannot be reached from which."""
+    """Yield a problem for each set of hosts that cannot be reached from others."""
     starts: dict[tuple[str, str], list[str]] = {}
     for way in ways:
         why = f"{way.at}: {way.error}" if way.at else way.error
@@ -88,7 +88,7 @@ def _closed(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
 
 
 def _slow(ways: Sequence[Way]) -> Iterable[Finding]:
-    """Yield warnings: first hosts that are slow with all others, then single ways."""
+    """Yield warnings, first for hosts that are slow with all others, then for single links."""
     usual = _usual(ways)
     senders, receivers = (_slow_with_all(side, usual) for side in _sides(ways))
     for host, speed in sorted((senders | receivers).items(), key=lambda pair: pair[1]):
@@ -102,13 +102,13 @@ def _slow(ways: Sequence[Way]) -> Iterable[Finding]:
 
 
 def _usual(ways: Sequence[Way]) -> float:
-    """Return the usual host's best rate: its other ways may be slow because of their other ends."""
+    """Return the median of the hosts' best rates; a host's other links may be slow because of their other ends."""
     bests = [max(speeds) for side in _sides(ways) for speeds in side.values()]
     return statistics.median_high(bests) if bests else 0.0
 
 
 def _sides(ways: Sequence[Way]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return the rates at which each host sent, and at which each received."""
+    """Return (the rates at which each host sent, the rates at which each received), by host."""
     sent: dict[str, list[float]] = {}
     received: dict[str, list[float]] = {}
     for way in ways:

@@ -16,7 +16,7 @@ REPEAT = "LAUNCH_REPEAT"  # tells the ranks of a repeated run which one it is
 
 
 def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Misfit]:
-    """Return everything in the spec that cannot work here; a plan can be built if the list is empty."""
+    """Return everything in the spec that cannot work on this machine; a plan can be built if the list is empty."""
     return [
         *check_code(spec, project, own_python=machine.own_python),
         *(() if machine.apart else project.lacking),
@@ -27,7 +27,7 @@ def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Coll
 
 
 def crowded(resources: Resources, machine: Machine) -> str:
-    """Return what ranks or their threads have to share if this machine plays all nodes; "" if they have enough."""
+    """Return what ranks or their threads have to share if this machine plays all nodes, or "" if they have enough."""
     ranks, threads = ranks_per_node(resources, machine) * resources.nodes.max, resources.cpus_per_rank or 1
     if machine.apart or ranks * threads <= machine.cpus:
         return ""
@@ -50,7 +50,7 @@ def build(
     code: FrozenCode,
     python: str,
 ) -> Plan:
-    """Return the plan of a spec that `check` found no problem in."""
+    """Return the plan of a spec in which `check` found no problem."""
     resources, machine = spec.resources, without_unasked_gpus(spec, machine, project)
     gpus = gpus_per_node(resources, machine)
     ranks = ranks_per_node(resources, machine)
@@ -92,13 +92,13 @@ def build(
 
 
 def repeat_of(plan: Plan) -> int | None:
-    """Return the number of this run among several of one spec, or None."""
+    """Return the number of this run among several of one spec, or None if it is the only one."""
     which = plan.env.get(REPEAT)
     return None if which is None else int(which)
 
 
 def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> Machine:
-    """Return the machine, or for a batch job that surely uses no GPU, one from which it requests none.
+    """Return the machine, or for a batch job that certainly uses no GPU, the machine without GPUs.
 
     Such a job states its number of ranks, requests no GPUs, and its script imports nothing that could use one.
     """
@@ -130,8 +130,8 @@ def ranks_per_node(resources: Resources, machine: Machine) -> int:
 
 
 def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int) -> int:
-    """Return the CPUs per rank: an equal share of the node's, or on a shared node in proportion to its GPUs, at
-    least 1.
+    """Return the CPUs per rank, at least 1: an equal share of the node's, or on a shared node in proportion to its
+    GPUs.
     """
     if not machine.apart:
         return max(1, machine.cpus // (ranks * resources.nodes.max))
@@ -139,8 +139,8 @@ def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int
 
 
 def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
-    """Return the spec with the cluster's default for `recovery.time_limit`: a run goes on in the next job where
-    jobs have one.
+    """Return the spec with the cluster's default for `recovery.time_limit`: where each job has a time limit, a run goes
+    on in the next job.
     """
     if spec.recovery.time_limit is not None:
         return spec
@@ -169,8 +169,8 @@ def _in_code(spec: JobSpec, path: str) -> str:
 
 
 def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
-    """Return the nodes: unnamed machines that the cluster chooses later, or this machine with an address and
-    GPUs for each.
+    """Return the nodes: unnamed machines that the cluster chooses later, or for this machine nodes with addresses and
+    GPUs.
     """
     if machine.apart:
         return tuple(NodePlan(index, "", spare=index >= nodes, gpus=None) for index in range(nodes + spares))
@@ -178,7 +178,7 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
     shared_out = nodes > 1 or gpus < len(devices)
 
     def of_node(index: int) -> tuple[str, ...] | None:
-        """Return the GPUs of a node, or None if the node chooses."""
+        """Return the GPUs of a node, or None if the node itself chooses them."""
         if not devices or not shared_out:
             return None
         first = (index if index < nodes else 0) * gpus  # a spare takes over the devices of whom it stands in for
@@ -193,7 +193,7 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
 def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> list[Misfit]:
     """Return the parts of the spec that cannot work with this code.
 
-    With `own_python` the ranks' interpreter is on other machines, and is not checked here.
+    `own_python` says that the ranks' interpreter is on other machines, where it cannot be checked.
     """
     run = spec.run
     folders = {posixpath.dirname(file) for file in project.files}
@@ -212,7 +212,7 @@ def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> 
 
 
 def _no_script(path: str, workdir: str, project: Project) -> Misfit:
-    """Return the problem of a script that is not in the code, with a hint."""
+    """Return the problem that a script is not in the code, with a hint."""
     same_name = sorted(file for file in project.files if posixpath.basename(file) == posixpath.basename(path))
     below = [near for file in same_name if not (near := posixpath.relpath(file, workdir)).startswith("../")]
     if below:
@@ -237,7 +237,7 @@ def _node_problems(spec: JobSpec, machine: Machine) -> list[Misfit]:
 
 
 def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:
-    """Return a problem if the job asks for other GPUs than the machine has."""
+    """Return a problem if the job asks for GPUs that the machine does not have."""
     here = len(machine.gpus)
     wanted, asked, nodes = resources.gpus_per_node, machine.asked_gpus, resources.nodes.max
     if wanted is not None and asked and wanted != asked:

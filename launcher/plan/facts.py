@@ -8,7 +8,7 @@ from launcher.ids import RunId
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One node of the cluster and what it has."""
+    """One node of the cluster and its resources."""
 
     cpus: int
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
@@ -24,7 +24,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A part of the spec that cannot work here; `key` is its path, such as run.script."""
+    """A part of the spec that cannot work on the chosen cluster; `key` is its path, such as run.script."""
 
     key: str
     reason: str
@@ -46,7 +46,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """The identity of a run and its paths."""
+    """The names of a run: its id, its cluster and its paths."""
 
     run_id: RunId
     run_dir: str  # absolute

@@ -43,7 +43,9 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
 
 
 def install_command(package: str, python: str) -> str:
-    """Return the command that installs a package for `python`; where that is launch alone, into a new `.venv`."""
+    """Return the command that installs a package for `python`, or into a new `.venv` if `python` is that of launch
+    alone.
+    """
     from trainer.extras import command_for  # late: after a failure alone
 
     prefix = Path(python).parent.parent
@@ -54,7 +56,7 @@ def install_command(package: str, python: str) -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Return whether a version, if it is known, is too old to run ranks."""
+    """Return whether a version is too old to run ranks; an unknown one is not."""
     told = [int(part) for part in version.split(".")[:2] if part]
     return len(told) == 2 and told < [int(part) for part in OLDEST.split(".")]
 
@@ -65,12 +67,12 @@ def is_program(path: str) -> bool:
 
 
 def may_import(module: str, python: str, environ: Mapping[str, str]) -> bool:
-    """Return False if this interpreter surely cannot import the module."""
+    """Return False if this interpreter certainly cannot import the module."""
     return not lacking([module], python, environ)
 
 
 def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> set[str]:
-    """Return those of the modules that this interpreter surely cannot import."""
+    """Return those of the modules that this interpreter certainly cannot import."""
     prefix = Path(os.path.realpath(python)).parent.parent
     told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
     standard = [one for home in (*told, prefix) for one in home.glob("lib*/python3*") if (one / "os.py").is_file()]
@@ -90,7 +92,7 @@ def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> 
 
 
 def _is_in(folders: Iterable[Path], sites: Iterable[Path], name: str) -> bool:
-    """Return whether a module is in these folders or installed in these sites."""
+    """Return whether a module is in one of the folders or installed in one of the sites."""
     return any(_has(folder, name) for folder in folders) or any(_brings(site, name) for site in sites)
 
 
@@ -103,8 +105,8 @@ def sites_of(python: str, environ: Mapping[str, str]) -> list[Path]:
 
 
 def version_of(python: str) -> str:
-    """Return the interpreter's version from its virtual environment or its library folder, such as `3.12.4` or
-    `3.12`; else "".
+    """Return the interpreter's version from its virtual environment or its library folder, such as `3.12.4` or `3.12`,
+    or "" if unknown.
     """
     noted = _VERSION.search(_text(Path(python).parent.parent / "pyvenv.cfg"))
     prefix = Path(os.path.realpath(python)).parent.parent
@@ -113,7 +115,9 @@ def version_of(python: str) -> str:
 
 
 def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the version of each package installed for the interpreter; of two, the one that is imported."""
+    """Return the version of each package installed for the interpreter; if it is installed twice, that of the one that
+    is imported.
+    """
     found: dict[str, str] = {}
     sites = sites_of(python, environ)
     named = [folder for site in sites for file in sorted(site.glob("*.pth")) for folder in path_lines(file)]
@@ -125,8 +129,8 @@ def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return where its packages may be installed: its virtual environment, and unless that is closed, system
-    and user folders.
+    """Return the folders in which the interpreter's packages may be installed: its virtual environment's and, unless
+    that is closed, those of the system and the user.
     """
     own = Path(python).parent.parent
     if "include-system-site-packages = false" in _text(own / "pyvenv.cfg").lower():
@@ -149,7 +153,9 @@ def _adds_by_code(file: Path) -> bool:
 
 
 def _may_hold_more(folder: Path) -> bool:
-    """Return whether this is an archive, or a folder with a sitecustomize or usercustomize that may add more paths."""
+    """Return whether the path is an archive, or a folder with a sitecustomize or usercustomize that may add more
+    paths.
+    """
     return folder.is_file() or any(
         _has(folder, name) and _DEBIANS not in _text(folder / f"{name}.py")
         for name in ("sitecustomize", "usercustomize")
@@ -162,12 +168,12 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def _brings(site: Path, name: str) -> bool:
-    """Return whether an editable package with a finder of its own contains the module."""
+    """Return whether an editable package with a finder of its own provides the module."""
     return any(f"'{name}'" in _text(finder) for finder in site.glob("__editable___*_finder.py"))
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file, or "" if there is none."""
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         with open(path if path.is_file() else os.devnull, "rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")
@@ -176,5 +182,5 @@ def _text(path: Path) -> str:
 
 
 def package_of(module: str) -> str:
-    """Return the name of the PyPI package that has this top-level module, as far as is known."""
+    """Return the name of the PyPI package that has this top-level module, or the module's own name if none is known."""
     return _PACKAGES.get(module, module)

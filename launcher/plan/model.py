@@ -30,7 +30,7 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class AwaitedRun(msgspec.Struct, frozen=True):
-    """A run that this one waits for."""
+    """A run for which this run waits."""
 
     run_id: RunId
     run_dir: str  # absolute
@@ -101,19 +101,19 @@ class Plan(msgspec.Struct, frozen=True):
         return bool(self.role) and not self.spec.roles
 
     def addresses_of(self, node: int) -> tuple[str, ...]:
-        """Return the addresses of the ranks of this node, if the plan is of one of several programs; else nothing."""
+        """Return the addresses of the ranks on a node, if the plan is of one of several roles, else ()."""
         first = self.role_rank + node * self.ranks_per_node
         found = [self.addresses.get(key, ())[first : first + self.ranks_per_node] for key in self.address_keys.values()]
         return tuple(address for some in found for address in some)
 
     @property
     def address_keys(self) -> dict[str, str]:
-        """The key in `addresses` of each of the role's ports, by port name; "" is a rank's first port."""
+        """Return the key in `addresses` of each of the role's ports, by port name; "" is a rank's first port."""
         return {"": self.role} | {port: f"{self.role}_{port}" for port in self.ports}
 
     @property
     def ends_with_all(self) -> bool:
-        """Whether the run ends once all its roles have, because none is the main one."""
+        """Whether the run ends once all its roles have ended, because none is the main one."""
         return bool(self.spec.roles) and not any(role.main for role in self.spec.roles.values())
 
     @property
@@ -124,9 +124,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def ranks_may_stay(self) -> bool:
-        """Whether ranks may keep their processes while others are replaced.
-
-        With mode auto only if the nodes cannot change.
+        """Whether ranks may keep their processes while others are replaced; with mode auto they may only if the nodes
+        cannot change.
         """
         mode = self.spec.recovery.mode
         return mode == "hot" or (mode == "auto" and not self.nodes_vary)

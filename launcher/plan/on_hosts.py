@@ -9,11 +9,11 @@ from launcher.plan.model import ROLES, NodePlan, Plan
 
 
 def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tuple[str, str]] = ()) -> Plan:
-    """Return the plan with its nodes on these hosts, each a name and an address, the leader first.
+    """Return the plan with its nodes on these hosts, each (name, address), the leader first.
 
     Hosts beyond what the run needs are spares. An address may be "" for the host to find out. The run does not wait for
-    hosts in `away`, and they do not count as its hosts. Of a run of several programs each gets its own of these hosts;
-    where hosts elect a leader, the main one has agents on all of them, and the others' coordinators are on the first.
+    hosts in `away`, and they do not count as its hosts. Each role gets its own of the hosts; where hosts elect a
+    leader, the main role has agents on all of them, and the coordinators of the others are on the first.
     """
     roles = tuple(with_hosts(one, hosts) for one in plan.roles)
     votes, coordinator = bool(plan.spec.roles) and plan.elects, ""
@@ -34,7 +34,7 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
 
 
 def with_addresses(plan: Plan, draw: Callable[[str], str]) -> Plan:
-    """Return the plan of a run of several programs with an address for each rank, in the plan of each program.
+    """Return the plan of a run of several roles with an address for each rank, in the plan of each role.
 
     `draw` returns one on the machine with this address.
     """
@@ -49,17 +49,17 @@ def with_addresses(plan: Plan, draw: Callable[[str], str]) -> Plan:
 
 
 def least_hosts(plan: Plan) -> int:
-    """Return how many hosts a run cannot do without."""
+    """Return the least number of hosts with which a run can continue."""
     return hosts_asked(plan) if plan.roles else plan.nodes_min
 
 
 def hosts_asked(plan: Plan) -> int:
-    """Return how many hosts the programs of a run need together, spares not counted."""
+    """Return how many hosts the roles of a run need together, not counting spares."""
     return max(one.first_host + one.nodes_max for one in (plan, *plan.roles))
 
 
 class HostShare(NamedTuple):
-    """The GPUs, cores and ranks that a run has of each of its hosts."""
+    """The GPUs, cores and memory that a run gets of each of its hosts."""
 
     cpus: int
     gpus: int
@@ -108,9 +108,9 @@ def _most_of(plan: Plan, hosts: range) -> HostShare:
 
 
 def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
-    """Return those GPUs in a host's CUDA_VISIBLE_DEVICES that belong to this program of several.
+    """Return those GPUs in a host's CUDA_VISIBLE_DEVICES that belong to this role of several.
 
-    Return None if the plan names them, or if the program has all of them.
+    Return None if the plan names them, or if the role has all of them.
     """
     if not plan.role or plan.one_machine:
         return None
@@ -131,7 +131,9 @@ def kept_at(plan: Plan, run_dir: str, python: str) -> Plan:
 
 
 def voters_of(plan: Plan) -> frozenset[int]:
-    """Return the nodes that vote in the plan's attempt: those it was opened on, if they share no disk; else none."""
+    """Return the nodes that vote in the plan's attempt: those with which it was opened, or none if they share a
+    disk.
+    """
     if not (plan.elects and plan.disks_apart) or plan.coordinator:
         return frozenset()
     return frozenset(node.index for node in plan.nodes) - {*plan.away}
@@ -151,7 +153,7 @@ def may_take_over(there: int, hosts: int) -> bool:
 
 
 def leader_may_be_replaced(plan: Plan) -> bool:
-    """Return whether others may go on without the first node while its agent still lives, perhaps frozen.
+    """Return whether other hosts may go on without the first node while its agent still lives, perhaps frozen.
 
     Hosts that are away count too: one that was only cut off while the attempt was opened may vote for another leader.
     """

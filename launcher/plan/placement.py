@@ -13,24 +13,24 @@ _SIZE = r"(?:^|,)\s*{}\s*=\s*([1-9]\d{{0,5}})\s*(?:,|$)"
 
 
 def tensor_parallel(args: Sequence[str]) -> int:
-    """Return the tensor-parallel size in a training's arguments; 1 if there is none."""
+    """Return the tensor-parallel size in a training's arguments, or 1 if they set none."""
     return _size("tp", args)
 
 
 def pipeline_parallel(args: Sequence[str]) -> int:
-    """Return the number of pipeline stages in a training's arguments; 1 if there is none."""
+    """Return the number of pipeline stages in a training's arguments, or 1 if they set none."""
     return _size("pp", args)
 
 
 def _size(name: str, args: Sequence[str]) -> int:
-    """Return the size of a mesh dimension in the arguments; 1 if there is none."""
+    """Return the size of a mesh dimension in the arguments, or 1 if they set none."""
     found = [value for option, value in pairwise(args) if option == _MESH]
     match = re.search(_SIZE.format(name), found[-1]) if found else None
     return int(match[1]) if match else 1
 
 
 def crosses_nodes(tp: int, ranks_per_node: int) -> str:
-    """Return a warning if tensor-parallel groups cross nodes, which is slow; else ""."""
+    """Return a warning if tensor-parallel groups cross nodes, which is slow, else ""."""
     if ranks_per_node % tp == 0:
         return ""
     return (

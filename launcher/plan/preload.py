@@ -59,8 +59,8 @@ _ON_CPU = frozenset((
 
 
 def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
-    """Return the modules to preload: the spec's list, else torch if the script imports it, and known slow ones
-    it names.
+    """Return the modules to preload: the spec's list, or else torch if the script imports it, and modules it imports
+    that are known to be slow.
     """
     if spec.run.preload is not None:
         return spec.run.preload
@@ -79,7 +79,9 @@ def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
 
 
 def surely_on_cpu(imports: Collection[str]) -> bool:
-    """Return whether a script with these imports surely uses no GPU: each package is known to have no use for one."""
+    """Return whether a script with these imports certainly uses no GPU, as each package is known to have no use for
+    one.
+    """
     return all(name.partition(".")[0] in _ON_CPU for name in imports)
 
 

@@ -13,7 +13,9 @@ _USUAL = asdict(QueueOptions())
 
 
 def not_taken(queue: QueueOptions, taken: Collection[str], kind: str) -> list[Misfit]:
-    """Return a problem for each queue option in the spec that this kind of cluster does not support."""
+    """Return a problem for each queue option in the spec that is not in `taken`, those that clusters of this kind
+    support.
+    """
     asked = [key for key, value in asdict(queue).items() if value != _USUAL[key] and key not in _OF_THIS_MACHINE]
     hint = f"{kind} clusters know {', '.join(taken)}" if taken else "on this machine, `--on local`, it is known"
     return [Misfit(f"queue.{key}", f"is not known to {kind} clusters", hint) for key in asked if key not in taken]
@@ -28,29 +30,29 @@ def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
 
 
 def at_once(spec: JobSpec) -> JobSpec:
-    """Return the spec of a run whose wait is over."""
+    """Return the spec with all options to wait removed, for a run whose wait is over."""
     return replace(spec, queue=replace(spec.queue, hold=False, at=None, after=(), max_parallel=None))
 
 
 def begun(plan: Plan) -> Plan:
-    """Return the plan of a run whose wait is over."""
+    """Return the plan with all options to wait removed, for a run whose wait is over."""
     return replace(plan, spec=at_once(plan.spec), starts_at=None, awaited=())
 
 
 def may_wait_here(plan: Plan) -> bool:
-    """Return whether the run may have to wait on a machine that plays all nodes."""
+    """Return whether the run may have to wait on a machine that plays all its nodes."""
     return devices_of(plan) > 0 or plan.spec.queue != QueueOptions()
 
 
 def devices_of(plan: Plan) -> int:
-    """Return how many GPUs the run takes of a machine that plays all its nodes; a spare shares those of the
-    node it replaces.
+    """Return how many GPUs the run takes of a machine that plays all its nodes; a spare shares those of the node it
+    replaces.
     """
     return plan.gpus_per_node * plan.nodes_max + sum(map(devices_of, plan.roles))
 
 
 def with_devices(plan: Plan, devices: tuple[str, ...]) -> Plan:
-    """Return the plan with these GPUs divided among its nodes and then its roles, in order."""
+    """Return the plan with the GPUs `devices` divided among its nodes and then its roles, in order."""
     each = plan.gpus_per_node
     roles, left = [], devices[each * plan.nodes_max :]
     for role in plan.roles:

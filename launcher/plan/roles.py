@@ -13,13 +13,13 @@ from launcher.spec.model import JobSpec
 
 
 def role_specs(spec: JobSpec) -> dict[str, JobSpec]:
-    """Return the spec of each role by name, the main one first; empty for a run of one program."""
+    """Return the spec of each role by name, the main one first, or an empty dict for a run of one program."""
     main = {name: structs.replace(spec, roles={}) for name, role in spec.roles.items() if role.spec is None}
     return main | {name: role.spec for name, role in spec.roles.items() if role.spec is not None}
 
 
 def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project]) -> list[Misfit]:
-    """Return everything that cannot work here: of each role, and of all together."""
+    """Return everything in the specs that cannot work on this cluster, for each role and for all together."""
     specs = {name: _with_gpus_asked(spec) for name, spec in role_specs(whole).items()}
     # What all nodes, or all GPUs, are enough for is asked of all roles together.
     alone = replace(machine, nodes=None, asked_gpus=None)
@@ -35,7 +35,7 @@ def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project
 
 
 def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Misfit]:
-    """Yield what the roles together need that this machine lacks."""
+    """Yield a problem for each resource of which the roles together need more than this machine has."""
     asked = sum(_gpus(spec) * spec.resources.nodes.max for spec in specs.values())
     if asked > len(machine.gpus):
         reason = f"ask for {asked} GPUs together, but this machine has {len(machine.gpus)}"
@@ -43,7 +43,7 @@ def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Mis
 
 
 def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machine) -> Iterator[Misfit]:
-    """Yield what the roles together need that the hosts lack."""
+    """Yield a problem for each resource of which the roles together need more than the hosts have."""
     firsts = first_hosts(whole)
     asked = max(firsts[name] + spec.resources.nodes.max for name, spec in specs.items())
     if machine.nodes is not None and asked > machine.nodes:
@@ -61,7 +61,7 @@ def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Mach
 
 
 def _unseen(whole: JobSpec) -> Iterator[Misfit]:
-    """Yield the roles whose readiness no other host can see, as each has a disk of its own."""
+    """Yield a problem for each role whose readiness no other host can see, as each has a disk of its own."""
     for name, role in whole.roles.items():
         way = role.ready
         if way is not None and (way.file or way.log):
@@ -70,7 +70,7 @@ def _unseen(whole: JobSpec) -> Iterator[Misfit]:
 
 
 def _gpus_asked(specs: Mapping[str, JobSpec], firsts: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
-    """Yield the roles that share nodes, and how many GPUs they ask for together on each."""
+    """Yield (roles that share nodes, the GPUs for which they ask together on each node)."""
     for first in dict.fromkeys(firsts.values()):
         names = [name for name in specs if firsts[name] == first]
         yield names, sum(_gpus(specs[name]) for name in names)
@@ -82,13 +82,13 @@ def most_gpus_asked(whole: JobSpec) -> int:
 
 
 def _not_here(spec: JobSpec) -> Iterator[Misfit]:
-    """Yield what a role cannot have where one machine plays all nodes."""
+    """Yield a problem for each option that a role cannot have where one machine plays all nodes."""
     if spec.recovery.spares and spec.resources.nodes.max < 2:
         yield Misfit("recovery.spares", "a spare needs at least 2 nodes, got resources.nodes: 1")
 
 
 def _not_apart(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misfit]:
-    """Yield what a role cannot have where each node is a machine of its own."""
+    """Yield a problem for each option that a role cannot have where each node is a machine of its own."""
     nodes, time_s = spec.resources.nodes, whole.resources.time_s
     if nodes.min != nodes.max:
         yield Misfit("resources.nodes", "is a range, but nodes are divided among roles for good", "write one number")
@@ -99,8 +99,8 @@ def _not_apart(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misf
 
 
 def first_hosts(whole: JobSpec) -> dict[str, int]:
-    """Return by role which of the run's hosts is its first: one role after the other, each with as many as it has
-    nodes, or with `colocate` that of another role.
+    """Return by role the index of the first of the run's hosts that it gets: one role after the other, each with as
+    many as it has nodes, or with `colocate` that of another role.
     """
     firsts, free = dict[str, int](), 0
     specs = role_specs(whole)
@@ -119,7 +119,7 @@ def build_roles(
     code: FrozenCode,
     python: str,
 ) -> Plan:
-    """Return the plan of the main role, which contains those of the others; only roles that ask for a number of
+    """Return the plan of the main role, which contains the plans of the others; only roles that ask for a number of
     GPUs get any.
     """
     plans: list[Plan] = []
@@ -157,7 +157,7 @@ def build_roles(
 
 
 def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
-    """Return the spec of a single rank of a role, with an equal share of what the role has on each node."""
+    """Return the spec of a single rank of a role, with an equal share of the role's resources on each node."""
     asked = spec.resources
     memory_gb = None if asked.memory_gb is None else asked.memory_gb / ranks
     one, gpus = structs.replace(asked.nodes, min=1, max=1), (asked.gpus_per_node or 0) // ranks
@@ -171,7 +171,7 @@ def _folder(place: RunIdentity, name: str) -> str:
 
 
 def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
-    """Return the plan with only these GPUs, so that a role without any does not see those of the others."""
+    """Return the plan with only the GPUs `mine`, so that a role without any does not see those of the others."""
     if not machine.gpus:
         return plan
     each = plan.gpus_per_node
@@ -180,7 +180,7 @@ def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
 
 
 def _with_gpus_asked(spec: JobSpec) -> JobSpec:
-    """Return the spec with no GPUs if it names no number: with several programs, none gets all of them."""
+    """Return the spec with no GPUs if it names no number, because with several programs none gets all of them."""
     return structs.replace(spec, resources=structs.replace(spec.resources, gpus_per_node=_gpus(spec)))
 
 

@@ -19,19 +19,21 @@ def names_a_secret(name: str) -> bool:
 
 
 def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tuple[str, ...]:
-    """Return the values of these variables, and of all whose name shows that they hold a secret."""
+    """Return the values of the variables in `secrets`, and of all variables whose name shows that they hold a
+    secret.
+    """
     return tuple(value for name, value in environ.items() if name in secrets or names_a_secret(name))
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:
-    """Return the text without these secrets; the longest is removed first, as one may be part of another."""
+    """Return the text without the secrets; the longest is removed first, as one may be part of another."""
     for one in sorted((secret for secret in secrets if len(secret) >= _LEAST), key=len, reverse=True):
         text = text.replace(one, "(secret)")
     return text
 
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the spec's secrets that have no value here."""
+    """Return the names of those secrets of the spec that have no value on this machine."""
     return [one.name for one in spec.secrets if not is_set(one, project, environ)]
 
 
@@ -41,12 +43,12 @@ def is_set(secret: Secret, folder: Path, environ: Mapping[str, str]) -> bool:
 
 
 def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return all values of the spec's secrets, for the one file that carries them (0600, in a folder that is 0700)."""
+    """Return all values of the spec's secrets, for the one file that holds them (0600, in a folder that is 0700)."""
     return {secret.name: read_secret(secret, project, environ, "secrets") for secret in spec.secrets}
 
 
 def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about: str) -> str:
-    """Return the value of a secret that is set. Raises BadInput, which begins with `about`."""
+    """Return the value of a secret that is set; raise BadInput, which begins with `about`, if it cannot be read."""
     if secret.file is None:
         return _text(secret, environ[secret.name], about)
     path = _path(secret.file, folder)
@@ -65,7 +67,7 @@ def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about:
 
 
 def _text(secret: Secret, value: str, about: str) -> str:
-    """Return the value if it can be an environment variable. Raises BadInput."""
+    """Return the value if it can be an environment variable; raise BadInput if not."""
     try:
         value.encode()
     except UnicodeEncodeError:

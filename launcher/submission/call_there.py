@@ -25,7 +25,10 @@ class NotPlain(Exception):
 
 
 def main(module: str, name: str, folders: list[str], python: tuple[int, int]) -> None:
-    """Call the function; `module` is empty if it was frozen with its arguments, by a Python of version `python`."""
+    """Call the function and write its result.
+
+    `module` is "" if the function was frozen with its arguments, by a Python of version `python`.
+    """
     rank = int(os.environ.get("RANK", "0"))
     path = os.path.join(HERE, RESULTS, f"rank-{rank:05d}.pkl")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -57,7 +60,7 @@ def loaded(module: str, python: tuple[int, int]) -> Any:
 
 
 def returned(name: str, value: Any) -> dict[str, Any]:
-    """Return what to write about a returned value: the value itself if it is plain data, else pickled."""
+    """Return the record of a returned value: the value itself if it is plain data, else pickled."""
     try:
         return {"kind": "value", "value": plain(value)}
     except (NotPlain, RecursionError):
@@ -69,7 +72,7 @@ def returned(name: str, value: Any) -> dict[str, Any]:
 
 
 def raised(error: Exception) -> dict[str, Any]:
-    """Return what to write about an exception."""
+    """Return the record of an exception."""
     kind = type(error)
     try:
         args = plain(error.args)
@@ -85,7 +88,9 @@ def raised(error: Exception) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as plain data; a number of NumPy or torch becomes Python's own."""
+    """Return the value as plain data, with numbers of NumPy or torch as Python's own; raise NotPlain for any other
+    value.
+    """
     if type(value) in PLAIN:
         return value
     if type(value) in (list, tuple, set):
@@ -108,7 +113,7 @@ def dumped(value: Any) -> bytes:
 
 
 def write(path: str, found: dict[str, Any]) -> None:
-    """Write the result to a file, by one rename, so that a reader sees all of it or none."""
+    """Write the result to a file by one rename, so that a reader sees all of it or none."""
     when = {name.lower(): int(os.environ.get(f"LAUNCH_{name}", "0")) for name in ("ATTEMPT", "GENERATION")}
     with open(f"{path}.draft", "wb") as file:
         pickle.dump({**when, "at": time.time(), **found}, file, protocol=4)

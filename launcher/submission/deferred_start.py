@@ -30,10 +30,12 @@ _LOOK_S = 1.0
 
 
 class DeferredStart(Strategy):
-    """The supervisor that waits for one run, and then opens its next attempt on the run's own cluster."""
+    """The supervisor that waits on this machine for one run, and then opens its next attempt on the run's own
+    cluster.
+    """
 
     def supervise(self, go: BinaryIO) -> int:
-        """Wait until the run continues elsewhere or has ended.
+        """Wait until the run has been started on its cluster or has ended.
 
         After a stop signal another supervisor can go on waiting.
         """
@@ -57,9 +59,9 @@ class DeferredStart(Strategy):
             write_end(self.run, attempt, cancelled(), plan)
 
     def _start(self, attempt: AttemptDir, on: str) -> str:
-        """Open the next attempt on the run's own cluster and return "". Raises LaunchError only if none was opened."""
+        """Open the next attempt on the run's own cluster and return ""; raise LaunchError only if none was opened."""
         try:
-            bring_what_it_is_given(self.run)
+            fetch_given_checkpoints(self.run)
             reopen(self.run, after=attempt.number, on=on, overrides=())
         except LaunchError as error:
             if newest(self.run) == attempt:
@@ -74,7 +76,7 @@ class DeferredStart(Strategy):
         return ""
 
 
-def bring_what_it_is_given(run: RunDir) -> None:
+def fetch_given_checkpoints(run: RunDir) -> None:
     """Fetch the checkpoints that a step uses from other steps, which wrote them on other machines."""
     for name in given_to(run):
         other = RunDir(run.path.parent / name)

@@ -18,7 +18,7 @@ from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A request for an export: the weights and their format."""
+    """A request for an export: which checkpoint's weights, and in which format."""
 
     target: Path
     shape: Shape
@@ -41,7 +41,7 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def look_at(wish: Wish) -> None:
-    """Raise BadInput for a target that cannot be written."""
+    """Raise BadInput if the target of the export cannot be written."""
     if wish.step is not None and wish.best:
         raise BadInput("expected a step, or the best one, got both")
     try:
@@ -55,7 +55,7 @@ def look_at(wish: Wish) -> None:
 def export(run: RunDir, wish: Wish) -> Exported:
     """Write the weights of the chosen checkpoint, after comparing every byte of it.
 
-    Raises Refused if there is none, and LaunchError with exit code 6 if it is damaged; a damaged newest one is passed
+    Raise Refused if there is none, and LaunchError with exit code 6 if it is damaged; a damaged newest one is passed
     over.
     """
     look_at(wish)
@@ -75,12 +75,14 @@ def export(run: RunDir, wish: Wish) -> Exported:
 
 
 def is_here(run: RunDir, step: int | None) -> bool:
-    """Return whether a checkpoint of this step, or of any, is complete here, as far as names and sizes show."""
+    """Return whether a checkpoint of this step, or of any step for None, is complete on this disk, as far as names and
+    sizes show.
+    """
     return any(step in (None, one.step) and one.state is Condition.OK for one in checkpoints(run))
 
 
 def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
-    """Yield the checkpoints that may be exported, the preferred one first. Raises Refused if there is none."""
+    """Yield the checkpoints that may be exported, the preferred one first; raise Refused if there is none."""
     known = [one for one in checkpoints(run) if one.state is not Condition.SET_ASIDE]
     if wish.best:
         meant = [one for one in known if one.kind == "best"]
@@ -94,7 +96,7 @@ def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
 
 
 def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
-    """Return why there is no such checkpoint, as lines."""
+    """Return lines on why no checkpoint fits the request."""
     steps = ", ".join(str(one.step) for one in known if one.kind == "step")
     if not known:
         hint = "hint: only those that `trainer` saves are known; what a script saves by itself is in files of its own"
@@ -106,7 +108,7 @@ def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
 
 
 def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
-    """Export one checkpoint. Raises CheckpointPartial as Refused."""
+    """Export one checkpoint; raise Refused if it is incomplete."""
     try:
         found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.shape, {"run": str(run.id)})
     except CheckpointPartial as error:

@@ -55,7 +55,7 @@ def is_function(spec: Any) -> bool:
 def call_of(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Call:
     """Return the call; keyword arguments that are options of a spec (`resources`, `name`, ...) are the run's.
 
-    Raises BadInput for a function that has a parameter of such a name, and for arguments that it does not take.
+    Raise BadInput for a function that has a parameter of such a name, and for arguments that it does not take.
     """
     bound: dict[str, Any] = {}
     while isinstance(function, functools.partial):
@@ -83,7 +83,9 @@ def call_of(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> C
 
 @contextmanager
 def as_job(call: Call, project: Path) -> Iterator[tuple[dict[str, Any], dict[str, Path]]]:
-    """Yield the spec of a call, and the files that its code has beside the project's. Raises BadInput."""
+    """Yield (the spec of a call, the files that its code has beside the project's); raise BadInput if it cannot be
+    pickled.
+    """
     import tempfile  # late: of no use to who asks for a result
 
     module, name = _module_of(call.function, project), _short(call.function)
@@ -109,9 +111,9 @@ def is_call(run: RunDir, attempt: int) -> bool:
 
 
 def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
-    """Return what rank 0 of an ended run returned, from files that are here, or raise what it raised.
+    """Return what rank 0 of an ended run returned, from files on this machine, or raise what it raised.
 
-    Raises RunFailed if that cannot be raised here or the run ended otherwise, and Refused for anything but plain data
+    Raise RunFailed if that cannot be raised here or the run ended otherwise. Raise Refused for anything but plain data
     unless `unpickle` is set: unpickling may run code, chosen by anyone who could write the file.
     """
     found = [*_results(run, status)]
@@ -134,12 +136,12 @@ class _Plain(pickle.Unpickler):
     """An unpickler for numbers, text, lists, sets and dicts; it refuses to look up any name."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse to look up any name."""
+        """Refuse to look up any name, by raising an error."""
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
 
 
 def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rank and result of the newest attempt; files that cannot be decoded are skipped."""
+    """Yield (rank, result) of the newest attempt; files that cannot be decoded are skipped."""
     for path in sorted(run.outputs.rglob(f"{call_there.RESULTS}/rank-*.pkl")):
         number = path.stem.removeprefix("rank-")
         if not number.isdigit() or path.is_symlink():
@@ -156,13 +158,16 @@ def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, An
 
 
 def _when(found: Mapping[str, Any]) -> tuple[int, float]:
-    """Return a sort key of a result: its generation, and the time within it."""
+    """Return (generation, time within it) of a result, by which results are sorted."""
     generation, at = found.get("generation"), found.get("at")
     return (generation if isinstance(generation, int) else 0), (-at if isinstance(at, float) else 0.0)
 
 
 def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, unpickle: bool) -> Exception:
-    """Return the exception that a rank of the last generation raised first, with its traceback as a note."""
+    """Return the exception that a rank of the last generation raised first, with its traceback as a note.
+
+    With `unpickle` it may be built from a pickle.
+    """
     hint = f"hint: launch logs {run.id}"
     failed = RunFailed(f"{run.id} is {status.state}: {status.last_word}", hint)
     failed.exit_code = Exit(exit_code_of(status))
@@ -179,7 +184,9 @@ def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, 
 
 
 def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | None:
-    """Return the exception that was raised, if it can be built from plain arguments or `unpickle` is set; else None."""
+    """Return the exception that was raised, if it can be built from plain arguments or, with `unpickle`, from a pickle;
+    else None.
+    """
     module, _, name = str(raised.get("what")).partition(".")
     kind, args = getattr(builtins, name, None) if module == "builtins" else None, raised.get("args")
     try:
@@ -198,7 +205,7 @@ def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | Non
 
 
 def _module_of(function: Callable[..., Any], project: Path) -> str:
-    """Return the project's or installed module from which ranks can import the function, or "".
+    """Return the project's or installed module from which ranks can import the function, or "" if they cannot.
 
     Ranks cannot import a function of the main program, of another function, or of a file outside the project.
     """
@@ -222,14 +229,14 @@ def _is_loose(module: types.ModuleType | None, project: Path) -> bool:
 
 
 def _folders(project: Path) -> list[str]:
-    """Return the folders of the project that this program imports from."""
+    """Return the folders of the project from which this program imports."""
     home = project.resolve()
     found = [Path(one).resolve() for one in sys.path if "site-packages" not in one]
     return [one.relative_to(home).as_posix() for one in dict.fromkeys(found) if one.is_relative_to(home)]
 
 
 def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
-    """Return the arguments pickled, with the function if ranks cannot import it, and whether ranks need cloudpickle."""
+    """Return (the pickled arguments, with the function if ranks cannot import it; whether ranks need cloudpickle)."""
     name, home = _short(call.function), sys.modules.get(call.function.__module__)
     try:
         import cloudpickle  # late: a dependency of submitit's, which few calls need
@@ -255,7 +262,9 @@ def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
 
 
 def _cloudpickle() -> dict[str, Path]:
-    """Return the files of cloudpickle, by their names in the code: hosts may lack it, or have another version."""
+    """Return the files of cloudpickle by their names in the code, because hosts may lack it, or have another
+    version.
+    """
     import cloudpickle  # late: see above
 
     files = sorted(Path(cloudpickle.__file__).parent.glob("*.py"))
@@ -263,7 +272,7 @@ def _cloudpickle() -> dict[str, Path]:
 
 
 def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -> str:
-    """Return the ranks' script; its imports, which are never run, show what the function needs, so that torch
+    """Return the script that ranks run; its imports, which are never run, show what the function needs, so that torch
     is preloaded.
     """
     there = Path(call_there.__file__).read_text(encoding="utf-8")
@@ -277,7 +286,7 @@ def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -
 
 
 def _short(function: Callable[..., Any]) -> str:
-    """Return the name by which people know the function."""
+    """Return the function's name without its module, as people know it."""
     return _name_of(function).rpartition("<locals>.")[2]
 
 

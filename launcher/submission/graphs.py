@@ -61,7 +61,7 @@ _DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
 
 
 def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
-    """Raise BadInput for every output of another step that a step could not read."""
+    """Raise BadInput with each output of another step that a step uses but could not read."""
     needs = {step.name: step.needs for step in graph.steps}
     for step in graph.steps:
         for other, word in sorted(step.given):
@@ -72,7 +72,7 @@ def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
 
 
 def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
-    """Return the steps whose checkpoints must be fetched to this machine before this one starts."""
+    """Return the steps whose checkpoints must be fetched to this machine before `step` starts."""
     others = sorted({other for other, word in step.given if word != _NO_FILE})
     return [one for one in others if wishes[one].on != wishes[step.name].on and _writes_elsewhere(wishes[one])]
 
@@ -80,7 +80,7 @@ def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
 def _problems(
     step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield why a step could not read an output of another one."""
+    """Yield (reason, hint) for each reason why a step could not read the output `word` of another step."""
     mine, theirs = wishes[step], wishes[other]
     if mine.on == theirs.on:
         yield from _on_its_disks(step, needs, wishes)
@@ -97,7 +97,8 @@ def _problems(
 def _on_its_disks(
     step: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield why the files of steps on hosts without a shared disk may not be on the host where this step runs.
+    """Yield (reason, hint) if the files of steps on hosts without a shared disk may not be on the host where the step
+    runs.
 
     Files are where ranks wrote them. A step can read another one's only if all that it needs begins with one step, on
     whose host all of them then run.
@@ -125,7 +126,7 @@ def _writes_elsewhere(wish: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A file whose steps can all run, with a free id."""
+    """A file whose steps were all checked and can run, with a free id for its graph."""
 
     graph: GraphSpec
     id: RunId
@@ -146,9 +147,8 @@ def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
 
 
 def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> GraphDir:
-    """Start a run of each step, and return the graph's folder.
-
-    Raises BadInput with all problems; then nothing is started.
+    """Start a run of each step, and return the graph's folder; raise BadInput with all problems, and start nothing
+    then.
     """
     with _checked(file, on, overrides, root) as checked:
         graph = _write(file, checked)
@@ -162,7 +162,7 @@ def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The plan and code of a step, to be started once the steps that it needs have succeeded."""
+    """The plan and code of a step, which is started once the steps that it needs have succeeded."""
 
     name: str
     needs: tuple[str, ...]
@@ -171,7 +171,7 @@ class StepPlan:
 
 
 def prepare_steps(file: Path, *, on: str, overrides: tuple[str, ...]) -> list[StepPlan]:
-    """Return the plan of each step in order; starts and writes nothing."""
+    """Return the plan of each step in order, starting and writing nothing."""
     with _checked(file, on, overrides, None) as checked:
         return [_step_plan(checked, step) for step in checked.graph.steps]
 
@@ -183,7 +183,7 @@ def _step_plan(checked: _Checked, step: StepSpec) -> StepPlan:
 
 
 def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
-    """Check everything in a file of steps that does not depend on the cluster. Raises BadInput with all problems."""
+    """Check everything in a file of steps that does not depend on the cluster; raise BadInput with all problems."""
     root, problems = project_of(file), list[str]()
     with _apart(graph_in(file, overrides), file, root, None) as (_, files):
         for one in files.values():
@@ -242,7 +242,8 @@ def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None)
 
 @contextmanager
 def _apart(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
-    """Yield a free id and a file for each step; problems in these files are reported at their place in the one file.
+    """Yield (a free id for the graph, a file for each step); problems in these files are reported at their place in the
+    one file.
 
     `on` is the cluster where steps run, if it is known.
     """
@@ -261,7 +262,7 @@ def _apart(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator
 
 
 def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
-    """Return whether this id, or that of a step's run, is used."""
+    """Return whether the id, or that of one of its steps' runs, is used already."""
     names = [one, *(step_run(one, step.name) for step in graph.steps)]
     return any(known.id == one for known in known_graphs()) or any(map(taken(runs), names))
 
@@ -275,7 +276,9 @@ class _Places:
     far: Mapping[str, str]  # by clusters that keep runs elsewhere: in which folder there
 
     def outputs(self, graph: GraphSpec, graph_id: RunId, given_to: StepSpec) -> dict[str, StepOutputs]:
-        """Return the outputs of every step: at its cluster for a step that runs there too, else here."""
+        """Return the outputs of every step: as paths on the cluster of `given_to` for a step that runs there too, else
+        on this machine.
+        """
         found, on = {}, self.on[given_to.name]
         for step in graph.steps:
             run = step_run(graph_id, step.name)
@@ -287,7 +290,9 @@ class _Places:
 
 
 def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
-    """Return the folders of runs; only clusters of steps that use another one's outputs are asked."""
+    """Return the folders of runs as each cluster sees them; only clusters of steps that use another one's outputs are
+    queried.
+    """
     named, far = {step.name: step.on or on for step in graph.steps}, dict[str, str]()
     for step in graph.steps:
         name = named[step.name]
@@ -301,7 +306,7 @@ def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
 
 
 def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
-    """Return a message about the spec of a step as one about the file with all steps."""
+    """Return a message about the spec of a step as a message about the file with all steps."""
     for name, path in steps.items():
         if found := re.match(rf"{re.escape(str(path))}:\d+:\d+: ([\w.-]+): ", line):
             row, column, key = place_of(file.read_text(), name, found[1])
@@ -311,7 +316,7 @@ def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
 
 
 def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
-    """Return the record of a step."""
+    """Return the record of a step in the graph's record."""
     brings = tuple(step_run(graph_id, other) for other in to_be_brought(step, checked.wishes))
     return GraphStep(step.name, step.needs, step_run(graph_id, step.name), step.on, brings)
 

@@ -63,10 +63,9 @@ def open_runs(
 ) -> list[tuple[RunId, Path]]:
     """Start a run of each file, or `repeat` runs; return their ids and folders.
 
-    Everything is checked before any is created.
-
-    Those that a cluster can take as one job become one. What fails after some exist names them (`LaunchError.runs`).
-    `roots`: the projects of files that lie somewhere else; `beside`: files that their code has beside the project's.
+    Everything is checked before any run is created. Runs that a cluster can take as one job become one. An error after
+    some exist names them (`LaunchError.runs`). `roots` are the projects of files that lie somewhere else; `beside` are
+    files that the code has beside the project's.
     """
     look = partial(looked_at_first, on=on, overrides=overrides, beside=beside)
     looks = [partial(look, file, root=roots.get(file)) for file in files]
@@ -80,7 +79,7 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
     """Start the run with this id; the caller makes sure that no other process creates it meanwhile.
 
     `checkpoint` is one that the run has from the beginning. If this is killed, the run exists or not, but a registered
-    name may be left that leads nowhere.
+    id may be left that leads nowhere.
     """
     root = registry.runs_root(Path(wish.project.path), create=True)
     if not (root / run_id).exists():
@@ -99,14 +98,16 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Start runs that were submitted on another machine; `choose` gets their ids before anything of them is written."""
+    """Start runs that were submitted on another machine; before anything of them is written, `choose` gets their
+    ids.
+    """
     asked = [partial(looked_at_first, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(all_or_none(asked), specs, strict=True)
     return _open_all([replace(wish, as_run=run) for wish, spec in wishes for run in spec.runs], choose)
 
 
 def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
-    """Start all runs, in as few jobs as the cluster allows."""
+    """Start all runs, in as few jobs as the cluster allows; `choose` gets their ids before they are created."""
     opened = list[tuple[RunId, Path]]()
     groups = _together(wishes)
     if len(groups) > 1 and any(wish.spec.queue.max_parallel for wish in wishes):
@@ -125,8 +126,8 @@ def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lamb
 
 
 def _together(wishes: Sequence[Request]) -> list[list[Request]]:
-    """Return the requests in groups that may share one job: neighbours with equal demands, as many as the
-    cluster takes.
+    """Return the requests in groups that may share one job: neighbours with equal demands, as many as the cluster takes
+    at once.
     """
     groups: list[list[Request]] = []
     for wish in wishes:
@@ -139,18 +140,18 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
 
 
 def _most_together(wish: Request) -> int:
-    """Return how many such runs the cluster takes as one job."""
+    """Return how many runs like this one the cluster takes as one job."""
     place = wish.cluster
     return place.most_in_order if wish.spec.queue.max_parallel and _keeps_order(wish) else place.most_together()
 
 
 def _keeps_order(wish: Request) -> bool:
-    """Return whether the cluster starts such runs in order."""
+    """Return whether the cluster starts runs like this one in order."""
     return wish.cluster.most_in_order > 1
 
 
 def _demands(wish: Request) -> tuple[object, ...]:
-    """Return what must be equal for runs to share a job."""
+    """Return a key that is equal for requests that may share a job."""
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]
     if _keeps_order(wish):
@@ -168,7 +169,7 @@ def _demands(wish: Request) -> tuple[object, ...]:
 
 
 def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Create the runs of one job by one rename each, then submit the job to the cluster."""
+    """Create the runs of one job by one rename each, then submit the job to the cluster; return ids and folders."""
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
     submit_token, opened, first = new_submit_token(), list[tuple[RunId, Path]](), group[0].as_run.first
@@ -213,7 +214,7 @@ def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
 
 
 def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
-    """Return a hint for runs that exist while it is unknown whether the cluster has them."""
+    """Return a hint on runs that exist while it is unknown whether the cluster has them."""
     ref, them = (opened[0][0], "it") if len(opened) == 1 else ("RUN", "them")
     there = f"{ref} exists all the same" if len(opened) == 1 else f"{len(opened)} runs exist all the same"
     if isinstance(error, Unreachable):
@@ -222,7 +223,7 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
 
 
 def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_token: str, batch: Path | None) -> None:
-    """Create all of these runs or none: write them under draft names, then rename each."""
+    """Create all of these runs or none, by writing them under draft names and then renaming each."""
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
     made = list[tuple[RunId, Path]]()
@@ -251,7 +252,7 @@ def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_to
 
 
 def _unmake(made: Opened, batch: Path | None) -> None:
-    """Delete the runs again, because nothing was started."""
+    """Delete the runs that were created, because nothing was started."""
     for run_id, path in made:
         aside = drafts.new_draft(path.parent)
         os.rename(path, aside)
@@ -306,5 +307,5 @@ def _is_copied_later(wish: Request) -> bool:
 
 
 def counted(files: Sequence[CodeFile]) -> Iterator[CodeFile]:
-    """Yield the files while showing progress."""
+    """Yield the files, reporting progress meanwhile."""
     return news.counted(files, "freezing the code")

@@ -29,11 +29,11 @@ _DATA_OF = {"trainer.tasks.resnet": "root", "trainer.tasks.gpt": "text"}  # wher
 def open_prediction(
     run: RunDir, output: Path, *, checkpoint: Path | None, data: Path | None, on: str, overrides: tuple[str, ...]
 ) -> tuple[RunId, Path]:
-    """Start a run that predicts, and return its id and folder.
+    """Start a run that predicts, and return (its id, its folder).
 
-    The default checkpoint is the best one, or else the newest; the default data are those of the run's own validation.
-    Raises BadInput if the run's program does not take `--predict` and `--checkpoint`, and Refused if it has no
-    checkpoint here.
+    The default checkpoint is the best one, or the newest if none is the best; the default data are those of the run's
+    own validation. Raise BadInput if the run's program does not take `--predict` and `--checkpoint`, and Refused if it
+    has no checkpoint on this machine.
     """
     attempt = newest(run)
     plan = read_plan(run, attempt.number if attempt is not None else 1)
@@ -70,7 +70,7 @@ def open_prediction(
 
 
 def _says_predict(script: Path) -> bool:
-    """Return whether the script's text has the option `--predict`.
+    """Return whether the script's text contains the option `--predict`.
 
     A script that ignores unknown options would train again.
     """
@@ -81,14 +81,16 @@ def _says_predict(script: Path) -> bool:
 
 
 def put_answers(run: RunDir, output: Path) -> None:
-    """Copy the predictions that were fetched from another machine to where they were asked for."""
+    """Copy the predictions that were fetched from another machine to the file that the user named."""
     for name in _written(output.name):
         for file in sorted(run.outputs.rglob(name)):
             shutil.copyfile(file, output.with_name(name))
 
 
 def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
-    """Return overrides for a cluster that cannot read this disk: the sent checkpoint's path, and outputs to fetch."""
+    """Return overrides for a cluster that cannot read this disk: the path of the checkpoint that was sent, and which
+    outputs to fetch.
+    """
     begin = posixpath.normpath(posixpath.join("code", spec.run.workdir))
     outputs = [posixpath.normpath(posixpath.join(spec.run.workdir, one)) for one in _written(name)]
     return (
@@ -99,13 +101,13 @@ def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
 
 
 def _written(name: str) -> tuple[str, str]:
-    """Return the names of the files that a prediction writes."""
+    """Return (name of the file of predictions, name of the file about them)."""
     return name, f"{name}.about.json"
 
 
 def _chosen(run: RunDir) -> Path:
-    """Return the run's best checkpoint, or the folder from which the newest complete one is taken. Raises
-    Refused without any.
+    """Return the run's best checkpoint, or the folder from which the newest complete one is taken; raise Refused
+    without any.
     """
     folder = next((folder for folder in checkpoint_folders(run) if entries(folder)), None)
     if folder is None:
@@ -115,7 +117,7 @@ def _chosen(run: RunDir) -> Path:
 
 
 def _code(run: RunDir, digest: str) -> Path:
-    """Return the run's frozen code. Raises Refused."""
+    """Return the folder of the run's frozen code; raise Refused if it is gone."""
     folder = stored(run, digest)
     if not folder.is_dir():
         raise Refused(f"{run.id}: its code is not here any more: {folder}")

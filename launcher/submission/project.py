@@ -30,7 +30,7 @@ class ProjectCode:
 def code_of(
     root: Path, spec: JobSpec, python: str, *, frozen: bool, beside: Mapping[str, Path] = MappingProxyType({})
 ) -> ProjectCode:
-    """Return the code of a project for an interpreter. Raises BadInput.
+    """Return the code of a project for an interpreter; raise BadInput if it is too large.
 
     With `frozen`, every file in `root` is code; `beside` adds files from elsewhere, by their names in the code.
     """
@@ -42,32 +42,36 @@ def code_of(
 
 
 def live_imports(project: Project, code: ProjectCode) -> list[str]:
-    """Return warnings about modules that ranks would import from where they are edited, not from the frozen copy."""
+    """Return warnings about modules that ranks would import from the folder in which they are edited, not from the
+    frozen copy.
+    """
     return stays_live(project.imports, code.installed, code.own_folders, Path(project.path))
 
 
 def project_of(file: Path) -> Path:
-    """Return the folder whose code is frozen: the nearest project above the spec, or another folder if there is none.
+    """Return the folder whose code is frozen: the nearest project above the spec.
 
-    That is the working folder if the spec is below it, else the spec's own.
+    Without one it is the working folder if the spec is below that, else the spec's own folder.
     """
     folder, here = file.resolve().parent, Path.cwd()
     return marked_above(folder) or (here if folder.is_relative_to(here) else folder)
 
 
 def marked_above(folder: Path) -> Path | None:
-    """Return the nearest folder, from this one up, with a `.git` or `pyproject.toml`, or None."""
+    """Return the nearest folder, from `folder` up, with a `.git` or `pyproject.toml`, or None if there is none."""
     folders = (folder, *folder.parents)
     return next((one for one in folders if (one / ".git").exists() or (one / "pyproject.toml").exists()), None)
 
 
 def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
-    """Return what a plan needs to know of the frozen code; the project's own packages are imported from `folders`."""
+    """Return the facts about the frozen code that a plan needs; the project's own packages are imported from
+    `folders`.
+    """
     files = {entry.path for entry in code.files}
 
     @cache
     def read(path: str) -> bytes | None:
-        """Return the content of a frozen file, or None if it is not one."""
+        """Return the content of a frozen file, or None if the path is not that of one."""
         return Path(code.source(path)).read_bytes() if path in files else None
 
     imports: set[str] = set()
@@ -106,13 +110,13 @@ def _missing(
 
 
 def _is_near(root: Path, one: SureImport, top: str) -> bool:
-    """Return whether a file or folder of this name is near the code but not frozen."""
+    """Return whether a file or folder of the imported name is near the code but not frozen."""
     folders = (root, *(root / one.path).parents)
     return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)
 
 
 def _shown(python: str, root: Path) -> str:
-    """Return the interpreter as it is shown: relative to the project."""
+    """Return the interpreter's path for messages, relative to the project if it is inside."""
     home = Path(python).parent.parent
     return os.path.relpath(home, root) if home.is_relative_to(root) else python
 
@@ -124,7 +128,7 @@ def _way_to_have(module: str, root: Path, python: str) -> str:
 
 
 def _speaks_as_we(python: str) -> bool:
-    """Return whether the interpreter has this process's Python version, so that it finds the same syntax errors."""
+    """Return whether the interpreter has this process's Python version, so that both find the same syntax errors."""
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return any(site.parent.name == ours for site in sites_of(python, os.environ)[:1])
 
@@ -135,6 +139,6 @@ def _may_have(spec: JobSpec, module: str, python: str) -> bool:
 
 
 def _module_file(module: str, folders: Sequence[str], files: Collection[str]) -> str | None:
-    """Return the frozen file of a module, or None."""
+    """Return the frozen file of a module, or None if the code has none."""
     bases = [os.path.normpath(os.path.join(folder, module.replace(".", "/"))) for folder in folders]
     return next((path for base in bases for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)

@@ -71,10 +71,10 @@ def reopen(
 ) -> None:
     """Open a new attempt of a run whose attempt `after` has ended, with its frozen code and spec and these changes.
 
-    With `renew` it gets the project's present code. Without `on` it runs on the cluster as configured then; with `on`,
-    even of the same name, on the cluster as configured now. `defaults` are the cluster's options on another machine
-    from which the run is resumed. `unlisted` are hosts that count as gone although no user has confirmed it: the run
-    then never starts from nothing.
+    With `renew` it gets the project's present code; with `anew` it may start from nothing if no checkpoint is complete.
+    Without `on` it runs on the cluster as configured then; with `on`, even of the same name, on the cluster as
+    configured now. `defaults` are the cluster's options on another machine from which the run is resumed. `unlisted`
+    are hosts that count as gone although no user has confirmed it: the run then never starts from nothing.
     """
     _check_code_is_here(run, after)
     before = read_plan(run, after)
@@ -103,7 +103,7 @@ def reopen(
 
 
 def _check_code_is_here(run: RunDir, after: int) -> None:
-    """Raise if the run's code is not here, or if other users can write to it."""
+    """Raise an error if the run's code is missing on this machine, or if other users can write to it."""
     if not run.attempt(after).code.is_dir() and not _has_code(run):
         hint = "hint: launch resume there; launch cancel and launch fetch work from here too"
         raise Refused(f"{run.id} was submitted from another machine, and its code is not here", hint)
@@ -113,7 +113,10 @@ def _check_code_is_here(run: RunDir, after: int) -> None:
 
 
 def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
-    """Fetch the state from which the run continues, from its machines or else from its object store."""
+    """Fetch the state from which the run continues, from its machines or else from its object store.
+
+    `moves` says that it continues on another cluster, `anew` that it may start from nothing.
+    """
     if was.remote and not moves:
         return
     stored = has_store(run)
@@ -131,8 +134,8 @@ def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
-    """Return the cluster of the next attempt: `on`, or the earlier one as it was then, with a login node's present
-    address.
+    """Return the cluster of the next attempt: `on`, or the earlier cluster as it was then, but with a login node's
+    present address.
     """
     if before.cluster_kind == DEFERRED and on is None:
         on = before.cluster  # it had not come there yet
@@ -144,8 +147,10 @@ def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEn
 
 
 def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tuple[str, ...], *, renew: bool) -> Request:
-    """Return the request for the next attempt: the run's spec with these changes and its code. Raises BadInput,
-    Refused.
+    """Return the request for the next attempt: the run's spec with these changes and its code, or with `renew` the
+    project's present code.
+
+    Raise BadInput or Refused if it cannot run.
     """
     waits = any(one.startswith("queue.") for one in overrides)  # else it has waited, or is not to wait any more
     where, overrides = of_kind(place.kind), (*before.overrides, *overrides)
@@ -173,7 +178,7 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
 def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
     """Return the plan of the next attempt, with the same code, or with `renew` the project's present code.
 
-    Raises BadInput with all problems if the spec cannot run on the cluster.
+    Raise BadInput with all problems if the spec cannot run on the cluster.
     """
     machine, code = wish.cluster.machine(wish.spec), wish.code
     problems = checked(wish, machine, ())
@@ -198,7 +203,7 @@ def _has_code(run: RunDir) -> bool:
 
 
 def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool) -> None:
-    """Record that the run was resumed, and who is notified now."""
+    """Record that the run was resumed, and who is notified now; `anew` says that it may start from nothing."""
     append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {wish.on}"))
     if wish.notifying is not None:
         write_record(run.notify, wish.notifying)
@@ -210,7 +215,9 @@ def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool
 
 
 def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Place) -> None:
-    """Raise BadInput or Refused if the next attempt cannot have this code."""
+    """Raise Refused if the next attempt cannot get the project's present code, as `renew` asks, and BadInput if the
+    spec changes the options of the frozen code without it.
+    """
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"
         raise BadInput("code: its options say what is frozen, and the code of this run is frozen already", hint)
@@ -222,7 +229,7 @@ def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Pla
 
 
 def _notifying_again(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
-    """Return who is notified of the resumed run: as before, unless its spec has changed."""
+    """Return who is notified of the resumed run, None for nobody: as before, unless its spec has changed."""
     if spec.notify != before.spec.notify:
         return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)
     return readable(run.notify, Notifying)
@@ -239,7 +246,7 @@ def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: b
 
 
 def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
-    """Give a new attempt other code, and record and print how that differs."""
+    """Give a new attempt other code, then record and print how it differs from the old."""
     old = as_frozen(run, before.code.digest)
     found = changes(old, code)
     stage(run, attempt, code, counted)

@@ -48,8 +48,10 @@ def unlisted(run: RunDir) -> set[str]:
 
 
 class Replacement:
-    """Resumes a run that has lost hosts, while a command waits for it, once the pool's command names others. `resume`
-    opens the next attempt."""
+    """The resume of a run that has lost hosts, once the pool's command names others, while a command waits for the run.
+
+    `resume` opens the next attempt.
+    """
 
     def __init__(self, run: RunDir, resume: Callable[[], object], every_s: float = ASK_EVERY_S) -> None:
         self._run, self._resume, self._every_s = run, resume, every_s
@@ -60,7 +62,7 @@ class Replacement:
         self._why = ""
 
     def shown(self, status: RunStatus) -> RunStatus:
-        """Return the status, as `queued` if the run ended for lack of hosts and others may come.
+        """Return the status, with the state `queued` if the run ended for lack of hosts and others may come.
 
         They may come for `recovery.gone_after`, and as often as `recovery.node_lost` allows restarts.
         """
@@ -88,7 +90,7 @@ class Replacement:
         return status
 
     def _replace(self, plan: Plan, state: State) -> None:
-        """Resume the run, or note why not yet. Raise LaunchError if it cannot be."""
+        """Resume the run, or note why that is impossible for now; raise LaunchError if it never will be possible."""
         from launcher.places.kinds import of_kind  # late: of pools alone
         from launcher.places.ssh.run_hosts import places_of  # late: likewise
         from launcher.places.ssh.submit.report import ask_reports, with_the_run  # late: likewise

@@ -56,7 +56,7 @@ class ShippedRun:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A spec that another machine sent with its project, all of which is code, and with its secrets."""
+    """A spec that another machine sent with its project, of which all files are code, and with its secrets."""
 
     file: Path
     overrides: tuple[str, ...]
@@ -69,7 +69,7 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A spec that was read and can run, with its cluster and its code."""
+    """A spec that was read and checked, with its cluster and its code."""
 
     file: Path
     spec: JobSpec
@@ -93,7 +93,7 @@ class Request:
 
 
 def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -> None:
-    """Check everything in a spec that does not depend on the cluster. Raises BadInput with all problems.
+    """Check everything in a spec that does not depend on the cluster; raise BadInput with all problems.
 
     `root` is the project, if the spec does not lie in it.
     """
@@ -128,7 +128,9 @@ def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> lis
 
 
 def notifying_in(file: Path) -> Notifying | None:
-    """Return who would be notified of a run of this spec submitted now, or None. Raises BadInput with all problems."""
+    """Return who would be notified of a run of this spec submitted now, or None if nobody would; raise BadInput with
+    all problems.
+    """
     return notifying_of(read_with_defaults(file, ()).notify, file, project_of(file), os.environ)
 
 
@@ -136,7 +138,8 @@ def looked_at_first(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None,
     frozen: ProjectCode | None = None, beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> Request:  # fmt: skip
-    """Return the request with everything that can be found without querying the cluster. Raises BadInput.
+    """Return the request with everything that can be found without querying the cluster; raise BadInput with all
+    problems.
 
     `frozen` is an earlier state of the project's code; `beside` are further files of its code.
     """
@@ -163,7 +166,7 @@ def looked_at_first(
 
 
 def able(wish: Request) -> Request:
-    """Return the request if the cluster offers what it needs. Raises BadInput with all problems."""
+    """Return the request if the cluster offers what it needs; raise BadInput with all problems if not."""
     machine = wish.cluster.machine(wish.spec)
     problems = checked(wish, machine, _unset(wish))
     awaited, unknown = awaited_by(wish.spec.queue.after)
@@ -176,14 +179,14 @@ def able(wish: Request) -> Request:
 
 
 def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
-    """Return everything in the spec that cannot work there, for each of its programs."""
+    """Return everything in the spec that cannot work on the cluster, for each of its roles."""
     if not wish.roles:
         return check(wish.spec, machine, wish.project, unset)
     return [*check_roles(wish.spec, machine, wish.roles), *secret_problems(unset)]
 
 
 def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
-    """Return the code as each role of the run uses it; empty for a run of one program."""
+    """Return the code as each role of the run uses it, or an empty dict for a run of one program."""
     return {
         name: replace(look_at(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))
         for name, one in role_specs(spec).items()
@@ -191,12 +194,12 @@ def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> 
 
 
 def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
-    """Raise BadInput if the run has several roles and its cluster takes none."""
+    """Raise BadInput if the run has several roles and its cluster supports none."""
     refuse(file, roles_problems(spec, where))
 
 
 def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
-    """Return the problem of a run of several programs where its cluster takes none."""
+    """Return a problem if the run has several roles and its cluster supports none."""
     if not spec.roles or where.takes_roles:
         return []
     reason = f"runs of several programs do not go to {where.kind} clusters"
@@ -205,7 +208,7 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """Return the request with where it will wait, and the problems of its waiting.
+    """Return (the request with the place where it will wait, the problems of its waiting).
 
     It waits on its cluster, or on this machine if the cluster cannot see a run that it follows, or cannot count those
     submitted with it.
@@ -227,7 +230,7 @@ def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
 
 
 def queue_problems(wish: Request) -> list[Misfit]:
-    """Return a problem for each wait that the cluster does not support."""
+    """Return a problem for each condition to wait for that the cluster does not support."""
     queue, where = wish.spec.queue, wish.cluster
     problems = where.queue_problems(wish.spec, wish.awaited)
     starts_at = None if queue.at is None or wish.shipped is not None else moment(queue.at, time.time())
@@ -237,7 +240,7 @@ def queue_problems(wish: Request) -> list[Misfit]:
 
 
 def _warn(wish: Request, machine: Machine) -> None:
-    """Print warnings about what may work, but not as intended."""
+    """Print warnings about options that may work, but not as intended."""
     words = [] if machine.own_python else [*wish.live]
     if machine.apart and not machine.own_python and _is_everywhere(wish):
         words += map(_worded, wish.project.lacking)
@@ -263,31 +266,31 @@ def _no_gpus_asked(wish: Request, machine: Machine) -> str:
 
 
 def _no_buddies(wish: Request, machine: Machine) -> str:
-    """Return a warning if `checkpoint.buddy` has no effect there, or ""."""
+    """Return a warning if `checkpoint.buddy` has no effect on the cluster, or ""."""
     if not (wish.spec.checkpoint.buddy and machine.disks_apart):
         return ""
     return f"checkpoint.buddy does nothing on {wish.on}: its hosts have no disk in common, and keep second copies there"
 
 
 def _say_warnings(words: Sequence[str]) -> None:
-    """Print the warnings."""
+    """Print the warnings on stderr, each on a line."""
     for text in words:
         for line in f"warning: {text}".splitlines():
             news.say(line)
 
 
 def _worded(problem: Misfit) -> str:
-    """Return a problem with its hint."""
+    """Return the text of a problem with its hint."""
     return f"{problem.reason}\nhint: {problem.hint}"
 
 
 def _is_everywhere(wish: Request) -> bool:
-    """Return whether nodes surely have the interpreter that was checked here, because it lies in the project."""
+    """Return whether nodes certainly have the interpreter that was checked here, because it lies in the project."""
     return Path(wish.python).is_relative_to(wish.project.path) and wish.spec.slurm.container is None
 
 
 def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit]:
-    """Return a problem if ranks' nodes lack the interpreter, or it is too old."""
+    """Return a problem if ranks' nodes lack the interpreter, or the interpreter is too old."""
     if machine.own_python:
         return []
     if not os.path.isfile(python):
@@ -302,7 +305,7 @@ def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit
 
 
 def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
-    """Return what agents with this interpreter lack for the object store."""
+    """Return a problem if agents with this interpreter lack packages for the object store."""
     if spec.checkpoint.copy_to is None or machine.own_python:
         return []
     from trainer.checkpoint_files.object_store import package_problem  # late: of use only where a store is named
@@ -312,7 +315,7 @@ def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
 
 
 def _unset(wish: Request) -> Collection[str]:
-    """Return the secrets that have no value here; a project from another machine brings its own."""
+    """Return the secrets that have no value here; a project from another machine brings the values of its own."""
     return unset_secrets(wish.spec, Path(wish.project.path), os.environ) if wish.shipped is None else ()
 
 
@@ -344,7 +347,7 @@ def refuse(file: Path, problems: Collection[Misfit]) -> None:
 
 
 def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) -> Plan:
-    """Return the plan, without the digest of the code, which is known only once it is frozen."""
+    """Return the plan, without the digest of the code, which is known only once the code is frozen."""
     file = str(wish.file.resolve())
     place = RunIdentity(
         run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat,
@@ -366,7 +369,7 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
 def prepare(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
 ) -> tuple[Plan, CodeList]:
-    """Return the plan and the files that `submit` would freeze; starts and writes nothing."""
+    """Return (the plan, the files that `submit` would freeze), starting and writing nothing."""
     wish = able(looked_at_first(file, on=on, overrides=overrides, shipped=shipped))
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, taken(root))
@@ -374,7 +377,7 @@ def prepare(
 
 
 def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = False) -> list[Request]:
-    """Return all requests, or raise BadInput with the problems of all."""
+    """Return all requests, or raise BadInput with the problems of all; `together` marks them as submitted at once."""
     wishes, problems = _each(looks, alone=len(looks) == 1)
     if not problems or not any(wish.cluster.checks_first for wish in wishes):
         wishes, more = _each(
@@ -387,7 +390,9 @@ def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = Fals
 
 
 def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[Request], list[str]]:
-    """Return the requests that could be made, and the problems of the others."""
+    """Return (the requests that could be made, the problems of the others); with `alone` raise the first error
+    instead.
+    """
     wishes, problems = list[Request](), list[str]()
     for step in steps:
         try:
@@ -400,5 +405,5 @@ def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[
 
 
 def taken(root: Path) -> Callable[[RunId], bool]:
-    """Return a function that tells whether an id is used."""
+    """Return a function that says whether an id is used already."""
     return lambda run_id: (root / run_id).exists() or registry.is_registered(run_id)

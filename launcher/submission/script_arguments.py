@@ -15,7 +15,7 @@ def added_arguments(tree: ast.Module) -> list[ast.Call]:
 
 
 def misspelt(text: bytes, args: Sequence[str]) -> dict[str, str]:
-    """Return each option in `args` that the script does not have, with the similar one that it has.
+    """Return each option in `args` that the script does not have, with the similar option that it has.
 
     Only near misses count, because another file may add options. The result is empty for a script that cannot be
     parsed, or that accepts unknown options.
@@ -39,5 +39,5 @@ def misspelt(text: bytes, args: Sequence[str]) -> dict[str, str]:
 
 
 def _has(known: Sequence[str], option: str) -> bool:
-    """Return whether argparse accepts the option; an unambiguous beginning of one is enough."""
+    """Return whether argparse accepts the option, for which an unambiguous beginning of a known one is enough."""
     return any(name.startswith(option) for name in known)

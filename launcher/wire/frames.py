@@ -50,18 +50,18 @@ Nonce = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
 class WireError(LaunchError):
-    """The peer broke the protocol, cannot be reached, or did not prove the key."""
+    """Raised when the peer broke the protocol, cannot be reached, or did not prove that it has the key."""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The server's first line."""
+    """The server's first line, with its nonce."""
 
     v: int
     nonce: Nonce
 
 
 class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The client's proof, with its nonce."""
+    """The client's proof that it has the key, with its nonce."""
 
     v: int
     nonce: Nonce
@@ -69,7 +69,7 @@ class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The server's proof."""
+    """The server's proof that it has the key."""
 
     mac: str
 
@@ -88,7 +88,7 @@ def proof_of(key: bytes, side: str, client: str, server: str, nonces: str) -> st
 
 
 def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
-    """Return the message in a line; raise WireError."""
+    """Return the message in a line; raise WireError if it is malformed."""
     try:
         return decoder.decode(line)
     except (ValueError, RecursionError) as error:  # ValueError: of msgspec, and of text that is no UTF-8
@@ -146,7 +146,7 @@ class Wire(Generic[In, Out]):
         complain(f"dropped {self.peer}: {error}")
 
     def close(self) -> None:
-        """Close the connection after what was sent."""
+        """Close the connection once everything queued was sent."""
         self.writer.close()
 
     def abort(self) -> None:
@@ -155,7 +155,7 @@ class Wire(Generic[In, Out]):
 
 
 class WireServer(Generic[In, Out]):
-    """Calls `serve` for each peer that has proved the key; a bad peer harms only its own connection."""
+    """A server that calls `serve` for each peer that has proved the key; a bad peer harms only its own connection."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class WireServer(Generic[In, Out]):
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int = 0) -> int:
-        """Listen only on this address, on any port or on the one that an earlier process had; return the port."""
+        """Listen only on `address`, on any port or on the one that an earlier process had; return the port."""
         self._listening = listening = await _socket_for(address)
         try:
             if port:
@@ -202,7 +202,7 @@ class WireServer(Generic[In, Out]):
             self._listening.close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        """Accept connections for ever; of too many unproven ones the oldest is dropped."""
+        """Accept connections for ever; if too many have not proved the key, drop the oldest of them."""
         for number in itertools.count():
             try:
                 peer, _ = listening.accept()  # not by the loop: where it is cancelled, it loses who was let in already
@@ -246,7 +246,7 @@ class WireServer(Generic[In, Out]):
             wire.close()
 
     def _forget(self, peer: socket.socket, task: "asyncio.Task[None]") -> None:
-        """Forget a connection that has ended, and report an unexpected error of it."""
+        """Forget a connection that has ended, and report an unexpected error that ended it."""
         self._serving.discard(task)
         if self._unproved.pop(peer, None) is not None:
             peer.close()
@@ -258,7 +258,7 @@ class WireServer(Generic[In, Out]):
 
 
 def handshake_limit_s(peers: int) -> float:
-    """Return how many seconds a handshake may take if this many peers may come at the same moment."""
+    """Return how many seconds a handshake may take if `peers` peers may connect at the same moment."""
     return HANDSHAKE_S + _HANDSHAKE_OF_A_PEER_S * peers
 
 
@@ -271,9 +271,9 @@ async def dial(
     line_bytes: int = MAX_LINE_BYTES,
     peers: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from the own address, and authenticate both sides; raise WireError.
+    """Connect from `own_address`, and authenticate both sides; raise WireError if either fails.
 
-    `peers` is how many may connect there at the same moment.
+    `peers` is how many may connect to the server at the same moment.
     """
     try:
         async with asyncio.timeout(handshake_limit_s(peers)):
@@ -293,7 +293,7 @@ async def dial(
 
 
 async def _socket_for(address: str) -> socket.socket:
-    """Return a new socket bound to this address."""
+    """Return a new socket bound to the address."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:  # a name: asked for in a thread, for which a number must not have to wait
@@ -339,7 +339,7 @@ async def _challenge(peer: socket.socket, key: bytes) -> None:
 
 
 async def _prove(peer: socket.socket, key: bytes) -> None:
-    """Prove the key to the server, and check its proof."""
+    """Prove the key to the server, and check the server's proof."""
     hello = await _receive_line(peer, _Hello)
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
     nonce, ends = secrets.token_hex(16), (_end(peer.getsockname()), _end(peer.getpeername()))
@@ -350,13 +350,13 @@ async def _prove(peer: socket.socket, key: bytes) -> None:
 
 
 def _check(good: bool, why: str) -> None:
-    """Raise WireError with this text unless `good`."""
+    """Raise WireError with the text `why` unless `good`."""
     if not good:
         raise WireError(why)
 
 
 def _end(name: tuple[Any, ...]) -> str:
-    """Return an end of the connection as text."""
+    """Return one end of the connection as text."""
     address, port = name[:2]
     return f"{address.partition('%')[0]} {port}"  # what follows is this machine's name of an interface
 
@@ -367,7 +367,7 @@ async def _tell(peer: socket.socket, words: msgspec.Struct) -> None:
 
 
 async def _receive_line(peer: socket.socket, kind: type[T]) -> T:
-    """Return one message, reading not a byte beyond its line; raise WireError."""
+    """Return one message, reading not a byte beyond its line; raise WireError if it is malformed."""
     line = b""
     while not line.endswith(b"\n"):
         piece = await asyncio.get_running_loop().sock_recv(peer, HANDSHAKE_LINE_BYTES - len(line))

@@ -13,7 +13,7 @@ _LOCAL_SCOPE = "20"  # fe80::, which is no use without naming the interface at e
 
 
 def address_of(interface: str) -> str:
-    """Return the address of this interface, IPv4 if it has one, else IPv6."""
+    """Return the address of the interface, IPv4 if it has one, else IPv6."""
     found = _addresses().get(interface)
     if found is None:
         known = ", ".join(sorted(name for _, name in socket.if_nameindex()))
@@ -24,7 +24,7 @@ def address_of(interface: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has this address, or None; all of 127.0.0.0/8 belongs to the loopback."""
+    """Return the interface that has the address, or None if none has; all of 127.0.0.0/8 belongs to the loopback."""
     wanted = ipaddress.ip_address(address)
     if wanted.version == 4 and wanted.is_loopback:
         return "lo"
@@ -48,7 +48,7 @@ def _addresses() -> dict[str, list[str]]:
 
 
 def _inet6() -> list[tuple[str, str]]:
-    """Return each interface with one of its IPv6 addresses."""
+    """Return (interface, address) for each IPv6 address."""
     try:
         with open(_IF_INET6) as file:
             rows = [line.split() for line in file]

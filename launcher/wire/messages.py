@@ -26,7 +26,7 @@ _LOG = re.compile(r"(logs(/\w[\w.-]*)+)?")  # relative to the run directory, and
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
-    """The address where another agent serves and receives files of checkpoints, or bytes for measuring the link."""
+    """The address at which another agent serves and receives files of checkpoints, or bytes for measuring the link."""
 
     node: int
     address: Name
@@ -69,7 +69,7 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
 
 
 class SlowRank(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that all others wait for, as ranks measure it together."""
+    """A rank for which all others wait, as the ranks measure it together."""
 
     rank: Count
     own_s: float  # what its own work takes of each step
@@ -124,7 +124,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
-    """agent → coordinator: a rank process is gone."""
+    """agent → coordinator: a rank process has ended."""
 
     node: int
     exit: RankExit
@@ -173,8 +173,9 @@ class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
 
 
 class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="t"):
-    """agent → coordinator: there were checkpoints, and none is whole on the nodes that are present. No rank is
-    started.
+    """agent → coordinator: the run had checkpoints, and none is complete on the nodes that are present.
+
+    No rank is started.
     """
 
     node: int
@@ -193,7 +194,7 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """agent → coordinator: its ranks have ended, and none of their files waits for a copy elsewhere.
+    """agent → coordinator: this node's ranks have ended, and none of their files waits for a copy elsewhere.
 
     `problem` is why the newest has no copy, or "".
     """
@@ -254,7 +255,7 @@ class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"
 
 
 class HostLeaves(msgspec.Struct, frozen=True, tag="host_leaves", tag_field="t"):
-    """agent → coordinator: this node's host is about to leave, as `text` says; "" if it stays after all."""
+    """agent → coordinator: this node's host is about to go away, as `text` says, or with "" stays after all."""
 
     node: int
     text: Text
@@ -274,14 +275,16 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
 
 
 class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
-    """coordinator → agent: measure the link to that node, then answer LinkSeen."""
+    """coordinator → agent: measure the link to a node, then answer LinkSeen."""
 
     number: int
     peer: ReplicaAddress
 
 
 class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
-    """coordinator → agent: inspect the ranks of this generation, then answer with a Looked for each."""
+    """coordinator → agent: inspect the ranks of this generation, then answer with a Looked for each; with `times`,
+    answer only when each entered its newest collectives, in an Entered.
+    """
 
     generation: int
     number: Count
@@ -322,8 +325,8 @@ class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
-    """coordinator → agent: rank 0 has been forked, fork yours; a rank that looks for it too early retries only
-    much later.
+    """coordinator → agent: rank 0 has been forked, so fork this node's ranks; a rank that looks for rank 0 too early
+    retries only much later.
     """
 
     generation: int
@@ -348,7 +351,7 @@ class HeartbeatAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
 
 
 class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
-    """coordinator → agent: the attempt is over; leave."""
+    """coordinator → agent: the attempt is over, so exit."""
 
     reason: str
     goes_on: bool = False  # the run does, in another attempt

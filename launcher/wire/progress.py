@@ -37,7 +37,7 @@ _MAX_STEP = 1 << 53
 
 
 class ExceptionReport(msgspec.Struct, frozen=True):
-    """An uncaught exception, as the rank's starter reports it, or as the log ends."""
+    """An uncaught exception, as the rank's starter reports it or as the end of its log shows it."""
 
     line: str = ""
     where: str = ""
@@ -45,7 +45,7 @@ class ExceptionReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One line of a rank, with those of its fields that have a meaning."""
+    """One line from a rank, with those of its fields that have a meaning of their own."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -72,7 +72,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """What one rank has reported so far."""
+    """Everything that one rank has reported so far."""
 
     def __init__(self, keep: Callable[[int, Mapping[str, float]], None] | None = None) -> None:
         """Start without reports; `keep` is called with each report that has metrics, and its step."""
@@ -176,7 +176,7 @@ class Progress:
 
 
 def _words(line: bytes) -> dict[str, object]:
-    """Return the JSON object in a line; raise an error if there is none."""
+    """Return the JSON object in a line; raise an error if the line holds none."""
     try:
         return msgspec.json.decode(line, type=dict[str, object])
     except msgspec.DecodeError:
@@ -199,7 +199,7 @@ def _number(value: object) -> float | None:
 
 
 def _name_of(number: float) -> Literal["NaN", "Infinity", "-Infinity"]:
-    """Return a non-finite number's name as JSON readers that accept one spell it."""
+    """Return the name of a number that is not finite, as JSON readers that accept one spell it."""
     return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
@@ -224,7 +224,7 @@ class ProgressPipe:
         asyncio.get_running_loop().add_reader(self._fd, self.drain)
 
     def drain(self) -> None:
-        """Read and record all lines that are there now."""
+        """Read and record all lines that the FIFO holds now."""
         heard = False
         while True:
             try:
