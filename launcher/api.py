@@ -222,7 +222,8 @@ class Run:
         return result_of(run, status, unpickle=unpickle)
 
     def fetch(self, checkpoint: str = "newest") -> list[str]:
-        """Fetch files from other machines: logs, metrics, and a checkpoint (`newest`, `none` or a step).
+        """Fetch logs, metrics and a checkpoint (`newest`, `none` or a step) from other machines; return a line of text
+        for each.
 
         With the newest checkpoint the best one is fetched too. What no machine has is fetched from the run's object
         store.
@@ -349,7 +350,9 @@ class Run:
         return readable(found[-1], HangReport) if found else None
 
     def visit(self, node: int) -> "Visit":
-        """Start a program on the node that answers questions about the run's ranks there; close it after use."""
+        """Start a program on the node that answers questions about the run's ranks there, and return the connection to
+        it; close that after use.
+        """
         from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
         return Visit(self.reach(node))
@@ -363,7 +366,8 @@ class Run:
         return place.reach(run, run.attempt(state.attempt), node)
 
     def cancel(self, *, gone: Collection[str] = ()) -> CancelReport:
-        """End the run: its ranks are asked to stop, and after the spec's grace period all of its processes are killed.
+        """End the run and return a report: its ranks are asked to stop, and after the grace period all its processes
+        are killed.
 
         `gone` are hosts that will never answer again, and are not waited for.
         """
@@ -481,8 +485,8 @@ def drain(one: Run, node: str) -> int:
 def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
     """Move the ranks of a run from one node to the spare `to`, or to any spare; the first node is a spare afterwards.
 
-    Nodes are given by a number or their machine. The ranks move at once or not at all. Raise Refused if that is
-    impossible.
+    Nodes are given by a number or their machine. The ranks move at once or not at all; the object returned reads which.
+    Raise Refused if that is impossible.
     """
     from launcher.run.draining import MoveAnswer  # late: of no use to `status`
 
@@ -711,7 +715,7 @@ def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (
 def submit_many(
     specs: Sequence[Spec], *, on: str = LOCAL, overrides: Sequence[str] = (), repeat: int | None = None
 ) -> "Runs":
-    """Start a run of each spec, each `repeat` times; on Slurm as one job array if possible.
+    """Start a run of each spec, or `repeat` runs of each, and return them; on Slurm they are one job array if possible.
 
     The ranks of a repeated run find its number in LAUNCH_REPEAT, from 0 on. A LaunchError's `runs` are the ids and
     folders of the runs that were started before it.

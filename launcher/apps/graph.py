@@ -144,7 +144,9 @@ def _is_to_go_on(step: StepStatus) -> bool:
 
 
 def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Graph:
-    """Start a run for each of the spec's `steps`, in order; the spec is a file or the content of one."""
+    """Start a run for each of the spec's `steps`, in order, and return the graph; the spec is a file or the content of
+    one.
+    """
     from launcher.submission.graphs import open_graph  # late: it reads YAML
 
     with as_files([spec]) as ([file], roots):

@@ -97,6 +97,8 @@ def serve_requests() -> int:
 def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
     """Serve `launch _inside RUN NODE`: relay messages between a remote visitor and the process that inspects ranks on
     the node.
+
+    Return the exit code.
     """
     source, sink = take_stdio()
     try:
@@ -141,7 +143,7 @@ def answer(request: Request) -> Any:
 
 
 def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> Any:
-    """Answer a question about a cluster."""
+    """Return the answer to a question about a cluster."""
     match request:
         case AskMachine(on=on, spec=spec):
             place = entry(on)
@@ -157,7 +159,7 @@ def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> An
 
 
 def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
-    """Carry out a request to cancel or release a run, or to include nodes again."""
+    """Carry out a request to cancel or release a run, or to include nodes again, and return the answer."""
     match request:
         case EndRun():
             return _run(request.run).cancel()
@@ -168,7 +170,7 @@ def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
 
 
 def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
-    """Carry out a request about checkpoints, which may read or write a piece of one."""
+    """Carry out a request about checkpoints, which may read or write a piece of one, and return the answer."""
     match request:
         case AskCheckpoints():
             return list(_run(request.run).checkpoints(verify=request.verify))
@@ -208,7 +210,7 @@ def _open_runs(request: OpenRuns) -> Outcome:
         raise BadInput(f"expected runs of {len(request.specs)} specs")
 
     def start(choose: Callable[[Runs], None]) -> Runs:
-        """Start the runs; before that, `choose` records their ids."""
+        """Start the runs and return their ids and folders; before that, `choose` records the ids."""
         root = _project(request.folder, request.digest)
         goes_on_from = checkpoints if (checkpoints := _checkpoints(token)).is_dir() else None
         specs = []
@@ -255,7 +257,7 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
     """Resume a run once, however often the request comes, and return the outcome."""
 
     def start(choose: Callable[[Runs], None]) -> Runs:
-        """Start the run's next attempt."""
+        """Start the run's next attempt, and return the run's id and folder."""
         one = _run(request.run)
         status = one.status()
         if not status.state.ended:

@@ -45,7 +45,7 @@ class RepeatedJob:
         return able(looked_at_first(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
 
     def start(self, run_id: RunId, more: Sequence[str] = ()) -> api.Run:
-        """Start one run with the id `run_id`, with further overrides in `more`."""
+        """Start one run with the id `run_id`, with further overrides in `more`, and return it."""
         return api.Run(run_id, open_named(run_id, self.request(more)))
 
 

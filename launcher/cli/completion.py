@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def complete(what: str) -> int:
-    """Print the names of a kind, such as `runs`, one a line, for `launch _complete`."""
+    """Print the names of a kind, such as `runs`, one a line, for `launch _complete`; return the exit code."""
     if what == "runs":
         from launcher.run import registry  # late: not for clusters
         from launcher.run.graphs import known_graphs  # late: likewise

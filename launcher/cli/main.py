@@ -128,7 +128,7 @@ def _group_help(group: str) -> str:
 
 
 def _run(argv: list[str]) -> int:
-    """Run a command, a group's command, or help."""
+    """Run a command, a group's command, or help; return the exit code."""
     if argv[:1] == ["help"] and len(argv) > 1:
         if argv[1:] == ["spec"] or not _is_command(argv[1:]):
             from launcher.cli.topics import show  # late: nothing else looks at pages

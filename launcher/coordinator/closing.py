@@ -91,8 +91,8 @@ class Aftermath:
         return True
 
     def _in_place_in_a_row(self, failure: Event) -> int:
-        """Count the failures since the last step after which the run continued in place, with `failure` as the
-        newest.
+        """Return how many failures since the last step, `failure` included, were such that the run continued in
+        place.
         """
         count, event = 1, failure
         for before in reversed(self._attempt.history):

@@ -129,8 +129,8 @@ class ReplicaFiles:
         return True
 
     def make_room_for_draft(self, save: Save) -> bool:
-        """Make room as `make_room` does, if a draft of the checkpoint exists; raise SaveGone if the one in its place is
-        complete and newer.
+        """Do as `make_room` if a draft of the checkpoint exists, else return False; raise SaveGone if the one in its
+        place is complete and newer.
         """
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 

@@ -52,7 +52,9 @@ class ReplicaLink:
     async def take(
         self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
     ) -> T:
-        """Send a request for contents and, if `check` accepts their size, receive them by `work` in a thread."""
+        """Send a request for contents and, if `check` accepts their size, receive them by `work` in a thread; return
+        its result.
+        """
         await self.send(ask)
         offer = await self.expect(Offer)
         if not check(offer.size):
@@ -68,14 +70,16 @@ class ReplicaLink:
         return answer
 
     async def give(self, size: int, work: Callable[[socket.socket], T]) -> T:
-        """Offer contents of `size` bytes and, once the peer wants them, have `work` send them in a thread."""
+        """Offer contents of `size` bytes and, once the peer wants them, have `work` send them in a thread; return its
+        result.
+        """
         await self.send(Offer(size))
         await self.expect(Go)
         return await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[socket.socket], T]) -> T:
-        """Run `work` on the socket in a thread; if this call is cancelled, the peer is cut off and the thread ends
-        first.
+        """Run `work` on the socket in a thread and return its result; if this call is cancelled, the peer is cut off
+        and the thread ends first.
         """
         peer = socket.socket(fileno=os.dup(self._wire.writer.get_extra_info("socket").fileno()))
         peer.settimeout(self._stall_s)

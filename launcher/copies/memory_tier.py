@@ -128,7 +128,7 @@ def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
 
 
 def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
-    """Create a memory folder; if its name is taken, create one with random letters in its name."""
+    """Create a memory folder and return its path; if its name is taken, it gets random letters in its name."""
     path = memory / _name(run_dir, node, attempt)
     try:
         path.mkdir(mode=0o700)

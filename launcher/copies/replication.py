@@ -157,8 +157,10 @@ class Replication:
         return decision
 
     async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
-        """Ask the first member, repeating for a while, because it refuses some when all members connect at once; raise
-        NotBrought.
+        """Return the first member's answer; ask repeatedly for a while, because it refuses some when all members
+        connect at once.
+
+        Raise NotBrought if it does not answer.
         """
         until = time.monotonic() + self._patience.members_s
         while True:

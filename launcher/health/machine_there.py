@@ -329,7 +329,9 @@ def _own_torch() -> tuple[str, str, int]:
 
 
 def open_doors(address: str, token: str) -> OpenDoors:
-    """Listen only on this address, on two ports: one like a MASTER_PORT, and one that the kernel chooses."""
+    """Listen only on this address, on two ports, and return them: one like a MASTER_PORT, and one that the kernel
+    chooses.
+    """
     if not address:
         return OpenDoors(error="its address is not known")
     ports = []

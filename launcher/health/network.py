@@ -86,7 +86,7 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
     ways: list[Way] = []
 
     def both(_: str, pair: tuple[Member, Member]) -> list[Way | None]:
-        """Measure both directions of one pair, each None if a member no longer takes part."""
+        """Return the measurements of both directions of one pair, each None if a member no longer takes part."""
         return [one.call(other, token, flood=flood) for one, other in (pair, pair[::-1])]
 
     for number, numbers in enumerate(plan, 1):

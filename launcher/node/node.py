@@ -144,7 +144,7 @@ class NodeAgent:
         return code
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run the coroutine in the background; an error in it ends the agent."""
+        """Run the coroutine in the background and return its task; an error in it ends the agent."""
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._task_finished)
@@ -190,7 +190,9 @@ class NodeAgent:
         self._due.set()
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
-        """Check the node again after the ranks in `suspects` have failed, and report the result to the coordinator."""
+        """Check the node again after the ranks in `suspects` have failed; report the result to the coordinator, and
+        return whether the node is fit.
+        """
         try:
             await self._preparation.check_again(suspects)
         except NodeUnfit as unfit:

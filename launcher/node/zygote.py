@@ -166,8 +166,8 @@ def wait_until_ended(pid: int) -> None:
 
 
 def fork_sibling() -> int:
-    """Fork as os.fork does, except that the child's parent is this process's own parent; raise OSError if that is
-    impossible.
+    """Fork and return as os.fork does, except that the child's parent is this process's own parent; raise OSError if
+    that is impossible.
 
     A process between the two has the same effect, and costs a second fork: of a process that has imported torch one
     takes 10 ms and more. glibc's own fork is passed over, and its record of the thread's id is set as it would be;
@@ -195,7 +195,9 @@ def fork_sibling() -> int:
 
 
 def fork_for_subreaper() -> int:
-    """Fork through a process that ends at once, so that the child's parent is the next subreaper above this process."""
+    """Fork through a process that ends at once, and return as os.fork does; the child's parent is the next subreaper
+    above this process.
+    """
     pids, pid_of_it = os.pipe()
     try:
         between = os.fork()
@@ -616,7 +618,7 @@ class Breakpoints:
         return line.decode(errors="replace") + "\n"
 
     def write(self, text: str) -> int:
-        """Send the text to the visitor, or drop it if none is connected."""
+        """Send the text to the visitor, or drop it if none is connected; return its length, as file objects do."""
         if self._visitor is not None:
             try:
                 self._visitor.sendall(text.encode(errors="replace"))

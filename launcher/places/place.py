@@ -133,17 +133,17 @@ class Place(ABC):
 
     @abstractmethod
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan | None") -> CancelReport:
-        """End the attempt for good: ask its processes first, then kill them; return once no process of the attempt is
-        left.
+        """End the attempt for good: ask its processes first, then kill them.
 
-        Any of its records may be damaged or gone; `plan` is None if it cannot be read.
+        Return the report once no process of the attempt is left. Any of its records may be damaged or gone; `plan` is
+        None if it cannot be read.
         """
 
     # -- before a start
 
     def prepare(self, plan: "Plan") -> PreparedStart:
-        """Prepare for the next attempt of the run in `plan.run_dir`, which need not exist yet; its code may come
-        later.
+        """Prepare for the next attempt of the run in `plan.run_dir`, which need not exist yet, and return the object
+        that starts it; the code may come later.
         """
         return StartLater(self, plan)
 
@@ -202,7 +202,7 @@ class Place(ABC):
         """
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """End the attempt even if the hosts in `gone` do not answer; those hosts are given up."""
+        """End the attempt even if the hosts in `gone` do not answer, which are given up; return the report."""
         raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
 
     def discover(self, ref: str) -> Path | None:
@@ -214,7 +214,9 @@ class Place(ABC):
         return None
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start `launcher.node.inside.there` on the machine of the node; raise Unreachable or Refused."""
+        """Start `launcher.node.inside.there` on the machine of the node, and return the connection to it; raise
+        Unreachable or Refused.
+        """
         raise self.not_supported("a program beside the ranks of a run")
 
     def line_to(self, run: RunDir, node: int) -> "Line":

@@ -209,7 +209,7 @@ class ParamikoTransport:
         return self._connection.is_active()
 
     def start(self, command: Sequence[str] | str) -> ParamikoChannel:
-        """Start the command on the host; raise Broken or Unreachable."""
+        """Start the command on the host, and return its channel; raise Broken or Unreachable."""
         try:
             session = self._connection.open_session(timeout=AUTHENTICATION_S)
         except NoChannel as error:
@@ -226,7 +226,9 @@ class ParamikoTransport:
         return ParamikoChannel(session)
 
     def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
-        """Connect from the host to a port that is named as the host sees it; raise Unreachable if that fails."""
+        """Return a connection from the host to a port that is named as the host sees it; raise Unreachable if that
+        fails.
+        """
         try:
             return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
         except NoChannel as error:
@@ -364,7 +366,10 @@ def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) 
 
 
 def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
-    """Resolve the host's name in a thread of its own, because a resolver has no time-out."""
+    """Return the addresses of the host's name.
+
+    They are resolved in a thread of their own, because a resolver has no time-out.
+    """
     found: list[tuple[int, Any]] = []
     failed: list[OSError | UnicodeError] = []
 

@@ -22,7 +22,9 @@ class Transport(Protocol):
         """Return whether the connection is open, as far as is known."""
 
     def start(self, command: Sequence[str] | str) -> Channel:
-        """Start the command, as words or as a line for the user's shell; raise Broken or Unreachable."""
+        """Start the command, as words or as a line for the user's shell, and return its channel; raise Broken or
+        Unreachable.
+        """
 
     def channel_to(self, hostname: str, port: int) -> Channel:
         """Connect from the host to a port that is named as the host sees it; if that fails, raise Unreachable or return
@@ -85,7 +87,7 @@ class Line(ClosedAtTheEnd):
         return done
 
     def start(self, command: Sequence[str] | str) -> Running:
-        """Start the command, as words or as a line for the user's shell, and leave its stdin open."""
+        """Start the command, as words or as a line for the user's shell, and return it with its stdin open."""
         return Running(who(self.target), self._transport.start(command))
 
     def to_port(self, port: int) -> Channel:

@@ -71,12 +71,12 @@ class SshCommand:
         return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
 
     def forward(self, hostname: str, port: int) -> "SshProcess":
-        """Start an ssh whose stdin and stdout are a connection from the host to that port."""
+        """Start and return an ssh whose stdin and stdout are a connection from the host to that port."""
         onwards = replace(self, flags=(*self.flags, "-W", f"{hostname}:{port}"))
         return SshProcess(onwards.argv(), self.without, lambda: False)
 
     def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
-        """Start an ssh that runs the line on the host."""
+        """Start and return an ssh that runs the line on the host."""
         return SshProcess(self.argv(line), self.without, shared)
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
@@ -122,15 +122,15 @@ class OpenSshTransport:
         return self._master.process.poll() is None
 
     def start(self, command: Sequence[str] | str) -> SshProcess:
-        """Start the command on the host; raise Broken if the connection has ended."""
+        """Start the command on the host, and return its channel; raise Broken if the connection has ended."""
         if self._master is not None and self._master.process.poll() is not None:
             raise Broken(f"{who(self._target)}: the connection broke")
         line = command if isinstance(command, str) else command_line(command, told=True)
         return self._command.start(line, self._outlives)
 
     def channel_to(self, hostname: str, port: int) -> SshProcess:
-        """Connect from the host to a port that is named as the host sees it; raise Broken if the connection has
-        ended.
+        """Return a connection from the host to a port that is named as the host sees it; raise Broken if the connection
+        has ended.
         """
         if not self.alive():
             raise Broken(f"{who(self._target)}: the connection broke")

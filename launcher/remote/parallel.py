@@ -70,7 +70,7 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
 
 
 def _patiently(target: Target, patience_s: float) -> Line:
-    """Connect, and try again if the host closed the connection before it sent anything; a refused key or login is
+    """Return a connection, trying again if the host closed it before it sent anything; a refused key or login is
     final.
     """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S

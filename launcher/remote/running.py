@@ -123,7 +123,9 @@ class Running(ClosedAtTheEnd):
         return self.read(end or len(self._out) or 1, 0.0)
 
     def finish(self, limit_s: float = 60.0) -> Done:
-        """Close the command's stdin and wait until it ends; raise Silent if that takes longer than `limit_s`."""
+        """Close the command's stdin, wait until it ends, and return the result; raise Silent if that takes longer than
+        `limit_s`.
+        """
         deadline = time.monotonic() + limit_s
         self.close_stdin()
         self._wait_for(lambda: False, limit_s)

@@ -130,8 +130,7 @@ def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
     """Return for how many seconds the attempts before this one have run since a user started or resumed the run, by the
     run's last state.
 
-    Return None if the state does not say. The state may be older than the resume, because an attempt that dies early
-    writes none.
+    The state may be older than the resume, because an attempt that dies early writes none.
     """
     if last is None:
         return 0.0

@@ -35,7 +35,7 @@ class DeferredStart(Strategy):
     """
 
     def supervise(self, go: BinaryIO) -> int:
-        """Wait until the run has been started on its cluster or has ended.
+        """Wait until the run has been started on its cluster or has ended; return the exit code.
 
         After a stop signal another supervisor can go on waiting.
         """

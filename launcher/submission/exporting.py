@@ -53,7 +53,7 @@ def look_at(wish: Wish) -> None:
 
 
 def export(run: RunDir, wish: Wish) -> Exported:
-    """Write the weights of the chosen checkpoint, after comparing every byte of it.
+    """Write the weights of the chosen checkpoint, after comparing every byte of it, and return what was written.
 
     Raise Refused if there is none, and LaunchError with exit code 6 if it is damaged; a damaged newest one is passed
     over.
@@ -108,7 +108,7 @@ def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
 
 
 def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
-    """Export one checkpoint; raise Refused if it is incomplete."""
+    """Export one checkpoint and return what was written; raise Refused if it is incomplete."""
     try:
         found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.shape, {"run": str(run.id)})
     except CheckpointPartial as error:

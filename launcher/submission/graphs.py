@@ -322,7 +322,7 @@ def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
 
 
 def _write(file: Path, checked: _Checked) -> GraphDir:
-    """Write the graph completely under a draft name, and rename it."""
+    """Write the graph's folder completely under a draft name, rename it, and return it."""
     graph, first = checked.graph, next(iter(checked.wishes.values()))
     runs = registry.runs_root(Path(first.project.path), create=True)
     folder = runs / GRAPHS

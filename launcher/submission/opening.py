@@ -76,7 +76,8 @@ def open_runs(
 
 
 def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) -> Path:
-    """Start the run with this id; the caller makes sure that no other process creates it meanwhile.
+    """Start the run with this id and return its folder; the caller makes sure that no other process creates it
+    meanwhile.
 
     `checkpoint` is one that the run has from the beginning. If this is killed, the run exists or not, but a registered
     id may be left that leads nowhere.
@@ -98,8 +99,8 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Start runs that were submitted on another machine; before anything of them is written, `choose` gets their
-    ids.
+    """Start runs that were submitted on another machine, and return their ids and folders; before anything of them is
+    written, `choose` gets their ids.
     """
     asked = [partial(looked_at_first, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(all_or_none(asked), specs, strict=True)
@@ -107,7 +108,9 @@ def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened]
 
 
 def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
-    """Start all runs, in as few jobs as the cluster allows; `choose` gets their ids before they are created."""
+    """Start all runs, in as few jobs as the cluster allows, and return their ids and folders; `choose` gets the ids
+    before they are created.
+    """
     opened = list[tuple[RunId, Path]]()
     groups = _together(wishes)
     if len(groups) > 1 and any(wish.spec.queue.max_parallel for wish in wishes):

@@ -47,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def supervise(strategy: "Strategy", go: BinaryIO) -> int:
-    """Run the strategy; if it fails on a damaged record, write an end of the run that names the record, and raise."""
+    """Run the strategy and return its exit code; if it fails on a damaged record, write an end of the run that names
+    the record, and raise the error.
+    """
     try:
         with waiting_for_disks():
             return strategy.supervise(go)

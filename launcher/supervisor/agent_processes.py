@@ -252,8 +252,8 @@ class AgentPlace:
 
     @classmethod
     def booting(cls, run_dir: Path, environ: Mapping[str, str], before: "AgentPlace | None") -> "AgentPlace":
-        """Start an agent process for node 0 that imports now and waits; if `before` is a prepared child, it becomes
-        that process.
+        """Start and return an agent process for node 0 that imports now and waits; if `before` is a prepared child, it
+        becomes that process.
         """
         ours, theirs = socket.socketpair()
         with theirs:

@@ -271,7 +271,7 @@ async def dial(
     line_bytes: int = MAX_LINE_BYTES,
     peers: int = 1,
 ) -> Wire[In, Any]:
-    """Connect from `own_address`, and authenticate both sides; raise WireError if either fails.
+    """Connect from `own_address`, authenticate both sides, and return the wire; raise WireError if either fails.
 
     `peers` is how many may connect to the server at the same moment.
     """

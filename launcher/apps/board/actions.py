@@ -26,7 +26,7 @@ class ActionReport(msgspec.Struct, frozen=True):
 
 
 def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Cancel the run, or with `wish.dry` only describe what that would do."""
+    """Cancel the run, or with `wish.dry` only describe what that would do; return the report for the page."""
     if wish.dry:
         said = f"cancel {one.id}: its ranks get SIGTERM and the spec's grace to save, then no process of it is left"
         return ActionReport(f"{said}; its files stay", done=False)
@@ -37,7 +37,7 @@ def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Resume the run, or with `wish.dry` only describe what that would do."""
+    """Resume the run, or with `wish.dry` only describe what that would do; return the report for the page."""
     if wish.dry:
         from launcher.status.checkpoints import by_script  # late: 10 ms that no other page needs
 
@@ -52,7 +52,10 @@ def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Add and remove tags of the run, or with `wish.dry` only describe that; raise BadInput for an invalid tag."""
+    """Add and remove tags, or with `wish.dry` only describe that; return the report.
+
+    Raise BadInput for an invalid tag.
+    """
     for text in wish.add:
         if not text or len(text) > _LONGEST_TAG or plain(text) != text or text.split() != [text] or "," in text:
             raise BadInput(f"expected a tag of one word of at most {_LONGEST_TAG} characters, got {text[:100]!r}")
@@ -65,7 +68,10 @@ def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def note(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Write the run's note, or with `wish.dry` only describe that; raise BadInput if it is too long."""
+    """Write the run's note, or with `wish.dry` only describe that; return the report.
+
+    Raise BadInput if it is too long.
+    """
     if len(wish.text) > _LONGEST_NOTE:
         raise BadInput(f"a note is at most {_LONGEST_NOTE} characters long, this has {len(wish.text)}")
     if wish.dry:

@@ -133,7 +133,7 @@ def _application(board: Board, feed: Feed) -> Starlette:
     """Return the application with all routes."""
 
     def live(request: Request) -> Response:
-        """Send events to an open page."""
+        """Return the response that sends events to an open page."""
         events = feed.live(request.query_params.get("run", ""))
         return StreamingResponse(events, media_type="text/event-stream")
 
@@ -141,7 +141,7 @@ def _application(board: Board, feed: Feed) -> Starlette:
         """Return a route whose answer is computed in a thread."""
 
         async def endpoint(request: Request) -> Response:
-            """Compute the answer in a thread."""
+            """Compute the answer in a thread and return it."""
             return await run_in_threadpool(answer, _Question(board, feed, request, await request.body()))
 
         return Route(path, endpoint, methods=[method])

@@ -165,8 +165,9 @@ def collectives(
     cluster: str = LOCAL, *, ranks: Sequence[int] = (2,), nodes: int = 1, sizes: Sequence[int] = SIZES,
     backend: str = "auto", overrides: Sequence[str] = (), tell: Tell = lambda _: None,
 ) -> CollectivesReport:  # fmt: skip
-    """Time and check each operation on each number of ranks, spread evenly over the nodes. The run is removed once
-    its output is complete.
+    """Time and check each operation on each number of ranks, spread evenly over the nodes; return the report.
+
+    The run is removed once its output is complete.
     """
     least, most = min(ranks, default=0), max(ranks, default=0)
     if least < 2:

@@ -81,8 +81,8 @@ class DisturbedRun:
         return status
 
     def _strike(self, kill: PlannedKill) -> Kill:
-        """Make one kill, not before its step and not before the present generation has made a step, because it would
-        otherwise hit a start.
+        """Make one kill and return it, not before its step and not before the present generation has made a step,
+        because it would otherwise hit a start.
         """
         with contextlib.ExitStack() as stack:
             visit: Visit | None = None
@@ -229,7 +229,7 @@ class _Proving:
         return finished(run, to_its_end(run, run.wait, self.tell)), run
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
-        """Make a disturbed run and compare it with the undisturbed one."""
+        """Make a disturbed run, compare it with the undisturbed one, and return the comparison."""
         plan = planned(self.seed, name, self.kills, alone.status.step or 0, alone.first_saved)
         holds = held_at(plan, max(1, len(alone.status.ranks)))
         run = self._start(name, (*mode.overrides, f"env.{HOLDS}={holds}"))
@@ -251,7 +251,7 @@ class _Proving:
         return self.once_more[0]
 
     def _start(self, name: str, more: Sequence[str]) -> Run:
-        """Start a run of the proof."""
+        """Start a run of the proof, with the overrides in `more`, and return it."""
         run = self.target.start(parse_run_id(f"{self.id}-{name}"), more)
         self.runs.append(run)
         run.label(add=[TAG, self.id])

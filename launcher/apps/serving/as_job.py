@@ -41,7 +41,7 @@ def open_server(
     one: Run, found: Served, words: Sequence[str], token: str | None, *, on: str, overrides: Sequence[str],
     watch: bool = False, tls: Sequence[Path] = (), tunnel: bool = False,
 ) -> Run:  # fmt: skip
-    """Start a run that serves the model `found`.
+    """Start a run that serves the model `found`, and return it.
 
     `words` are options of its `launch serve`. With `watch` it also loads newer checkpoints. Without a `token` anyone
     may call it. `tls` are the files of its certificate and key. With `tunnel` it is called over the connection to its
@@ -119,7 +119,7 @@ class WayToJob:
         return int(found[1]) if found is not None else None
 
     def channel(self) -> Channel:
-        """Connect to the job's server; raise LaunchError if that fails."""
+        """Return a new connection to the job's server; raise LaunchError if it cannot be reached."""
         with self._lock:
             if self._port is None:
                 self._port = self.port()

@@ -123,7 +123,7 @@ class Engine:
             self._spawn(self._watch())
 
     async def _first_whole(self, choices: "Sequence[Entry | None]") -> "WorkerGroup":
-        """Start workers for the first checkpoint that can be loaded, skipping damaged ones."""
+        """Start and return workers for the first checkpoint that can be loaded, skipping damaged ones."""
         for choice in choices:
             try:
                 return await WorkerGroup.assembled(self, self._served, self.options, choice, None)
@@ -350,7 +350,7 @@ class WorkerGroup:
     async def assembled(
         cls, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None, before: "WorkerGroup | None"
     ) -> "WorkerGroup":
-        """Start all workers and wait until they are ready, forked from the workers `before` if possible; raise
+        """Start all workers and return them once all are ready, forked from the workers `before` if possible; raise
         NotLoaded if the checkpoint cannot be loaded.
         """
         group = cls(engine, served, options, choice)
@@ -390,7 +390,7 @@ class WorkerGroup:
         self._started.append(self._pool)
 
     async def _new_worker(self, number: int) -> ServingWorker:
-        """Start a worker: a fork of the worker pool or, if it cannot be forked, a process of its own."""
+        """Start and return a worker: a fork of the worker pool or, if that cannot be forked, a process of its own."""
         async with self._changing:
             if self._pool is None or self._pool.ended.is_set():
                 await self._load()

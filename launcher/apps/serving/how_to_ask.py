@@ -17,7 +17,9 @@ _LONGEST_IN_LINE = 200
 
 
 def write_header(folder: Path, name: str, token: str) -> Path:
-    """Write the token as a header to a file for curl (`-H @FILE`), since every user could read it on a command line."""
+    """Write the token as a header to a file for curl (`-H @FILE`), since every user could read it on a command line;
+    return the file.
+    """
     return _written(folder, f"{name}.header", f"{_SCHEME}{token}\n".encode())
 
 
@@ -52,7 +54,7 @@ def curl_line(server: str, header: Path | None, example: Any, folder: Path, cert
 
 
 def _written(folder: Path, name: str, data: bytes) -> Path:
-    """Write a file that only its user can read, replacing an earlier one."""
+    """Write a file that only its user can read, replacing an earlier one, and return its path."""
     make_dir(folder)
     fd, draft = tempfile.mkstemp(dir=folder)  # 0600
     with os.fdopen(fd, "wb") as file:

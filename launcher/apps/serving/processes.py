@@ -195,8 +195,9 @@ class WorkerPool:
 
     @classmethod
     async def started(cls, served: Served, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Start a pool in a new process, which has to import everything; raise NotLoaded if the checkpoint cannot be
-        loaded.
+        """Start a pool in a new process, which has to import everything; return (the pool, what it loaded).
+
+        Raise NotLoaded if the checkpoint cannot be loaded.
         """
         ours, theirs = socket.socketpair()
         words = ("-m", "trainer.serving", str(theirs.fileno()))
@@ -216,8 +217,10 @@ class WorkerPool:
         return found, await found._load(order)
 
     async def renewed(self, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Fork this pool into one with another checkpoint, so that nothing is imported again; raise NotLoaded if that
-        cannot be loaded.
+        """Fork this pool into one with another checkpoint, without importing anything again; return (the new pool, what
+        it loaded).
+
+        Raise NotLoaded if that checkpoint cannot be loaded.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -228,8 +231,8 @@ class WorkerPool:
     async def worker(
         self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
     ) -> ServingWorker:
-        """Fork a worker (`op` is `fork`), or turn the pool's process into one (`become`); raise WorkerPoolLost or
-        WorkerLost.
+        """Fork a worker (`op` is `fork`), or turn the pool's process into one (`become`), and return it; raise
+        WorkerPoolLost or WorkerLost.
         """
         ours, theirs = socket.socketpair()
         try:

@@ -62,14 +62,14 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
 
     @app.post("/predict", response_class=Response, **_described("The answer to one input.", one, answer))
     async def predict(request: Request) -> Response:
-        """Answer a request with one input."""
+        """Return the answer to one input."""
         return await _answered(engine, request, _one, tells_hits)
 
     many = _described("The answers to a list of inputs, in order.", _list_of(one), _list_of(answer))
 
     @app.post("/batch-predict", response_class=Response, **many)
     async def batch_predict(request: Request) -> Response:
-        """Answer a request with a list of inputs."""
+        """Return the answers to a list of inputs."""
         return await _answered(engine, request, _many, tells_hits)
 
     @app.get("/health", summary="Whether it answers, and with which checkpoint.")

@@ -31,7 +31,9 @@ class Conductor(Strategy):
     """The process that conducts one sweep, given its folder, unless another process does."""
 
     def boot(self) -> bytes:
-        """Take the sweep's lock if it is free; the process that holds it reads what was written before."""
+        """Take the sweep's lock if it is free, and return the line for the starter; a process that holds the lock reads
+        what was written before.
+        """
         self._alone, self._sweep = ExitStack(), SweepDir(self.run.path)
         self._conducts = self._alone.enter_context(locked(self._sweep.lock)) is not None
         if self._conducts:

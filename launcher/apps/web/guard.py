@@ -114,7 +114,7 @@ class RequestGuard:
             return
 
         async def bounded() -> Message:
-            """Receive a message and count its bytes."""
+            """Receive and return a message, counting its bytes."""
             message = await receive()
             self._read(connection, message)
             return message

@@ -232,7 +232,7 @@ def _way_on(sweep: "Sweep", run: str) -> str:
 
 
 def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
-    """Draw the sweep in the terminal, or into a file."""
+    """Draw the sweep in the terminal, or into a file; return the exit code."""
     if options.out is not None:
         left_out = sweep.plot(options.out, [options.kind] if options.kind else [])
         for line in left_out if not options.json else ():

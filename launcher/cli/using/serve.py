@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _as_job(options: argparse.Namespace) -> int:
-    """Start a run that serves the model, and print where its address will be shown."""
+    """Start a run that serves the model, and print where its address will be shown; return the exit code."""
     from launcher.apps.serving import how_to_ask  # late: only for --on
     from launcher.apps.serving.as_job import open_server  # late: with it
     from launcher.apps.serving.what_is_served import served  # late: with it
@@ -221,7 +221,7 @@ def _as_job(options: argparse.Namespace) -> int:
 
 
 def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
-    """Forward requests from an address of this machine to the job, until Ctrl-C."""
+    """Forward requests from an address of this machine to the job, until Ctrl-C; return the exit code."""
     from launcher.apps.serving.as_job import WayToJob  # late: with it
     from launcher.apps.web.keys import origin  # late: with it
     from launcher.apps.web.listening import listen  # late: with it

@@ -49,7 +49,9 @@ def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> l
 def host_here(
     run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> Running:
-    """Start the host of a visit from this machine; `before` is the command that runs it on another node."""
+    """Start the host of a visit from this machine and return the connection to it; `before` is the command that runs it
+    on another node.
+    """
     argv = [*before, *host_command(sys.executable, str(run.path), attempt, node)]
     return Running(f"node {node}", ProgramChannel(argv, environment))
 

@@ -171,7 +171,7 @@ class Watchdog:
 
 
 def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:
-    """Start the watchdog, which ends all processes below this one once the lease has expired."""
+    """Start and return the watchdog, which ends all processes below this one once the lease has expired."""
     agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()
     if pid:

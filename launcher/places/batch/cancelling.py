@@ -53,12 +53,12 @@ class Cancelling:
             raise Unreachable(*error.lines, hint) from error
 
     def _with_the_scheduler(self) -> CancelReport:
-        """Cancel the run by ending its jobs, while no other process submits it."""
+        """Cancel the run by ending its jobs, while no other process submits it; return the report."""
         with self._no_submit_under_way():
             return self._end_all()
 
     def _end_all(self) -> CancelReport:
-        """End the run's jobs, older ones first, and wait until they are gone."""
+        """End the run's jobs, older ones first, wait until they are gone, and return the report."""
         job, submit_token = self._job()
         others = self._others(job)
         for one in others:  # of older attempts: left over, or requeued late
@@ -70,7 +70,7 @@ class Cancelling:
         return CancelReport(ended, already=report.already and not others, cut_off=report.cut_off)
 
     def _end_newest(self, job: QueuedJob | None, submit_token: str) -> CancelReport:
-        """End the job of the newest attempt, if it has one, after asking its processes to save."""
+        """End the job of the newest attempt, if it has one, after asking its processes to save; return the report."""
         if (job is None or submit_token not in job.submit_tokens) and (
             why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)
         ):

@@ -49,7 +49,7 @@ class DeferredCluster(Place):
         """Return None, because nothing is handed to a cluster yet."""
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
-        """Boot the process that waits."""
+        """Boot the process that waits, and return it."""
         return StandbySupervisor(_DEFERRED_START, Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:

@@ -85,7 +85,7 @@ class LocalCluster(Place):
         expect(run_dir)
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
-        """Boot a supervisor for the run."""
+        """Boot a supervisor for the run, and return it."""
         return supervisor_of(Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
@@ -124,7 +124,7 @@ def end_here(
     run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
 ) -> CancelReport:
     """Ask the run's supervisors here to stop, wait for the grace period, then end every process that is provably of
-    this run.
+    this run; return the report.
 
     `last_word` writes that it was cancelled, if it has no end; `alone` marks that end as the view of this machine only.
     """

@@ -49,7 +49,9 @@ class LocalSupervisor(Strategy):
         self._turn: TurnHere | None = None  # it holds the run's slots as long as it is there
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run the named attempt, or the one that a dead submitter left, and those that follow it."""
+        """Run the named attempt, or the one that a dead submitter left, and those that follow it; return the
+        exit code.
+        """
         self._places = (AgentPlace.booting(self.run.path, os.environ, self._places[0]),)
         with go:
             attempt = _named(self.run, go.read()) or _left_behind(self.run)

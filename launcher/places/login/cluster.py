@@ -119,7 +119,7 @@ class LoginCluster(Place):
         spec = remote_spec(plan, Path(plan.spec_file).read_bytes(), waiting.remote_options(plan, address))
 
         def work(line: RemoteLaunch) -> RemotePreview:
-            """Send the code and ask for the preview."""
+            """Send the code, ask for the preview and return it."""
             send_code(line, code, digest, address.folder, _TREE_S)
             request = AskPreview(address.folder, address.on, digest, spec)
             return line.ask(request, RemotePreview, timeout_s=_ANSWER_S)
@@ -213,7 +213,7 @@ class LoginCluster(Place):
             ask(address_of(run, attempt), request, list[Exclusion], timeout_s=_ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """Reach a node through the login node, on which `launch _inside` relays in both directions."""
+        """Return a connection to a node through the login node, on which `launch _inside` relays in both directions."""
         whole, role = run.whole, ""
         if whole != run:
             attempt, role = last_attempt(whole), f" {run.id}"
@@ -252,7 +252,7 @@ class LoginCluster(Place):
         addresses = {str(address): address for address in asked}
 
         def work(_: str, address: Address) -> list[KeptRemote]:
-            """Ask one login node about its runs."""
+            """Ask one login node about its runs, and return what it keeps of them."""
             request = TidyRuns(address.folder, tuple(asked[address]), remove)
             return ask(address, request, list[KeptRemote], timeout_s=_LONG_S)
 

@@ -42,7 +42,9 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
 
 
 def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
-    """Ask over an open connection if this process has one; if that has broken meanwhile, connect again once."""
+    """Return the answer to a request, over an open connection if this process has one; if that has broken meanwhile,
+    connect again once.
+    """
     if address in _open:
         with contextlib.suppress(Broken):
             return _asked(address, request, kind, timeout_s)
@@ -50,7 +52,7 @@ def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) 
 
 
 def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) -> T:
-    """Ask once over a connection."""
+    """Ask once over a connection, and return the answer."""
     with line_to(address) as line:
         return line.ask(request, kind, timeout_s=timeout_s)
 
@@ -108,8 +110,8 @@ def _begun(address: Address, request: Request) -> RemoteLaunch:
 
 
 def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
-    """Take the open connection out of `_open`, or make a new one, compressed with `compress`; no other caller uses it
-    until it is put back.
+    """Return the open connection, taken out of `_open`, or a new one, compressed with `compress`; no other caller uses
+    it until it is put back.
     """
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:

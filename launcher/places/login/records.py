@@ -52,7 +52,7 @@ def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tupl
 
 
 def _tail(events: Path, end: int) -> str:
-    """Return the last bytes of the history before the offset `end`, or None if they cannot be read."""
+    """Return a digest of the last bytes of the history before the offset `end`, or "" if there is no history."""
     try:
         with events.open("rb") as file:
             start = max(0, end - _OVERLAP)

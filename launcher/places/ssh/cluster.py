@@ -85,7 +85,7 @@ class SshCluster(Place):
         """Return None, because nothing is handed to a batch system."""
 
     def prepare(self, plan: Plan) -> PreparedStart:
-        """Begin to prepare the hosts for an attempt."""
+        """Begin to prepare the hosts for an attempt, and return the object that starts it."""
         from launcher.places.ssh.submit.handover import PoolHandover  # late: `launch status` needs none of it
 
         self.machine(plan.spec)  # already known if this object was asked before
@@ -119,7 +119,7 @@ class SshCluster(Place):
         return cancel.cancel(run, attempt)
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """Cancel the run, giving up the hosts in `gone` that do not answer."""
+        """Cancel the run, giving up the hosts in `gone` that do not answer; return the report."""
         return cancel.cancel(run, attempt, gone=gone)
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:

@@ -80,7 +80,7 @@ def _row(host: SeenHost) -> tuple[str, ...]:
 
 
 def _launcher(found: Surveyed) -> str:
-    """Return whether the launcher is installed on the host, as text."""
+    """Return as text whether the launcher is installed on the host."""
     facts = found.facts
     theirs = facts.tag != bundle.own_tag()
     if bundle.digest(facts.tag) in facts.libraries:

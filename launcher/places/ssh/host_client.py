@@ -150,8 +150,8 @@ class HostClient:
             self._server = None
 
     def _with_right_version(self, question: Callable[[RpcClient], T]) -> T:
-        """Ask; if the run was handed over by another version of the launcher, install this version on the host and ask
-        again.
+        """Ask and return the answer; if the run was handed over by another version of the launcher, install this
+        version on the host and ask again.
         """
         try:
             with self._asking() as server:

@@ -37,7 +37,8 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Store the tree whose contents `read` gives under its digest; raise BadInput for an invalid tree.
+    """Store the tree whose contents `read` gives under its digest, and return its path; raise BadInput for an invalid
+    tree.
 
     With `links_out` links may lead out of the tree. Nothing is written through any link.
     """

@@ -146,7 +146,7 @@ def _run_git(
 
 
 def _with_settings(env: dict[str, str], settings: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Add git settings by environment, because `-c` splits a name that contains "="."""
+    """Return the environment with git settings added, because git's option `-c` splits a name that contains "="."""
     given = env.get("GIT_CONFIG_COUNT", "")
     count = int(given) if given.isdecimal() else 0
     named = dict[str, str]()

@@ -72,7 +72,7 @@ class Boolean(Leaf, frozen=True):
     WORDS = "true or false"
 
     def convert(self, scalar: Scalar) -> bool:
-        """Return the value that the scalar stands for; raise Unfit if its text is not of this kind."""
+        """Return the truth value that the scalar stands for; raise Unfit if it is neither `true` nor `false`."""
         if scalar.text in ("true", "false"):
             if scalar.plain:
                 return scalar.text == "true"

@@ -30,7 +30,9 @@ def send(url: str, title: str, text: str) -> str:
 
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
-    """Collect what apprise logs while the context is open, and show it nowhere, because it may contain secrets."""
+    """Yield the list of what apprise logs during the body, which is shown nowhere else, because it may contain
+    secrets.
+    """
     words = list[str]()
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign] # one use of it

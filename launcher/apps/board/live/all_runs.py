@@ -188,7 +188,9 @@ class AllRuns:
         return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
 
     def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
-        """Read the runs in `due`; a run on another cluster is shown from this disk until its cluster has answered."""
+        """Read the runs in `due` and return them; a run on another cluster is shown from this disk until its cluster
+        has answered.
+        """
         found = list[_Looked]()
         for one in due:
             with logged_errors(one.id):

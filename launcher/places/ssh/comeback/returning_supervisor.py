@@ -45,7 +45,7 @@ class ReturningSupervisor(Strategy):
         return encoded(Opened(self._supervisor.rpc.port))
 
     def supervise(self, go: BinaryIO) -> int:
-        """Take part for as long as another host leads."""
+        """Take part in the run for as long as another host leads; return the exit code."""
         go.close()
         return to_its_end(self._supervisor, lambda: come_back(self._supervisor, self._wakeup, self._gpus))
 

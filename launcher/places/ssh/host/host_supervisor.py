@@ -64,7 +64,7 @@ class HostSupervisor(Strategy):
         """Run this host's part if told to begin, else remove the run's folder; return the exit code."""
 
         def stay() -> int:
-            """Wait for the message to begin, then run this host's part."""
+            """Wait for the message to begin, then run this host's part; return the exit code."""
             with go:
                 told = _wait_for_go(self._supervisor, go)
             if not told:

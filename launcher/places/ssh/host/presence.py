@@ -36,7 +36,7 @@ class HostIndex(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def held(run: RunDir, leaves_s: float = _LEAVES_S) -> Iterator[socket.socket]:
-    """Hold the run's socket name on this host until every process that inherits the socket has exited.
+    """Yield the socket that holds the run's name on this host, until every process that inherits the socket has exited.
 
     Raise LaunchError if another supervisor has it for longer than `leaves_s`.
     """

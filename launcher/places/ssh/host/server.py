@@ -259,7 +259,7 @@ def release_here(run: RunDir) -> None:
 
 
 def _cancel(run: RunDir) -> CancelReport:
-    """End everything of the run on this host, and report what was ended."""
+    """End everything of the run on this host, and return a report of what was ended."""
     from launcher.places.local.cluster import end_here  # late: only to end a run
 
     left, begun = remains(run), newest(run) is not None

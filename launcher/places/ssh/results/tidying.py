@@ -69,7 +69,7 @@ def _most_first(answer: Answer) -> int:
 
 
 def _ask(hosts: Hosts, remove: bool, client: HostClient) -> Tidied:
-    """Ask one host about its runs; with `remove`, it deletes what is not live."""
+    """Ask one host about its runs, and return what it keeps of them; with `remove`, it deletes what is not live."""
     _, runs = hosts[client.place.host.name]
     return client.ask(Tidy(client.place.workdir, tuple(runs), remove), Tidied, limit_s=_LONG_S)
 

@@ -56,7 +56,7 @@ def _cancel(run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelRe
     let_in: set[str] = set()
 
     def end(client: HostClient) -> CancelReport:
-        """Cancel the run on one host."""
+        """Cancel the run on one host, and return the report."""
         let_in.add(client.place.host.name)
         if client.place.host.name in gone:  # if it answers at all, it answers soon
             client.ask(ListRuns(client.place.workdir), list[RunId], limit_s=GREETING_S)
