@@ -156,7 +156,7 @@ def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
 
 
 def _ratio(one: float, other: float) -> float:
-    """Return one number divided by the other, or infinity if that is 0."""
+    """Return the first number divided by the other, or 0.0 if the other is 0."""
     """Return the first number divided by the other, or 0.0 if the other is 0."""
     return one / other if other > 0 else 0.0
 
