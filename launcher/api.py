@@ -869,7 +869,7 @@ def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
 
 def _discovered(ref: str) -> Path | None:
     """Return the folder made here for a run that was submitted on another machine to a cluster that this machine also
-    uses, or None.
+    uses, or None if no cluster has such a run.
     """
     from launcher.places.clusters_file import clusters_file, named_clusters  # late: it reads YAML
 

@@ -304,7 +304,9 @@ class Closer:
             self._closed(closing)
 
     def _closed(self, closing: Closing) -> None:
-        """Choose what follows the closed generation: success, the requested stop, or what the recovery policy says."""
+        """Continue after the generation is closed: end with success, carry out the requested stop, or do what the
+        recovery policy chooses.
+        """
         attempt, aftermath = self._attempt, self._aftermath
         attempt.phase, attempt.closing = AttemptPhase.WAITING, None
         asked_to_leave = attempt.stop in ("cancel", verdict.RESTART)

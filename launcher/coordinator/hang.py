@@ -74,8 +74,8 @@ def judge(looks: Sequence[RankLook]) -> HangVerdict:
 
 
 def where_is(look: RankLook) -> str:
-    """Return the line of user code that a rank is in and what it does there, or "": `data.py:88 in load (data
-    loading)`.
+    """Return the line of user code that a rank is in and what it does there, such as `data.py:88 in load (data
+    loading)`, or "" if unknown.
     """
     frame = own_frame(look.stack)
     if frame is None:
@@ -367,7 +367,7 @@ def _waits(ranks: Sequence[RankLook]) -> list[_Wait]:
 
 
 def _first_pending(group: GroupLook) -> Collective | None:
-    """Return the oldest collective of the group that the rank has not completed, or None."""
+    """Return the oldest collective of the group that the rank has not completed, or None if it has completed all."""
     return next((one for one in group.last if not one.done and not one.p2p), None)
 
 

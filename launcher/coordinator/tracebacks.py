@@ -138,7 +138,7 @@ def main_stack(lines: Sequence[str]) -> tuple[Frame, ...]:
 
 
 def last_exception(tail: Sequence[str]) -> ExceptionReport | None:
-    """Return the exception or crash that the end of a log shows, or None."""
+    """Return the exception or crash that the end of a log shows, or None if it shows neither."""
     crash = crash_in(tail)
     found = _last_raised(crash.before)
     if not crash.stack:
@@ -151,7 +151,7 @@ def last_exception(tail: Sequence[str]) -> ExceptionReport | None:
 
 
 def _last_raised(tail: Sequence[str]) -> ExceptionReport | None:
-    """Return the last exception in the end of a log with its place, or None."""
+    """Return the last exception in the end of a log with its place, or None if it has none."""
     lines = [_RANK.sub("", line) for line in tail]
     for number in range(len(lines) - 1, -1, -1):
         if thrown := _TERMINATED.match(lines[number]):

@@ -179,7 +179,9 @@ class ReplicaFiles:
         return self._folder / folder_name(save.step, save.kind)
 
     def _manifest(self, save: Save) -> bytes | None:
-        """Return the manifest of the committed checkpoint that has the save's kind and step, or None."""
+        """Return the manifest of the committed checkpoint that has the save's kind and step, or None if there is
+        none.
+        """
         return self._read(save.kind, save.step)
 
     def _read(self, kind: Kind, step: int) -> bytes | None:

@@ -45,7 +45,10 @@ def _prepared(address: str) -> tuple[int, str]:
 
 
 def _reduced(rank: int, world: int, go: dict[str, Any], listener: int | None) -> dict[str, Any]:
-    """Join the process group, run the all-reduce, and return the answer."""
+    """Join the process group as rank `rank` of `world`, run the all-reduce, and return the answer.
+
+    `go` says where the first rank listens; `listener` is that rank's own socket.
+    """
     import torch  # late: as in main
     import torch.distributed as dist  # late: as in main
 

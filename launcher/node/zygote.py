@@ -774,9 +774,9 @@ def fitting(words: dict[str, Any]) -> bytes:
 
 
 def of_a_worker(error: BaseException) -> Optional[Worker]:
-    """Return the exception that a child of the script reported and this process only passes on, or None.
-    torch.multiprocessing and its DataLoader put the child's traceback into the message, process pools into the
-    cause.
+    """Return the exception that a child of the script reported and this process only passes on, or None if the
+    exception is its own. torch.multiprocessing and its DataLoader put the child's traceback into the message,
+    process pools into the cause.
     """
     cause = error.__cause__
     remote = [cause] if cause is not None and type(cause).__name__.endswith("RemoteTraceback") else []
@@ -1397,7 +1397,7 @@ class Zygote:
         become_supervisor(words, fds, room)
 
     def _import(self, name: str) -> Optional[str]:
-        """Import a module; return why it cannot be imported, or None."""
+        """Import a module; return why it cannot be imported, or None if it was."""
         threads = len(os.listdir("/proc/self/task"))
         try:
             importlib.import_module(name)

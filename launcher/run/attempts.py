@@ -51,7 +51,7 @@ def _numbers(run: RunDir) -> list[int]:
 
 
 def newest(run: RunDir) -> AttemptDir | None:
-    """Return the newest attempt whose intent is on disk, or None."""
+    """Return the newest attempt whose intent is on disk, or None if the run has none."""
     return next((one for one in map(run.attempt, reversed(_numbers(run))) if one.intent.exists()), None)
 
 

@@ -99,7 +99,9 @@ def known_graphs() -> list[GraphDir]:
 
 
 def find_graph(ref: str) -> GraphDir | None:
-    """Return the graph with this id or unique beginning of an id, or None; a beginning must not match other runs."""
+    """Return the graph with this id or unique beginning of an id, or None if there is none; a beginning must not match
+    other runs.
+    """
     known = known_graphs()
     found = [one for one in known if one.id == ref] or [one for one in known if ref and one.id.startswith(ref)]
     if len(found) != 1:

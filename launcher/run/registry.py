@@ -193,7 +193,9 @@ def find(ref: str) -> tuple[RunId, Path]:
 
 
 def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
-    """Return (id, folder) of the only run to which a user has given the name `ref`, or None."""
+    """Return (id, folder) of the only run to which a user has given the name `ref`, or None unless exactly one
+    has it.
+    """
     labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
     found = [one for one, said in labels if said is not None and said.name == ref]
     return found[0] if len(found) == 1 else None
@@ -209,8 +211,8 @@ def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
 
 
 def _submitted_at(path: Path) -> float:
-    """Return the time of submission that the run recorded, because a folder's times change with what is written into
-    it.
+    """Return the time of submission that the run recorded, because a folder's times change whenever a file is written
+    into it.
     """
     run = RunDir(path)
     for file in (run.state, run.plan):

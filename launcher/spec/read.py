@@ -64,9 +64,7 @@ def steps_of(root: Node | None) -> Node | None:
 
 
 def position(text: str, key: str) -> tuple[int, int]:
-    """Return (line, column) of what is written at a key path such as run.script, or of the part that would
-    contain it.
-    """
+    """Return (line, column) of the option at a key path such as run.script, or of the part that would contain it."""
     node = read_tree(text).root
     line, column = 1, 1
     for name in key.split("."):

@@ -20,8 +20,8 @@ _IN_LINE = re.compile(f"[{_INVISIBLE}\t\n]")
 
 
 def control_character(text: str, *, lines: bool) -> str | None:
-    """Return the name of the first control character in a value, or None; with `lines`, newlines and tabs are
-    allowed.
+    """Return the name of the first control character in a value, or None if it has none; with `lines`, newlines and
+    tabs are allowed.
     """
     found = (_IN_LINES if lines else _IN_LINE).search(text)
     return None if found is None else _name(found.group())

@@ -209,7 +209,7 @@ class SupervisedLease:
         self._lease, self._watch, self.copies = lease, LeaseWatch(slept, clock), lease.copies
 
     def due(self) -> Due:
-        """Return what is to be done now; the watchdog acts first, and an agent may exit by itself."""
+        """Return what to do about the lease now; the watchdog acts first, and an agent may exit by itself."""
         left_s = _AFTER_WATCHDOG_S + self._watch.left_s(self._lease.until)
         if left_s > 0:
             return Due(end=False, kill=False, look_s=min(left_s, _LEASE_LOOK_S))
@@ -230,7 +230,7 @@ class SupervisedLease:
 
 @dataclass(frozen=True, slots=True)
 class AgentPlace:
-    """A prepared child process that becomes an agent when it gets a message.
+    """A prepared child process, which takes the place of an agent when it gets a message.
 
     `warm` is set if it then has a zygote with finished imports (`become_agent` in zygote.py).
     """
@@ -241,8 +241,8 @@ class AgentPlace:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "AgentPlace | None":
-        """Return the prepared agent process whose socket and pid are in LAUNCH_AGENT_PLACE, or None; remove the
-        variable.
+        """Return the prepared agent process whose socket and pid are in LAUNCH_AGENT_PLACE, or None if it is not set;
+        remove the variable.
         """
         words = environ.pop("LAUNCH_AGENT_PLACE", "").split()
         if len(words) != 2:
@@ -291,7 +291,7 @@ class AgentPlace:
 
 
 def _last_sender(gate: socket.socket) -> int | None:
-    """Return the pid of the last sender on the socket, as the kernel reports it, or None."""
+    """Return the pid of the last sender on the socket, as the kernel reports it, or None if nothing was sent."""
     pid, room = None, struct.calcsize("3i")
     while True:
         try:

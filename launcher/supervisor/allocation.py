@@ -26,7 +26,9 @@ class EndRequests(Protocol):
     """A source of requests to end the attempt early."""
 
     def next_check(self) -> float | None:
-        """Return the time at which to call `to_end` again if nothing wakes the supervisor earlier, or None."""
+        """Return the time at which to call `to_end` again if nothing wakes the supervisor earlier, or None if something
+        always will.
+        """
 
     def to_end(self) -> bool:
         """Return True once an end of the attempt was requested; the reason is then on disk, where the agents

@@ -234,8 +234,8 @@ def _how(status: int) -> str:
 def write_failure(
     run: RunDir, attempt: AttemptDir, plan: Plan, cause: Cause, text: str, *, evidence: str = ""
 ) -> AttemptEnd:
-    """Record the failure of an attempt that is gone without an end record, let the recovery policy choose what follows,
-    and return that end.
+    """Record the failure of an attempt that is gone without an end record; let the recovery policy choose what follows,
+    write the end that says so, and return it.
     """
     last, history = readable(run.state, RunState), read_lines(run.events, Event)
     event = Event(

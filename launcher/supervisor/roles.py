@@ -92,7 +92,7 @@ class RolesOfRun:
 
     def next_update(self) -> float | None:
         """Return the time, by time.monotonic, at which to call `update` again if nothing wakes the supervisor earlier,
-        or None.
+        or None if only a wake-up matters.
         """
         is_watched = self._roles.awaited() or self._roles.followed() or any(part.lost for part in self._parts)
         moments = [self._roles.next_start(), time.monotonic() + _READY_S if is_watched else None]

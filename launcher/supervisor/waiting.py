@@ -65,7 +65,7 @@ def why_impossible(awaited: AwaitedRun, other: OtherRun) -> str:
 
 
 def waits_for(awaited: AwaitedRun, other: OtherRun) -> str:
-    """Return the text that says what is waited for in the other run."""
+    """Return the text that names the event in the other run for which this run waits."""
     wanted = {"ended": "to end", "step": f"to come to step {awaited.step}"}.get(awaited.until, "to succeed")
     match other.state:
         case State.RUNNING if awaited.until == "step" and other.step is not None:

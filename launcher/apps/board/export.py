@@ -104,7 +104,7 @@ def _check(folder: Path) -> None:
 def _answers(
     runs: Sequence[api.Run], statuses: Sequence[RunStatus], secrets: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path under which the page requests it, answer) for each request; secrets are removed before an answer is
+    """Yield (path of a request of the page, its answer) for all its requests; secrets are removed before an answer is
     cut short.
     """
     now, rows = time.time(), list[BoardRow]()

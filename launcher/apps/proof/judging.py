@@ -41,7 +41,9 @@ class Evidence:
 
     @property
     def resumed_at(self) -> int | None:
-        """The step from which the run had last resumed before it began to differ, or None."""
+        """The step from which the run had last resumed before it began to differ, or None if it had not resumed by
+        then.
+        """
         resumed = [one.went_on_from for one in self.kills if one.went_on_from is not None and not one.missed]
         return None if self.step is None else max((at for at in resumed if at < self.step), default=None)
 
@@ -155,7 +157,7 @@ class FinishedRun:
 
     @property
     def end(self) -> tuple[int | None, str | None]:
-        """The last step and the fingerprint of the final state; None for what is not known."""
+        """The last step and the fingerprint of the final state, each None if the run has not reported it."""
         return self.status.step, self.status.fingerprint
 
     @property

@@ -234,7 +234,7 @@ def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
 
 
 def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | None:
-    """Return the last rung that the trial has reached, or None.
+    """Return the last rung that the trial has reached, or None if it has reached none.
 
     Optuna stores values by rung and does not update them.
     """

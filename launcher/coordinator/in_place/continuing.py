@@ -34,7 +34,7 @@ class HotOpener:
     def continue_in_place(self) -> bool:
         """Open the next generation in place after a rank failed by itself or its node was lost.
 
-        Return False if all ranks have to be replaced; the reason is recorded with what follows.
+        Return False if all ranks have to be replaced; the reason is recorded together with the restart.
         """
         attempt = self._attempt
         if attempt.rules.mode == WARM:

@@ -336,12 +336,16 @@ class RankGroup:
 
     @property
     def checkpoint(self) -> int | None:
-        """Return the newest checkpoint that one of these ranks has reported as committed, or None."""
+        """Return the newest checkpoint that one of these ranks has reported as committed, or None if none has reported
+        any.
+        """
         return max((one for rank in self._ranks if (one := rank.progress.checkpoint) is not None), default=None)
 
     @property
     def remembered(self) -> int | None:
-        """Return the newest snapshot in memory that one of these ranks has reported, or None."""
+        """Return the newest snapshot in memory that one of these ranks has reported, or None if none has
+        reported any.
+        """
         return max((one for rank in self._ranks if (one := rank.progress.remembered) is not None), default=None)
 
     @property
@@ -392,7 +396,7 @@ class RankGroup:
         self._listener.ended(Exited(node, end, tail))
 
     def _exit_record(self, rank: _Rank, death: Death, tail: tuple[str, ...]) -> RankExit:
-        """Return the record of how a rank ended: code, signal, exception, and what was in its log."""
+        """Return the record of how a rank ended: code, signal, exception, and the evidence in its log."""
         told = likeliest(rank.progress.exception, read_error_file(self._error_file(rank)))
         exception = told or last_exception(tail)
         failed_to_start = rank.progress.start_failed if death.code == CANNOT_START else ""

@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def answer(self) -> Path:
-        """Return the file in which the rank answers what it is doing."""
+        """Return the file in which the rank writes what it is doing."""
         return self.progress.with_suffix(".flight")
 
     @property

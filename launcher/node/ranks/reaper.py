@@ -20,7 +20,7 @@ class Death(NamedTuple):
 
     @property
     def signal(self) -> int | None:
-        """Return the signal that ended the process, or None."""
+        """Return the signal that ended the process, or None if it exited by itself."""
         return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
 
 

@@ -71,8 +71,8 @@ class OfferedZygote:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "OfferedZygote | None":
-        """Return the zygote that `become_agent` in zygote.py has left for this agent, or None; remove its variable from
-        `environ`.
+        """Return the zygote that `become_agent` in zygote.py has left for this agent, or None if it left none; remove
+        its variable from `environ`.
         """
         words = environ.pop("LAUNCH_ZYGOTE", "").split(" ", 1)
         if len(words) != 2:

@@ -61,7 +61,9 @@ def _of_another_job(name: str) -> bool:
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command packed into words that no shell would split."""
+    """Return the command packed into words that no shell would split, which `host` runs with the environment saved in
+    `file`.
+    """
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 
 

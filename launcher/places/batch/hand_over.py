@@ -83,7 +83,7 @@ def _name(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
 
 
 def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
-    """Return the job that has the token, or None.
+    """Return the job that has the token, or None if the scheduler has none.
 
     The scheduler is asked anew, as an answer from before the lock was held may be out of date. For an attempt that
     follows another the job may be the older attempt's, requeued by a controller that answered too late.
@@ -166,8 +166,8 @@ class ThisCluster:
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:
-    """Return the cluster to which the newest job was submitted, or ""; after a requeue that is in the previous
-    attempt's record.
+    """Return the cluster to which the newest job was submitted, or "" if none is recorded; after a requeue it is in the
+    previous attempt's record.
     """
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)

@@ -310,7 +310,8 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
 
 
 def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
-    """Return the newest record of `qacct -j` no older than `since`, as ids repeat after ten million jobs, or None.
+    """Return the newest record of `qacct -j` no older than `since`, as ids repeat after ten million jobs, or None if
+    there is none.
 
     If our process left no end record, only a limit that Grid Engine enforced explains the end.
     """

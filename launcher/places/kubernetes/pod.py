@@ -87,7 +87,7 @@ class OtherPod:
 
 
 class PodRecord(msgspec.Struct, frozen=True):
-    """The name and the address of one pod of a start."""
+    """The name and the address of one pod, in one start of the JobSet."""
 
     host: str
     address: str

@@ -138,6 +138,8 @@ def _named(run: RunDir, word: bytes) -> AttemptDir | None:
 
 
 def _left_behind(run: RunDir) -> AttemptDir | None:
-    """Return the attempt whose submitter died between writing its intent and sending the message to begin, or None."""
+    """Return the attempt whose submitter died between writing its intent and sending the message to begin, or None if
+    none was left so.
+    """
     attempt = newest(run) if run.plan.exists() else None
     return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None

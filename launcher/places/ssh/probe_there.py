@@ -121,7 +121,7 @@ def _without_domain(name: str) -> str:
 
 
 def _version(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
+    """Return the version of an installed package, or None if it is not installed."""
     from importlib import metadata  # late: after the version has been looked at
 
     try:

@@ -112,7 +112,7 @@ class AllRuns:
         return known.status if known is not None else None
 
     def secrets(self, run_id: str) -> tuple[str, ...]:
-        """Return the secrets to remove from what is shown of the run."""
+        """Return the secrets to remove from everything that is shown of the run."""
         known = self._known.get(run_id)
         return known.secrets if known is not None else ()
 
@@ -150,7 +150,7 @@ class AllRuns:
             self._asked[key] = self._threads.submit(renewed)
 
     def look(self) -> RowChanges:
-        """Return what has changed since the last call."""
+        """Return the rows that have changed since the last call."""
         runs = self._listed.now()
         gone = [run_id for run_id in self._known if run_id not in runs]
         for run_id in gone:
@@ -238,7 +238,7 @@ class AllRuns:
         return [_Looked(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
 
     def _take(self, found: Sequence[_Looked]) -> None:
-        """Store what was read of each run; an error in one run does not affect others."""
+        """Store the results of reading runs; an error in one run does not affect others."""
         for looked in found:
             one, status, _ = looked
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
@@ -247,7 +247,7 @@ class AllRuns:
                 self._take_one(*looked)
 
     def _take_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
-        """Store what was read of one run."""
+        """Store the result of reading one run."""
         known = self._known.get(one.id)
         if known is None:
             self._known[one.id] = known = SeenRun.of(one, status, changed)

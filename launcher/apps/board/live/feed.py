@@ -317,7 +317,7 @@ class Feed:
                 page.changes.append(data)
 
     def _new_of(self, run_id: str) -> Iterator[Message]:
-        """Yield what is new of one run."""
+        """Yield a message for each thing that is new of one run."""
         status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
         if status is None or row is None:
             return

@@ -185,7 +185,8 @@ class BatchSupervisor(Strategy):
     def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
         """Run one attempt after the other for as long as this allocation lasts, and return the exit code.
 
-        `killed_by` is the signal that killed the previous batch process of the same start, or None.
+        `killed_by` is the signal that killed the previous batch process of the same start, or None if this is the
+        first.
         """
         if killed_by is not None:
             end_all(lambda: tagged_of_run(self.run.path, os.getuid()))

@@ -83,7 +83,7 @@ def read_config(text: str) -> Config:
 
 
 def read_version(text: str) -> str | None:
-    """Return the version in the output of `sbatch --version`, such as `slurm-wlm 22.05.8`, or None."""
+    """Return the version in the output of `sbatch --version`, such as `slurm-wlm 22.05.8`, or None if it has none."""
     found = re.search(r"^slurm\S*[ \t]+([0-9]+\.[0-9]+\S*)", text, re.MULTILINE)
     return found[1] if found else None
 

@@ -71,7 +71,9 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
 
 
 def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
-    """Return the newest attempt that has this host as a member, as the attempt's leader reports it, or None."""
+    """Return the newest attempt that has this host as a member, as the attempt's leader reports it, or None if no
+    leader reports one.
+    """
     said = supervisor.rpc.ask(Rejoin(supervisor.node))
     sound = [
         one

@@ -205,7 +205,9 @@ class TakeOver:
         return None
 
     def _write_failure(self, together: int) -> AttemptEnd:
-        """Write the failure that the leader is lost while `together` hosts are connected, and return what follows."""
+        """Write the failure that the leader is lost while `together` hosts are connected, and return the
+        attempt's end.
+        """
         supervisor, lost = self._supervisor, self._supervisor.leader
         hosts = len(supervisor.plan.nodes) - len(supervisor.plan.away)
         text = f"{lost}, which led, is lost: {supervisor.host} takes over with {together} of {hosts} hosts"

@@ -319,7 +319,9 @@ def keep_ending(supervisor: SupervisorState) -> bool:
 
 
 def announced_end(supervisor: SupervisorState) -> AttemptEnd | None:
-    """Return how the present attempt ends, as its leader has announced it in the history, or None."""
+    """Return how the present attempt ends, as its leader has announced it in the history, or None if it has announced
+    none.
+    """
     history, number = read_lines(supervisor.run.events, Event), supervisor.attempt.number
     return next((one.end for one in history if one.attempt == number and one.end is not None), None)
 

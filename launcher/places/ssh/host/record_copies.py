@@ -63,7 +63,9 @@ class RoleAttempt(NamedTuple):
 
 
 def opens(name: str) -> RoleAttempt | None:
-    """Return the attempt of a role whose coordinator's address has this name on the wire, or None."""
+    """Return the attempt of a role whose coordinator's address has this name on the wire, or None for any other
+    record.
+    """
     found = _OF_ROLE.fullmatch(name)
     return RoleAttempt(found["role"], int(found["attempt"])) if found and found["record"] == ENDPOINT else None
 

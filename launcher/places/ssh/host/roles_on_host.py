@@ -95,8 +95,8 @@ class RolesOnHost:
         return attempt if intent is not None and intent.token == token else None
 
     def _copied(self, run: RunDir) -> AttemptDir | None:
-        """Return the role's attempt of which the leader has sent records, or None; this host writes its intent itself,
-        as no token is sent.
+        """Return the role's attempt of which the leader has sent records, or None if it has sent none; this host writes
+        the attempt's intent itself, as no token is sent.
         """
         number = self._supervisor.roles_opened.get(run.path.name)
         if number is None:

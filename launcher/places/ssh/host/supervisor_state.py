@@ -352,7 +352,9 @@ class SupervisorState:
         return answer
 
     def _against_asker(self, question: _ToBeDone, asker: str) -> str:
-        """Return why the asker is refused, or ""; its address must be that of the host that it names as its own."""
+        """Return why the asker is refused, or "" if it is not; its address must be that of the host that it names as
+        its own.
+        """
         match question:
             case Prepare() | Commit():
                 name = self.leader
