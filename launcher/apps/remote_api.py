@@ -104,8 +104,7 @@ def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
     try:
         if not (node.isascii() and node.isdigit() and len(node) <= _LONGEST_NUMBER):
             raise BadInput(f"expected the number of a node, got {node[:100]!r}")
-        one = _run(parse_run_id(run))
-        with (api.parts(one, role)[0].run if role else one).reach(int(node)) as running:
+        with _part(parse_run_id(run), role).reach(int(node)) as running:
             relay(running, source, sink)
     except LaunchError as error:
         write_all(sink, greeting() + encoded(VisitDeclined(error.lines, error.exit_code)))
@@ -173,9 +172,9 @@ def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) 
     """Carry out a request about checkpoints, which may read or write a piece of one, and return the answer."""
     match request:
         case AskCheckpoints():
-            return list(_run(request.run).checkpoints(verify=request.verify))
+            return list(_part(request.run, request.role).checkpoints(verify=request.verify))
         case AskStock():
-            one = _run(request.run)
+            one = _part(request.run, request.role)
             one.fetch(request.checkpoint)  # where this is no login node's disk, but other hosts'
             return inventory(checkpoint_folder(RunDir(one.path)))
         case GivePiece():
@@ -368,7 +367,7 @@ def _list_outputs(run: RunDir, plan: Plan) -> None:
 
 def _piece(request: GivePiece) -> bytes:
     """Return a piece of a checkpoint's file, or of its manifest."""
-    folder = checkpoint_folder(RunDir(_run(request.run).path))
+    folder = checkpoint_folder(RunDir(_part(request.run, request.role).path))
     if not request.name:
         return read_manifest(folder, request.step, request.kind)[request.at : request.at + PIECE_BYTES]
     with open_file(folder, request.step, request.name, request.kind) as file:
@@ -402,6 +401,12 @@ def _run(run_id: RunId) -> api.Run:
     if not path.is_dir():
         raise NoSuchRun(f"{run_id}: its folder is gone: {path}")
     return api.Run(run_id, path)
+
+
+def _part(run_id: RunId, role: str) -> api.Run:
+    """Return the run, or its role of this name beside the main one."""
+    one = _run(run_id)
+    return api.parts(one, role)[0].run if role else one
 
 
 # -- specs and code that came

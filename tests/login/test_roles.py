@@ -1,6 +1,7 @@
 """Runs of several programs behind a login node: the same verbs, words and records as for one that is here."""
 
 from login_node import until
+from saved_checkpoints import save
 
 LEARNER = """
 import os, pathlib, sys, time
@@ -49,7 +50,10 @@ def test_roles_are_seen_ended_resumed_and_fetched_as_those_of_a_run_here(laptop,
     laptop.launch("wait", run)
     status = laptop.status(run)
     assert (status["state"], status["attempt"], status["step"]) == ("succeeded", 2, 5)
-    laptop.launch("fetch", run)
+    save(login_node.home / "launch" / "runs" / laptop.folder(run).name / "roles" / "actor-0" / "checkpoints", 7)
+    assert "checkpoint of step 7, 2 files" in laptop.launch("fetch", run, "--role", "actor").stdout
+    assert (laptop.folder(run) / "roles" / "actor-0" / "checkpoints" / "step-00000007" / "MANIFEST.json").exists()
+    assert "no checkpoint yet" in laptop.launch("fetch", run).stdout
     logs = sorted((laptop.folder(run) / "roles" / "actor-0" / "logs").glob("*/rank-00000.log"))
     assert [log.read_text().split()[0] for log in logs] == ["actor", "actor"]
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from lab import log_of
+from saved_checkpoints import save
 from ssh_desk import command_line, strike
 
 from tests.sizes import NIGHTLY
@@ -118,6 +119,10 @@ def test_roles_are_on_their_hosts_and_end_with_the_main_one(desk, three):
     assert seen.stdout.split() == [names[2], "actors"]
     found = json.loads(desk.launch("stacks", run, "--role", "reward", "--json").stdout)
     assert [(one["rank"], one["problem"]) for one in found] == [(0, "")]
+    save(desk.there(2, run, "roles/actors-1/checkpoints"), 7, world_size=1)
+    brought = desk.launch("fetch", run, "--role", "actors-1").stdout
+    assert "checkpoint of step 7, 1 files" in brought, brought
+    assert (desk.run_dir(run) / "roles/actors-1/checkpoints/step-00000007/MANIFEST.json").exists()
     status = finish(desk, run)
     assert (status["state"], status["world_size"]) == ("succeeded", 2)
     assert {one["state"] for one in status["roles"].values()} == {"cancelled"}

@@ -6,6 +6,7 @@ import msgspec
 
 from launcher import api
 from launcher.cli.arguments import Arguments
+from launcher.cli.looking.role_option import parts_of, takes_role
 from launcher.cli.terminal import safe, show_news, to_json
 from launcher.errors import Exit
 
@@ -13,6 +14,7 @@ EXAMPLES = """
   launch fetch last                       logs, metrics, the newest complete checkpoint and the best
   launch fetch resnet --checkpoint 1200   and the checkpoint of this step
   launch fetch last --checkpoint none     only logs and metrics; used again, it copies only what is new
+  launch fetch last --role actors         also checkpoints of this role, if the run is of several programs
   launch fetch last --outputs             also files that the script wrote to relative paths
 """
 
@@ -36,6 +38,7 @@ def declare(arguments: Arguments) -> None:
         help="which checkpoint: newest (default), none, or a step",
     )
 
+    takes_role(arguments)
     arguments.add_argument(
         "--outputs", action="store_true", help="also files that ranks wrote to relative paths; run.outputs limits them"
     )
@@ -46,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
     """Run `launch fetch` and return its exit code."""
     show_news()
     one = api.run(options.run)
-    lines = one.fetch(options.checkpoint)
+    if options.role is not None:
+        one.status()  # the roles are known once its hosts have told of them
+    lines = [line for part in parts_of(one, options.role) for line in part.run.fetch(options.checkpoint)]
     outputs = one.fetch_outputs() if options.outputs else []
     if options.json:
         print(to_json(FetchedRun(one.id, str(one.path), (*lines, *outputs))))

@@ -190,7 +190,11 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
     text for each.
     """
     return mirror.fetch(
-        run, checkpoint, theirs=is_there, bring_logs=lambda: _bring(run), holders=lambda: holders_of(run, checkpoint)
+        run,
+        checkpoint,
+        theirs=is_there,
+        bring_logs=lambda: _bring(run.whole),
+        holders=lambda: holders_of(run, checkpoint),
     )
 
 
@@ -202,19 +206,24 @@ def bring_newest(run: RunDir) -> None:
 
 def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
     """Return the run's checkpoints on the login node, which compares every byte with `verify`."""
-    if not (there := remote_runs(run)):
+    if not (there := remote_runs(run.whole)):
         return []
     last = there[-1]
     limit_s = _LONG_S if verify else _ANSWER_S
-    found = ask(last.address, AskCheckpoints(last.there, verify), list[Checkpoint], timeout_s=limit_s)
+    found = ask(last.address, AskCheckpoints(last.there, verify, _role_of(run)), list[Checkpoint], timeout_s=limit_s)
     return [msgspec.structs.replace(one, path=f"{last.address.login}:{one.path}") for one in found]
+
+
+def _role_of(run: RunDir) -> str:
+    """Return the name of the role that the folder is of, or "" for a run."""
+    return "" if run.whole == run else run.id
 
 
 def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
     """Return the login nodes of a run in the form of machines that have its checkpoints."""
     disks = {
-        f"{remote.address.login}:{remote.there}": LoginDisk(remote.address, remote.there, checkpoint)
-        for remote in remote_runs(run)
+        f"{remote.address.login}:{remote.there}": LoginDisk(remote.address, remote.there, checkpoint, _role_of(run))
+        for remote in remote_runs(run.whole)
     }
     held: dict[str, Sequence[Held] | LaunchError] = {}
     for name, disk in disks.items():
@@ -234,11 +243,12 @@ class LoginDisk:
     address: Address
     there: RunId
     checkpoint: str = "newest"
+    role: str = ""  # beside the main one
     token: str = ""  # of the run that is to be there
 
     def held(self) -> Sequence[Held]:
         """Return the checkpoints that the login node has."""
-        return ask(self.address, AskStock(self.there, self.checkpoint), list[Held], timeout_s=_STOCK_S)
+        return ask(self.address, AskStock(self.there, self.checkpoint, self.role), list[Held], timeout_s=_STOCK_S)
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
         """Pass the bytes of a checkpoint's file to `take` and return its result."""
@@ -248,7 +258,7 @@ class LoginDisk:
         """Yield the bytes of a checkpoint's file, one piece for each request."""
         at, piece = 0, b" " * PIECE_BYTES
         while len(piece) == PIECE_BYTES and (name or at < _MOST_MANIFEST):
-            request = GivePiece(self.there, wanted.step, wanted.kind, name, at)
+            request = GivePiece(self.there, wanted.step, wanted.kind, name, at, self.role)
             piece = ask(self.address, request, bytes, timeout_s=_ANSWER_S)
             yield piece
             at += len(piece)

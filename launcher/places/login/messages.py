@@ -213,10 +213,11 @@ class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
 
 
 class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
-    """Ask for a run's checkpoints. → list of Checkpoint"""
+    """Ask for the checkpoints of a run, or of a role beside its main one. → list of Checkpoint"""
 
     run: RunId
     verify: bool
+    role: str = ""  # beside the main one; "": of the run itself
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
@@ -224,6 +225,7 @@ class AskStock(msgspec.Struct, frozen=True, tag="stock"):
 
     run: RunId
     checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
+    role: str = ""  # beside the main one; "": of the run itself
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
@@ -236,6 +238,7 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
     kind: SaveKind
     name: str
     at: Count
+    role: str = ""  # beside the main one; "": of the run itself
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):

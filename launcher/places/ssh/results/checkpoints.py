@@ -51,15 +51,15 @@ Disks = dict[str, tuple[HostDisk, tuple[Held, ...]]]  # by host: its disk, and w
 
 def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
     """Return the checkpoints on all hosts that can be asked, and print the names of the others."""
-    folder = checkpoint_folder(run)
-    mine = mine or {}
+    folder, whole, mine = checkpoint_folder(run), run.whole, mine or {}
+    there = str(run.path.relative_to(whole.path) / folder)
 
     def ask(client: HostClient) -> tuple[HostDisk, tuple[Held, ...]]:
         """Return the host's disk and its checkpoints."""
-        disk = HostDisk(client, run.id, folder)
+        disk = HostDisk(client, whole.id, there)
         return disk, disk.held()
 
-    results = ask_all([place for name, place in places_ever(run).items() if name not in mine], ask)
+    results = ask_all([place for name, place in places_ever(whole).items() if name not in mine], ask)
     silent = failures(results)
     for name, trouble in silent.items():
         news.say(f"{name}: may have a newer checkpoint, and could not be asked: {trouble.lines[0]}")
@@ -69,7 +69,7 @@ def holders_of(run: RunDir, mine: Disks | None = None) -> Holders:
         {name: disk for name, (disk, _) in disks.items()},
         {name: held for name, (_, held) in disks.items()},
         silent,
-        gone=bool(gone(run)),
+        gone=bool(gone(whole)),
     )
 
 

@@ -34,7 +34,7 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
         run,
         checkpoint,
         theirs=is_there,
-        bring_logs=lambda: _bring(run, places_ever(run).values()),
+        bring_logs=lambda: _bring(run.whole, places_ever(run.whole).values()),
         holders=lambda: holders_of(run),
     )
 
