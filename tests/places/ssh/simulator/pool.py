@@ -114,7 +114,16 @@ class Pool:
                 host.suspend(lasts_s)
             case "rank":
                 if host.agent is not None and host.agent.alive and host.agent.ranks and not host.asleep:
+                    self._keep_failure_from_one()
                     self.world.at(now, host.agent, partial(host.agent.rank_leaves, signal=9))
+
+    def _keep_failure_from_one(self):
+        """Cut the leader off from a host, maybe, so that it alone lacks what the leader acknowledges next."""
+        leads = next((one for one in self.hosts if one.takes_part and one.supervisor.ballot.voter.leads), None)
+        if leads is not None and self._more.random() < 0.5:
+            other = self._more.choice([one for one in self.hosts if one is not leads])
+            self.note(f"{other.name} is cut off from {leads.name}, which leads")
+            self._cut([(leads.number, other.number), (other.number, leads.number)], self.world.now + 2.0)
 
     def _may_go(self):
         return sum(host.gone for host in self.hosts) + 1 < max(2, self.size / 2 + 1)
@@ -140,15 +149,15 @@ class Pool:
     def _judge(self):
         since, steps, quorum = self.world.now, self.steps, self.has_quorum()
         self.note(f"has a quorum: {quorum}")
-        if self.ended:
+        if self._is_over():
             self.world.run_until(since + GIVES_UP_S, lambda: not any(host.takes_part for host in self.hosts))
             left = [host.name for host in self.hosts if host.takes_part]
             if left:
                 raise Broken(f"{', '.join(left)} waits after {GIVES_UP_S:g} s, though the run has ended")
             return
         if quorum:
-            self.world.run_until(since + PROGRESS_S, lambda: self.ended or self.steps > steps + 2)
-            if self.steps <= steps + 2 and not self.ended:
+            self.world.run_until(since + PROGRESS_S, lambda: self._is_over() or self.steps > steps + 2)
+            if self.steps <= steps + 2 and not self._is_over():
                 raise Broken(f"no steps within {PROGRESS_S:g} s, though there is a quorum")
             self.progress_s = self.world.now - since
             return
@@ -162,6 +171,11 @@ class Pool:
         bad = [end for end in ends if end.state not in (State.INTERRUPTED, State.QUEUED)]
         if bad:
             raise Broken(f"without a quorum it ended as {bad[0].state}: {bad[0].message}")
+
+    def _is_over(self):
+        """Whether the run has succeeded, as its leader has written or the host that took over from it."""
+        ends = [host.end for host in self.hosts if host.end is not None]
+        return bool(self.ended) or any(end.state is State.SUCCEEDED for end in ends)
 
     def has_quorum(self):
         """Whether one of those that take part could lead, or leads, with the others that do."""
@@ -226,6 +240,9 @@ class Pool:
         """All of the history up to there was on half of the voters when something was decided by it."""
         self._kept[host.supervisor.attempt.number] = self._lines(host, int(size))
         self.reach("a restart begins once its failure is copied")
+        if self.faulty and self._more.random() < 0.3:
+            self.note(f"power: {host.name} has just acknowledged")
+            self.world.at(self.world.now, None, lambda: host.crash(power=True, back_s=self._more.uniform(1.0, 15.0)))
 
     def _leads(self, host, attempt):
         before = self._leaders.setdefault(attempt, host.number)
