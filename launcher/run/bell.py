@@ -16,12 +16,14 @@ class Bell:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def close(self) -> None:
-        """Close the descriptor of this process."""
+        """Close the descriptor of this process; a closed bell is silent."""
         os.close(self.fd)
+        self.fd = -1
 
     def ring(self) -> None:
         """End a wait for the bell, or the next one."""
-        os.eventfd_write(self.fd, 1)
+        if self.fd != -1:
+            os.eventfd_write(self.fd, 1)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the bell rings, or for that long; return whether it has rung."""
