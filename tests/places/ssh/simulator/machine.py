@@ -189,7 +189,9 @@ class Loop(asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_soon(self, callback, *args, context=None):
-        return self.call_at(self.time(), callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        self._world.at(self._world.now, self._process, partial(self._run, handle))
+        return handle
 
     def call_soon_threadsafe(self, callback, *args, context=None):
         return self.call_soon(callback, *args, context=context)
