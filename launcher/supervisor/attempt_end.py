@@ -227,7 +227,7 @@ def _how(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
     if os.WEXITSTATUS(status) == Exit.LOST:
-        return "stood still for longer than its lease"
+        return "stood still, or reached too few voters, for longer than its lease"
     return f"left with exit code {os.WEXITSTATUS(status)}"
 
 

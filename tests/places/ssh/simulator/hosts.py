@@ -395,7 +395,8 @@ class Agent(Process):
             self.exit(15)
         elif self.line.is_up:
             request = readable(self.home.attempt.stop, StopRequest)
-            self.line.send(messages.StopAsked(self.home.node.index, request.kind))
+            kind = "preempt" if request is None else request.kind
+            self.line.send(messages.StopAsked(self.home.node.index, kind))
         else:
             self.leave(Exit.PREEMPTED)
 
