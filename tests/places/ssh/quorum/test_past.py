@@ -74,6 +74,10 @@ VOTES = {
 }  # fmt: skip
 
 LEADERS = {
+    "ranks start by a message from before a suspend": (
+        "node/lifeline.py", "while self._lease.until <= boottime():", "while False:",
+        "node/test_hostile_agent.py", "under_a_lease",
+    ),
     "a leader counts a host that has voted for another": (
         CORE, "return self.has_vote and self.voted[0] == self.newest.attempt", "return self.has_vote",
         CORES, "not_counted_as_heard",
@@ -118,6 +122,14 @@ LEADERS = {
 }  # fmt: skip
 
 RUNS_THAT_STAND_STILL = {
+    "a leader waits for hosts that have voted for a newer attempt": (
+        LEADER, "return not started and any(one.voted_for > number for one in there.values())", "return False",
+        SUPERVISORS, "voted_for_a_newer",
+    ),
+    "a host that has voted for a newer attempt never comes back to the one that runs": (
+        f"{HOST}/attempt_on_host.py", "with suppress(Fenced) if again else nullcontext():", "with nullcontext():",
+        SUPERVISORS, "voted_for_a_newer",
+    ),
     "a number that another has the votes for is asked for for ever": (
         LEADER, "supervisor.stand(max([used, *(one.voted_for for one in there.values())]))", "supervisor.stand(used)",
         ELECTIONS, "for_ever",
