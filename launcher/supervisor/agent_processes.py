@@ -263,13 +263,18 @@ class AgentPlace:
 
     @classmethod
     def standby_at(cls, gate: "Socket") -> "AgentPlace | None":
-        """Return the standby in a dead agent's zygote if it lives and is now our child, else None."""
+        """Return the standby in a dead agent's zygote if it lives, is now our child and can have our limits, else
+        None.
+        """
         pid = _last_sender(gate)
         if pid is None or parent_of(pid) != os.getpid() or not runs(pid):
             return None
-        with core_dumps_as_before():  # an agent that we start has our limits, and this one had another's
-            for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
-                resource.prlimit(pid, kind, resource.getrlimit(kind))
+        try:
+            with core_dumps_as_before():  # an agent that we start has our limits, and this one had another's
+                for kind in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
+                    resource.prlimit(pid, kind, resource.getrlimit(kind))
+        except PermissionError:  # a module of the user's has lowered a hard limit
+            return None
         return cls(gate, pid, warm=True)
 
     def leave(self) -> None:
@@ -405,11 +410,14 @@ class AgentProcesses:
         looks = [look_s for agent in self._agents if (look_s := agent.enforce_lease()) is not None]
         moments += [time.monotonic() + look_s for look_s in looks]
         self._wakeup.sleep(min(moments) - time.monotonic() if moments else None)
-        for pid, status in self._dead():
-            if self._leads and pid == self._agents[0].pid:
-                self._agents[0].pid = None
-                return status
+        dead = dict(self._dead())
+        ended = dead.pop(self._agents[0].pid or 0, None) if self._leads else None
+        if ended is not None:
+            self._agents[0].died(ended)
+        for pid, status in dead.items():
             self._lost(pid, status)
+        if ended is not None:
+            return ended
         now = time.monotonic()
         for agent in self._agents if bring_back else ():
             if agent.returns_at is not None and now >= agent.returns_at:

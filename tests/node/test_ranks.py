@@ -201,7 +201,7 @@ def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
         assert (tmp_path / "count").read_text() == "once\n"
         assert len(ears.exits) == 3 * RANKS
         await preparation.close()
-        assert left(preparation) == []
+        await until(lambda: left(preparation) == [])
 
     play(scene)
 
@@ -212,12 +212,12 @@ def test_a_zygote_that_is_killed_while_it_forks_leaves_one_process_for_each_rank
 
     async def scene():
         preparation, ears = await prepared(home), Ears()
-        (zygote,) = preparation.own_pids
+        (zygote,), link = preparation.own_pids, preparation._zygote
         group = RankGroup(home, start(1), preparation.starter, ears)
         asyncio.get_running_loop().call_later(after_s, os.kill, zygote, signal.SIGKILL)
         pids = await group.begin()
         logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
-        await asyncio.wait_for(preparation._zygote.gone.wait(), BOUND_S)
+        await asyncio.wait_for(link.gone.wait(), BOUND_S)
         await until(lambda: len(ears.exits) or all(log.exists() and "up" in log.read_text() for log in logs))
         await until(lambda: len(left(preparation)) == RANKS - len(ears.exits))
         assert set(left(preparation)) <= set(pids)
@@ -237,6 +237,45 @@ def test_without_zygote_and_standby_there_is_a_new_one(counted, tmp_path):
         await kill_and_renew(preparation, *reversed(before))
         assert (tmp_path / "count").read_text() == "once\n" * 2
         assert not set(before) & set(preparation.own_pids)
+        await preparation.close()
+
+    play(scene)
+
+
+def test_where_a_zygote_is_killed_while_it_is_asked_its_standby_forks_the_ranks(counted, tmp_path):
+    """Its death may be seen later than that of the ranks that died with it."""
+
+    async def scene():
+        preparation, ears = await prepared(counted), Ears()
+        await until(lambda: len(preparation.own_pids) == 2)
+        zygote, standby = preparation.own_pids
+        os.kill(zygote, signal.SIGSTOP)
+        starter = CountingStarter(preparation.starter)
+        group = RankGroup(counted, start(1), starter, ears)
+        beginning = asyncio.create_task(group.begin())
+        await until(lambda: starter.asked == RANKS)
+        os.kill(zygote, signal.SIGKILL)
+        await beginning
+        assert preparation.own_pids[0] == standby
+        await until(lambda: all(counted.run.rank_log(1, 1, rank).exists() for rank in range(RANKS)))
+        assert not any("no fork" in counted.run.rank_log(1, 1, rank).read_text() for rank in range(RANKS))
+        await group.stop(0.0, (), preparation.own_pids)
+        group.close()
+        assert (tmp_path / "count").read_text() == "once\n"
+        await preparation.close()
+
+    play(scene)
+
+
+def test_a_standby_that_was_killed_is_none_of_the_processes_to_keep(counted):
+    """Its number may be that of a rank one day, which would outlive its lease."""
+
+    async def scene():
+        preparation = await prepared(counted)
+        await until(lambda: preparation.standby_pid)
+        os.kill(preparation.standby_pid, signal.SIGKILL)
+        await until(lambda: not preparation.standby_pid)
+        assert len(preparation.own_pids) == 1
         await preparation.close()
 
     play(scene)

@@ -19,6 +19,7 @@ from launcher.supervisor.agent_processes import AgentProcess, FrozenWatch, Super
 
 PR_SET_CHILD_SUBREAPER = 36
 PTRACE_ATTACH = 16
+PR_CAPBSET_DROP, CAP_SYS_RESOURCE = 24, 24
 
 
 def test_deaths_in_a_row_make_it_stay_away_longer_and_a_long_life_makes_up_for_them():
@@ -59,6 +60,29 @@ def test_an_agent_of_another_role_that_ends_meanwhile_is_known_to_have_ended(tmp
     words = [sys.executable, "-c", OF_TWO_ROLES, str(tmp_path), str(pipe)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["None", "0"], done
+
+
+OF_TWO_NODES = """
+import os, sys
+from pathlib import Path
+from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
+from launcher.supervisor.wakeup import Wakeup
+
+both = [AgentProcess(["true"], {}, Path(sys.argv[1], "agent.log")) for _ in range(2)]
+agents = AgentProcesses(both, Wakeup())
+agents.start()
+for one in both:
+    os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+print(agents.watch(None), both[1].pid, both[1].last)
+"""
+
+
+def test_agents_that_end_together_with_the_first_one_are_known_to_have_ended(tmp_path):
+    """They would be waited for, in vain."""
+    done = subprocess.run(
+        [sys.executable, "-c", OF_TWO_NODES, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "None", "0"], done
 
 
 WITH_A_ZYGOTE = """
@@ -139,6 +163,44 @@ def test_it_has_the_limits_of_its_supervisor(with_a_zygote):
     resource.prlimit(standby, resource.RLIMIT_NOFILE, (soft - 1, hard))
     killed(one)
     assert resource.prlimit(one.start(), resource.RLIMIT_NOFILE) == (soft, hard)
+
+
+WITH_LOWER_LIMITS = """
+import os, resource, signal, sys
+from pathlib import Path
+from launcher.node.ranks.lease import AfterSuspend
+from launcher.run.processes import become_subreaper, end_all, descendants
+from launcher.supervisor.agent_processes import AgentProcess
+
+become_subreaper()
+log = Path(sys.argv[1], "agent.log")
+one = AgentProcess([sys.executable, "-c", sys.argv[2]], {"PYTHONPATH": os.environ["PYTHONPATH"]}, log,
+                   slept=AfterSuspend.COUNTS)
+agent = one.start()
+while not log.read_text().endswith("\\n"):
+    os.sched_yield()
+os.kill(agent, signal.SIGKILL)
+one.died(os.waitpid(agent, 0)[1])
+print(one.pids)
+end_all(lambda: descendants(os.getpid()))
+"""
+
+
+def test_a_standby_whose_limits_a_module_has_lowered_for_good_is_passed_over(tmp_path):
+    """Only root could raise them again."""
+    (tmp_path / "once.py").write_text("import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n")
+    words = [sys.executable, "-c", WITH_LOWER_LIMITS, str(tmp_path), WITH_A_ZYGOTE]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    libc = ctypes.CDLL(None)
+    done = subprocess.run(
+        words,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        preexec_fn=lambda: libc.prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0),
+    )
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done
 
 
 def test_where_the_standby_is_killed_too_a_new_agent_is_started(with_a_zygote, tmp_path):

@@ -99,19 +99,18 @@ class Preparation:
     @property
     def _begins_anew(self) -> Starter:
         """Return the starter that uses no reserve process."""
-        return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary)
+        return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary, self._renewed)
 
     @property
     def own_pids(self) -> tuple[int, ...]:
         """Return the pids of processes that must outlive a generation, except those in reserve."""
-        links = (self._imports, self._zygote)
-        return tuple(pid for pid in (*(link.pid for link in links if link is not None), self.standby_pid) if pid)
+        standby = self._zygote.standby if self._zygote is not None else None
+        return tuple(pid for link in (self._imports, self._zygote, standby) if (pid := _pid_of(link)))
 
     @property
     def standby_pid(self) -> int:
         """Return the pid of the zygote's standby, or 0 if there is none."""
-        standby = self._zygote.standby if self._zygote is not None else None
-        return standby.pid if standby is not None else 0
+        return _pid_of(self._zygote.standby) if self._zygote is not None else 0
 
     async def run(self) -> None:
         """Prepare the node; `wait` returns once this is done or has failed."""
@@ -192,6 +191,11 @@ class Preparation:
         if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
             self._renewal = asyncio.create_task(self._start_zygote())
         await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
+
+    async def _renewed(self) -> ZygoteLink | None:
+        """Return the zygote that replaces one which was killed, or None if there is none."""
+        await self.renew()
+        return self._zygote
 
     async def fill_reserve(self, start: Start) -> None:
         """Start as many reserve processes as the spec asks for."""
@@ -322,6 +326,11 @@ class Preparation:
         killed = death is not None and death.signal == signal.SIGKILL
         self._zygote = zygote if zygote.ready.is_set() or killed else None
         return _last_log_line(death, log) if death is not None and not zygote.began else ""
+
+
+def _pid_of(zygote: ZygoteLink | None) -> int:
+    """Return the pid of a zygote or standby, or 0 once it has ended, as the number may then be another process's."""
+    return zygote.pid if zygote is not None and not zygote.gone.is_set() else 0
 
 
 def _held(host: str, port: int) -> HeldPort | None:

@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from launcher.node import ZYGOTE
 from launcher.node.ranks.reaper import Reaper
-from launcher.node.ranks.zygote_link import ForkRefused, Order, TellDeath, ZygoteLink, spawn
+from launcher.node.ranks.zygote_link import ForkRefused, Order, TellDeath, ZygoteGone, ZygoteLink, spawn
 from launcher.plan.model import RankCommand
 from launcher.run.layout import debug_socket
 from launcher.run.processes import users_limits
@@ -96,21 +96,34 @@ class OrdinaryStarter:
 class ZygoteStarter:
     """A starter that forks ranks from the zygote.
 
-    If the zygote refuses, it writes the reason to the rank's log and starts a new interpreter.
+    If the zygote refuses, it writes the reason to the rank's log and starts a new interpreter. If the zygote ends before
+    it answers, as when it was killed together with ranks, the one that `renewed` returns forks them.
     """
 
     dumps_stacks = True
 
-    def __init__(self, link: ZygoteLink, ordinary: OrdinaryStarter) -> None:
-        self._link = link
+    def __init__(
+        self,
+        link: ZygoteLink,
+        ordinary: OrdinaryStarter,
+        renewed: Callable[[], Awaitable[ZygoteLink | None]] | None = None,
+    ) -> None:
+        self._link, self._renewed = link, renewed
         self._ordinary = ordinary
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
         """Fork one rank from the zygote, or start a new interpreter if the zygote refuses, and return its pid; `tell`
         is called with its death.
         """
+        order = self._ordinary.order(environment, log, progress)
         try:
-            return await self._link.fork(self._ordinary.order(environment, log, progress), tell)
+            try:
+                return await self._link.fork(order, tell)
+            except ZygoteGone:
+                link = await self._renewed() if self._renewed is not None else None
+                if link is None:
+                    raise
+                return await link.fork(order, tell)
         except ForkRefused as refusal:
             _note(log, f"launch: no fork from the zygote: {refusal}; starting a new interpreter")
         return await self._ordinary.start(environment, log, progress, tell)
