@@ -1,6 +1,7 @@
 """Measure which share of the time is training while faults occur: launch, torchrun and torchft with the same model.
 
     uv run [--with torchft-nightly] python tests/benchmarks/goodput.py [--minutes 6 --gaps 20 60] [--write]
+    uv run python tests/benchmarks/goodput.py --only [--rounds 3] [--write]
 
 Goodput: useful steps, each counted once, of what the undisturbed training does in the same time. The time begins at
 the first step; the pace of the undisturbed training is that of the same run before the first fault. Three nodes of one
@@ -10,14 +11,18 @@ and frozen agents, killed zygotes, and cut cables where there are some. What it 
 from what a fault cost. A step that only a part of the ranks makes counts as that part.
 
 `--sides "launch, hot" --places local` is `recovery: {mode: hot}`, for which a `Trainer` trains that model: only such
-ranks stay when one is killed. `--sides launch --faults mixed --only stop-rank kill-coordinator` has these faults alone;
-on hosts also kill-supervisor, power, cuts and full-disk, each as far as a place has it.
+ranks stay when one is killed.
+
+`--only` is another measurement, of launch alone: in each round each kind of fault once, and how long each phase of the
+restart took. The next one comes when a host that was without power is back, as somebody has asked for the run's status.
 """
 
 import contextlib
+import itertools
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,14 +32,18 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2]), *(str(Path(__file__).parents[1] / name) for name in ("local", "ssh"))]
 from goodput_account import PHASES, Blow, at_gap, costs, first_of_all, middle_costs, pace, useful_steps
-from goodput_worlds import HOT, KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, ZYGOTE, side_of
+from goodput_faults import LAST, ON_HOSTS, ONE_BY_ONE
+from goodput_worlds import HOT, KILLS, LAUNCH, MIXED, NODES, TORCHFT, TORCHRUN, side_of, small_side
 from results import benchmark_parser, publish
 
-from tests.chaos.schedule import Kind, drawn
-from tests.chaos.worlds import Local, SmallPool
+from tests.chaos.schedule import Kind, Strike, drawn
+from tests.chaos.worlds import SmallPool
 from tests.lab.hosts import HostLab
 
 START_S = 240.0
+LASTS_S = 8.0  # of a fault that ends: longer than the lease, and the time that its host needs to start again
+APART_S = {"local": 20.0, "ssh": 40.0}
+ASK_S, LOOK_S = 60.0, 6.0
 HERE, HOSTS = "local", "ssh"
 SELDOM_S = 60
 TARGETS = {(KILLS, 60): 0.97, (MIXED, 60): 0.90, (KILLS, 20): 0.92, (MIXED, 20): 0.75}
@@ -82,6 +91,19 @@ class Disturbed:
                 sleep_until(at + strike.lasts_s)
                 undo.pop_all().close()
 
+    def strike_alone(self, strike, apart_s):
+        """One fault, its end, and looks at the run, which bring hosts back, until the next one may come."""
+        at = time.time()
+        with self.world.one_by_one[strike.fault](self.world, strike.target) as hit:
+            if hit:
+                self.blows.append(Blow(at, strike.fault))
+                sleep_until(at + strike.lasts_s)
+            else:
+                print_progress(f"    {strike.fault}: there was nothing to hit")
+        while time.time() < at + apart_s:
+            self.world.status(self.world.desk, ASK_S)
+            sleep_until(min(time.time() + LOOK_S, at + apart_s))
+
 
 def sleep_until(at):
     time.sleep(max(0.0, at - time.time()))
@@ -94,8 +116,6 @@ def measure(peer, kind, every_s, args, hosts):
         folder.chmod(0o755)
         with side_of(peer, folder, hosts) as world:
             kinds = world.mixed if kind == MIXED else {"kill-rank": Kind()}
-            known = SmallPool.kinds | Local.kinds
-            kinds = {name: known.get(name, Kind()) for name in args.only if name in world.faults} or kinds
             disturbed = Disturbed(world, args.every)
             began, rate = disturbed.begun(args.calm_s)
             until = began + args.minutes * 60
@@ -103,14 +123,37 @@ def measure(peer, kind, every_s, args, hosts):
             sleep_until(until)
             notes = world.notes()
             share = useful_steps(notes, NODES, began, until) / (rate * (until - began))
-            found = costs(notes, NODES, disturbed.blows, world.decisions(), rate)
+            found = costs(notes, NODES, disturbed.blows, world.decisions(), rate, until)
             print_progress(
                 f"{peer}, {kind} every {every_s} s: {share:.3f}, {rate:.1f} steps/s, {len(disturbed.blows)} faults"
             )
-            for cost in found:
-                phases = " ".join(f"{phase} {seconds:.2f}" for phase, seconds in cost.phases.items())
-                print_progress(f"    {cost.fault}: {cost.total_s:.2f} s: {phases} again {cost.again_s:.2f}")
+            print_costs(found)
             return share, [blow.fault for blow in disturbed.blows], found
+
+
+def measure_one_by_one(place, args, hosts):
+    """Return the faults that hit, and the cost of each."""
+    with tempfile.TemporaryDirectory(prefix="goodput-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with small_side(folder, hosts) as world:
+            disturbed = Disturbed(world, args.every)
+            _, rate = disturbed.begun(args.calm_s)
+            apart_s, target = args.apart_s or APART_S[place], random.Random(args.seed)
+            for fault in args.only or world.one_by_one:
+                if fault in world.one_by_one:
+                    disturbed.strike_alone(Strike(0.0, fault, target.randrange(1000), LASTS_S), apart_s)
+            found = costs(world.notes(), NODES, disturbed.blows, world.decisions(), rate, time.time())
+            print_progress(f"{place}, one by one: {rate:.1f} steps/s, {len(disturbed.blows)} faults")
+            print_costs(found)
+            return [blow.fault for blow in disturbed.blows], found
+
+
+def print_costs(found):
+    """Print what each fault cost."""
+    for cost in found:
+        phases = " ".join(f"{phase} {seconds:.2f}" for phase, seconds in cost.phases.items())
+        print_progress(f"    {cost.fault}: {cost.total_s:.2f} s: {phases} again {cost.again_s:.2f}")
 
 
 def print_progress(text):
@@ -140,18 +183,18 @@ def goodput_row(place, of, shares, hits):
 
 
 def cost_rows(place, taken):
-    yield f"| where | | fault | n | {' | '.join(PHASES)} | made again | whole, s |"
-    yield "|---" * (len(PHASES) + 6) + "|"
+    yield f"| where | | fault | n | {' | '.join(PHASES)} | next step | made again | whole, s |"
+    yield "|---" * (len(PHASES) + 7) + "|"
     for peer in dict.fromkeys(peer for _, _, peer in taken):
         found = [cost for (_, _, one), rounds in taken.items() if one == peer for *_, costs in rounds for cost in costs]
-        for fault, (count, phases, again, whole) in middle_costs(found).items():
+        for fault, (count, phases, *sums) in middle_costs(found).items():
             cells = " | ".join(f"{phases[phase]:.2f}" if phase in phases else "" for phase in PHASES)
-            yield f"| {place} | {peer} | {fault} | {count} | {cells} | {again:.2f} | {whole:.2f} |"
+            yield f"| {place} | {peer} | {fault} | {count} | {cells} | {' | '.join(f'{s:.2f}' for s in sums)} |"
         hits = Counter(
             hit for (*_, one), rounds in taken.items() if one == peer for _, hits, _ in rounds for hit in hits
         )
         for fault in sorted(hits.keys() - {cost.fault for cost in found}):
-            yield f"| {place} | {peer} | {fault} | {hits[fault]} |{' |' * (len(PHASES) + 1)} no start seen |"
+            yield f"| {place} | {peer} | {fault} | {hits[fault]} |{' |' * (len(PHASES) + 2)} none before the next |"
 
 
 def main():
@@ -162,10 +205,11 @@ def main():
     parser.add_argument("--every", type=int, default=10, help="steps from checkpoint to checkpoint")
     parser.add_argument("--gaps", type=int, nargs="+", default=[20], help="seconds to a fault")
     parser.add_argument("--faults", nargs="+", choices=[KILLS, MIXED], default=[KILLS, MIXED])
-    only = [*(Local.faults | SmallPool.faults | ZYGOTE)]
+    only = [*(ONE_BY_ONE | ON_HOSTS | LAST)]
     parser.add_argument(
-        "--only", nargs="+", choices=only, default=[], help="these alone: the phases of each, of launch"
+        "--only", nargs="*", choices=only, help="the phases of these faults alone; of all where none is named"
     )
+    parser.add_argument("--apart-s", type=float, help=f"from one of --only to the next (default: {APART_S})")
     parser.add_argument("--places", nargs="+", choices=[HERE, HOSTS], default=[HERE, HOSTS])
     peers = [LAUNCH, HOT, TORCHRUN, TORCHFT]
     parser.add_argument("--sides", nargs="+", choices=peers, help=f"default: all that are installed, but {HOT}")
@@ -177,12 +221,17 @@ def main():
         parser.error(f"{HOT}: on this machine alone; add `--places {HERE}`")
     args.sides = args.sides or [peer for peer in peers if peer != HOT and (peer != TORCHFT or not missing)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the lab comes down
+    if args.only is None:
+        measure_goodput(args, missing=missing)
+    else:
+        measure_phases(args)
+
+
+def measure_goodput(args, *, missing):
+    """Measure the goodput of each side, and publish it."""
     tables = []
     for place in args.places:
-        with tempfile.TemporaryDirectory(prefix="goodput-lab-") as name, contextlib.ExitStack() as stack:
-            Path(name).chmod(0o755)
-            size = SmallPool.disk_size if "full-disk" in args.only else ""
-            hosts = stack.enter_context(HostLab(Path(name), NODES + 1, disk_size=size)) if place == HOSTS else None
+        with lab_of(place) as hosts:
             taken = {}
             for number in range(args.rounds):
                 args.seed += number
@@ -193,14 +242,55 @@ def main():
     publish("goodput", "\n".join([*tables[1:], "", legend(args, missing)]), write=args.write)
 
 
+def measure_phases(args):
+    """Measure what each kind of fault costs, and publish it."""
+    rows = [*cost_rows("", {})]
+    for place in args.places:
+        with lab_of(place, disk_size=SmallPool.disk_size) as hosts:
+            rounds = []
+            for number in range(args.rounds):
+                args.seed += number
+                rounds.append((0.0, *measure_one_by_one(place, args, hosts)))
+            rows += itertools.islice(cost_rows(place, {("", 0, LAUNCH): rounds}), 2, None)
+    text = (
+        f"Each kind of fault alone, {args.rounds} of each; one that ends lasts {LASTS_S:g} s, the lease is 4 s. "
+        f"`import torch` alone took {import_s():.1f} s. {PHASES_MEAN}"
+    )
+    publish("goodput_phases", "\n".join([*rows, "", text]), write=args.write, title="goodput.py --only")
+
+
+def import_s():
+    """Return the seconds that a new process takes to import torch."""
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        took.append(time.monotonic() - began)
+    return statistics.median(took)
+
+
+@contextlib.contextmanager
+def lab_of(place, *, disk_size=""):
+    """Yield the hosts of this place, or None for this machine."""
+    with tempfile.TemporaryDirectory(prefix="goodput-lab-") as name, contextlib.ExitStack() as stack:
+        Path(name).chmod(0o755)
+        yield stack.enter_context(HostLab(Path(name), NODES + 1, disk_size=disk_size)) if place == HOSTS else None
+
+
+PHASES_MEAN = (
+    "Phases in seconds, medians, each until the last rank was there: the failure `noticed` and all ranks ended, the "
+    "next start `decided`, scripts `begun`, their modules `imported`, the others `met`, the state `loaded`, the first "
+    "`step`. `next step` is their sum or, where a fault started no rank anew, the longest time without a step, beyond "
+    "that of a step; `made again`: steps since the last checkpoint, which are made a second time."
+)
+
+
 def legend(args, missing):
     return (
         f"{NODES} nodes of one rank, {args.minutes:g} minutes of each, a checkpoint every {args.every} steps; seed "
-        f"{args.seed}. Phases in seconds, medians, each until the last rank was there: the failure `noticed` and all "
-        "ranks ended, the next start `decided`, scripts `begun`, their modules `imported`, the others `met`, the state "
-        "`loaded`, the first `step`; `made again`: steps since the last checkpoint. What a peer does not tell is in "
-        "its first phase. What is `reckoned` has each fault cost what it did here: too little where a side was not "
-        "back when the next one came." + (" torchft was not installed." if missing else "")
+        f"{args.seed}. {PHASES_MEAN} What a peer does not tell is in its first phase. What is `reckoned` has each "
+        "fault cost what it did here: too little where a side was not back when the next one came."
+        + (" torchft was not installed." if missing else "")
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 STARTS = ("begun", "imported", "met", "loaded", "step")
+_WORKS_S = 2.0  # a rank that has made no step for so long has stopped
 PHASES = ("noticed", "decided", "begun", "imported", "met", "loaded", "step")
 
 
@@ -34,15 +35,24 @@ class Blow:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one fault: seconds until the next step of all ranks, by phase, and the steps that were repeated."""
+    """The cost of one fault: seconds until the next step of all ranks, by phase, and the steps that were repeated.
+
+    A fault that started no rank anew has no phases, but the longest time without a step, beyond that of a step.
+    """
 
     fault: str
     phases: dict[str, float]
-    again_s: float
+    again_s: float = 0.0
+    pause_s: float = 0.0
+
+    @property
+    def next_step_s(self):
+        """Return the seconds without a step of all ranks."""
+        return sum(self.phases.values()) + self.pause_s
 
     @property
     def total_s(self):
-        return sum(self.phases.values()) + self.again_s
+        return self.next_step_s + self.again_s
 
 
 def read_notes(text):
@@ -89,20 +99,26 @@ def at_gap(share, every_s, gap_s):
     return 1 - (1 - share) * every_s / gap_s
 
 
-def costs(notes, ranks, blows, decisions, rate):
-    """Return the cost of each fault that restarted ranks; faults that overlap with another are left out."""
+def costs(notes, ranks, blows, decisions, rate, until):
+    """Return the cost of each fault after which all ranks made a step; faults that overlap with another are left
+    out.
+    """
     found = []
     for index, blow in enumerate(blows):
-        until = blows[index + 1].at if index + 1 < len(blows) else float("inf")
-        mine = [note for note in notes if blow.at < note.at < until]
+        ends = blows[index + 1].at if index + 1 < len(blows) else until
+        mine = [note for note in notes if blow.at < note.at < ends]
         before = {note.pid for note in notes if note.at <= blow.at}
         born = [note for note in mine if note.pid not in before]
+        trained = {note.pid for note in notes if note.what == "step" and note.at <= blow.at}
+        is_calm = not born and all(note.pid in trained for note in newest(note for note in notes if note.at <= blow.at))
+        if is_calm and first_of_all(mine, ranks, ends - _WORKS_S) is not None:
+            found.append(Cost(blow.fault, {}, pause_s=max(0.0, _longest_gap(notes, blow.at, ends) - 1 / rate)))
         last = {what: _last_first([note for note in born if note.what == what]) for what in STARTS}
         if last["step"] is None or len({note.rank for note in born if note.what == "step"}) < len(newest(born)):
             continue
         made = {note.step for note in notes if note.what == "step" and note.at <= blow.at}
         again = {note.step for note in born if note.what == "step"} & made
-        found.append(Cost(blow.fault, _phases(blow, last, decisions, until), len(again) / rate))
+        found.append(Cost(blow.fault, _phases(blow, last, decisions, ends), len(again) / rate))
     return found
 
 
@@ -119,6 +135,17 @@ def _phases(blow, last, decisions, until):
     return phases
 
 
+def _longest_gap(notes, since, until):
+    """Return the longest time that a rank had from one step to the next, of those that end in this time."""
+    gaps, before = [0.0], {}
+    for note in notes:
+        if note.what == "step":
+            if since < note.at < until and note.rank in before:
+                gaps.append(note.at - before[note.rank])
+            before[note.rank] = note.at
+    return max(gaps)
+
+
 def _last_first(notes):
     """Return when the last of the ranks did this for the first time."""
     firsts = {}
@@ -128,7 +155,9 @@ def _last_first(notes):
 
 
 def middle_costs(costs):
-    """Return for each fault how often it came, and the medians of each phase, of repeated steps, and of the whole."""
+    """Return for each fault how often it came, and the medians of each phase, of all of them, of repeated steps, and
+    of the whole.
+    """
     rows = {}
     for fault in sorted({cost.fault for cost in costs}):
         mine = [cost for cost in costs if cost.fault == fault]
@@ -137,6 +166,6 @@ def middle_costs(costs):
             for phase in PHASES
             if any(phase in cost.phases for cost in mine)
         }
-        again = statistics.median([cost.again_s for cost in mine])
-        rows[fault] = (len(mine), phases, again, statistics.median([cost.total_s for cost in mine]))
+        sums = [(cost.next_step_s, cost.again_s, cost.total_s) for cost in mine]
+        rows[fault] = (len(mine), phases, *map(statistics.median, zip(*sums, strict=True)))
     return rows

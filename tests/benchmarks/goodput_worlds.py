@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import uuid
@@ -17,14 +16,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from goodput_account import Decided, newest, read_notes
-from lab import Lab, command, environment, parent
+from goodput_faults import LAST, ON_HOSTS, ONE_BY_ONE
+from lab import Lab, environment, parent
 from noted_steps import network_card
 from race import free_port
 from ssh_desk import Desk, is_of_a_login
 
-from launcher.run.processes import end_all
+from launcher.run.processes import descendants, end_all
 from tests.chaos.schedule import Kind
-from tests.chaos.worlds import CAUSES, CUTS, SETTINGS, Local, Pool, SmallPool, World, faults_of, killed, strike
+from tests.chaos.worlds import CAUSES, CUTS, SETTINGS, Local, Pool, World, faults_of, small_disk, strike
 
 HERE = Path(__file__).parent
 SCRIPT = "goodput_steps.py"
@@ -51,27 +51,6 @@ _MIXED = {
 }
 
 
-@contextlib.contextmanager
-def coordinator_killed(world, target):
-    """The agent of node 0, whose attempt ends with it."""
-    found = [pid for pid in world.called("agent") if command(pid).split(b"\0")[-2:] == [b"0", b""]]
-    yield bool(found) and strike(found[0], signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def nothing_warm(world, target):
-    """A node's zygote, its standby and its rank: nothing is left there that has imported torch."""
-    ranks = [note.pid for note in world.newest_ranks()]
-    agent = parent(ranks[target % len(ranks)]) if ranks else None
-    theirs = [pid for pid in (*world.called("standby"), *world.called("zygote"), *ranks) if parent(pid) == agent]
-    yield sum([strike(pid, signal.SIGKILL) for pid in theirs]) == 3
-
-
-ZYGOTE = {
-    "kill-zygote": killed("zygote"),
-    "kill-all-warm": nothing_warm,
-    "kill-coordinator": coordinator_killed,
-}
 _CUTS = {name: Kind(1, lasts_s=(1.0, 8.0)) for name in ("cut-both", "reset")}
 
 
@@ -137,7 +116,23 @@ class Launched(Side):
 
 
 class LaunchedHere(Launched, Local):
-    faults: ClassVar[Any] = Local.faults | ZYGOTE
+    one_by_one: ClassVar[Any] = ONE_BY_ONE | LAST
+
+    def agent_of(self, note):
+        """Return the agent whose rank has written this, or None."""
+        return parent(note.pid)
+
+    def of_node(self, agent):
+        """Return all processes of a node of this run."""
+        return [agent, *descendants(agent)]
+
+    def of_machine(self, agent):
+        """Return all processes of this run on the same machine."""
+        return self.processes()
+
+    def number_of(self, agent):
+        """Return the number of the agent's machine."""
+        return 0
 
 
 class StayingHere(LaunchedHere):
@@ -151,7 +146,23 @@ class StayingHere(LaunchedHere):
 
 class LaunchedThere(Launched, Pool):
     mixed = Launched.mixed | _CUTS
-    faults: ClassVar[Any] = SmallPool.faults | ZYGOTE
+    faults: ClassVar[Any] = Pool.faults | faults_of(["kill-zygote"])
+    one_by_one: ClassVar[Any] = ONE_BY_ONE | ON_HOSTS | LAST
+
+    def agent_of(self, note):
+        """Return the agent of the host on which a rank has written this, or None."""
+        here = next(node for node in self.machines if node.name == note.host).started()
+        return next((pid for pid in self.called("agent") if pid in here), None)
+
+    def of_node(self, agent):
+        """Return all processes of the run on the agent's host."""
+        return [pid for pid in self.machines[self.number_of(agent)].started() if not is_of_a_login(pid)]
+
+    of_machine = of_node
+
+    def number_of(self, agent):
+        """Return the number of the agent's host."""
+        return next(number for number, node in enumerate(self.machines) if agent in node.started())
 
     def events(self):
         """Every host that led has written some."""
@@ -303,6 +314,22 @@ class TorchftHere(Torchft, PeerHere, World):
 
 class TorchftThere(Torchft, PeerThere, World):
     pass
+
+
+@contextlib.contextmanager
+def small_side(folder, hosts=None):
+    """Yield a training of ours, not yet started, whose project can fill its disk; end it afterwards."""
+    with contextlib.ExitStack() as stack:
+        if hosts is None:
+            desk = Lab(folder)
+            stack.enter_context(small_disk(desk))
+            world = LaunchedHere(desk, folder)
+        else:
+            stack.callback(hosts.clear)
+            world = LaunchedThere(Desk(folder, hosts), folder)
+        stack.callback(world.tidy)
+        stack.callback(world.end)
+        yield world
 
 
 @contextlib.contextmanager

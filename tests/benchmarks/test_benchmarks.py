@@ -84,6 +84,11 @@ TABLES = [
         ["local | rank kills | 5 s | launch", "local | rank kills | 5 s | launch, hot"],
     ),
     (
+        "goodput",
+        [*("--places", "local", "--only", "kill-rank", "kill-zygote"), *("--apart-s", "10", "--calm-s", "1")],
+        ["local | launch | kill-rank | 1", "local | launch | kill-zygote | 1"],
+    ),
+    (
         "freeze",
         ["--files", "30", "--turns", "1"],
         ["list the files", "list and freeze, first time", "cp -r and sync"],

@@ -79,7 +79,7 @@ def disturbed():
 
 
 def test_the_time_of_a_fault_by_phase():
-    (cost,) = costs(disturbed(), 3, [Blow(9.5, "kill-rank")], [Decided(10.0, 11.0)], rate=1.0)
+    (cost,) = costs(disturbed(), 3, [Blow(9.5, "kill-rank")], [Decided(10.0, 11.0)], 1.0, 30.0)
     phases = {"noticed": 0.5, "decided": 1.0, "begun": 0.5, "imported": 0.1, "met": 0.1, "loaded": 0.1, "step": 1.2}
     assert cost.phases == pytest.approx(phases)
     assert cost.again_s == 2
@@ -87,7 +87,7 @@ def test_the_time_of_a_fault_by_phase():
 
 
 def test_what_a_peer_does_not_tell_is_in_its_first_phase():
-    (cost,) = costs(disturbed(), 3, [Blow(9.5, "kill-rank")], [], rate=2.0)
+    (cost,) = costs(disturbed(), 3, [Blow(9.5, "kill-rank")], [], 2.0, 30.0)
     assert cost.phases["begun"] == pytest.approx(2.0)
     assert "noticed" not in cost.phases
     assert cost.again_s == 1
@@ -103,22 +103,29 @@ def test_one_rank_that_starts_anew_is_enough():
             *training([2], 10, began=14, pid=200, first=15),
         ]
     )
-    (cost,) = costs(notes, 3, [Blow(9.5, "kill-rank")], [], rate=1.0)
+    (cost,) = costs(notes, 3, [Blow(9.5, "kill-rank")], [], 1.0, 30.0)
     assert cost.total_s == pytest.approx(4.5)
 
 
-def test_a_fault_that_starts_nobody_anew_or_never_ends_has_no_cost():
+def test_a_fault_that_starts_nobody_anew_costs_the_time_without_a_step():
+    notes = sorted([*training(range(3), 10, began=0), *training(range(3), 10, began=13, first=11)])
+    costs_of = lambda at, until: costs(notes, 3, [Blow(at, "kill-zygote")], [], 1.0, until)  # noqa: E731
+    (stood,), (calm,) = costs_of(9.5, 22.5), costs_of(15.2, 22.5)
+    assert (stood.phases, stood.total_s, calm.total_s) == ({}, pytest.approx(3.0), pytest.approx(0.0))
+    assert costs_of(21.5, 40.0) == [], "there was one more step, and then none"
+
+
+def test_a_fault_that_never_ends_has_no_cost():
     notes = disturbed()
-    assert costs(notes, 3, [Blow(15.2, "freeze-agent")], [], rate=1.0) == []
-    assert costs([note for note in notes if note.at < 13], 3, [Blow(9.5, "kill-rank")], [], rate=1.0) == []
+    assert costs([note for note in notes if note.at < 13], 3, [Blow(9.5, "kill-rank")], [], 1.0, 30.0) == []
     two = [Blow(9.5, "kill-rank"), Blow(12.0, "kill-rank")]
-    assert costs(notes, 3, two, [], rate=1.0) == [], "nobody knows what each of them took"
+    assert costs(notes, 3, two, [], 1.0, 30.0) == [], "nobody knows what each of them took"
 
 
 def test_medians_by_fault():
-    found = costs(disturbed(), 3, [Blow(9.5, "kill-rank")], [Decided(10.0, 11.0)], rate=1.0)
-    count, phases, again, whole = middle_costs(found * 3)["kill-rank"]
-    assert (count, again, whole) == (3, 2, pytest.approx(5.5))
+    found = costs(disturbed(), 3, [Blow(9.5, "kill-rank")], [Decided(10.0, 11.0)], 1.0, 30.0)
+    count, phases, next_step, again, whole = middle_costs(found * 3)["kill-rank"]
+    assert (count, next_step, again, whole) == (3, pytest.approx(3.5), 2, pytest.approx(5.5))
     assert list(phases) == ["noticed", "decided", "begun", "imported", "met", "loaded", "step"]
 
 

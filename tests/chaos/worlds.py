@@ -530,14 +530,23 @@ class HotZero1(HotFsdp):
 def local_world(folder: Path, kind: type[World] = Local) -> Iterator[World]:
     """The project lies on a small disk of its own, which can be full."""
     desk = Lab(folder)
+    with small_disk(desk):
+        world = kind(desk, folder)
+        lay_clocks(world, BY_NODE)
+        try:
+            yield world
+        finally:
+            world.tidy()
+
+
+@contextlib.contextmanager
+def small_disk(desk: Lab) -> Iterator[None]:
+    """Put the project on a small disk of its own, until all processes that use it have ended."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", desk.project], check=True)
     (desk.project / "pyproject.toml").write_text("[project]\nname = 'theirs'\n")
-    world = kind(desk, folder)
-    lay_clocks(world, BY_NODE)
     try:
-        yield world
+        yield
     finally:
-        world.tidy()
         deadline = time.monotonic() + _UNMOUNT_S  # a large process that has ended lets go of its folder a little later
         while subprocess.run(["umount", desk.project], check=time.monotonic() > deadline).returncode:
             time.sleep(0.1)

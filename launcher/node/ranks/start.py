@@ -96,8 +96,8 @@ class OrdinaryStarter:
 class ZygoteStarter:
     """A starter that forks ranks from the zygote.
 
-    If the zygote refuses, it writes the reason to the rank's log and starts a new interpreter. If the zygote ends before
-    it answers, as when it was killed together with ranks, the one that `renewed` returns forks them.
+    If the zygote refuses, it writes the reason to the rank's log and starts a new interpreter. If the zygote ends
+    before it answers, as when it was killed together with ranks, the one that `renewed` returns forks them.
     """
 
     dumps_stacks = True
