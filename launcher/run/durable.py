@@ -5,7 +5,7 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -198,13 +198,20 @@ def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
     """Append one line in a single write, durably with `fsync`; a line that a killed writer left incomplete is ended
     first.
     """
-    line, tries = _line(record), 0
+    append_lines(path, [record], fsync=fsync)
+
+
+def append_lines(path: Path, records: Sequence[Any], *, fsync: bool = True) -> None:
+    """Append a line for each record in a single write, durably with `fsync`; a line that a killed writer left
+    incomplete is ended first.
+    """
+    lines, tries = b"".join(map(_line, records)), 0
 
     def append() -> None:
-        """Append the line; on a second try the line may be in the file already."""
+        """Append the lines; on a second try they may be in the file already."""
         nonlocal tries
         tries += 1
-        _append(path, line, fsync=fsync, again=tries > 1)
+        _append(path, lines, fsync=fsync, again=tries > 1)
 
     patiently(append)
 

@@ -5,10 +5,10 @@ connections.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from launcher.run.durable import append_line, make_dir, write_record
+from launcher.run.durable import append_line, append_lines, make_dir, write_record
 from launcher.run.fence import check_fence
 from launcher.run.hangs import HangReport
 from launcher.run.layout import AttemptDir, RunDir
@@ -34,6 +34,7 @@ class RoleEnd:
     end: AttemptEnd
 
 
+_MOST_LINES = 1000  # of one append: thousands reach the disk in about the time of one
 _Entry = Event | RankExit | RunState | AttemptEnd | KeptHang | RoleEnd
 
 
@@ -80,15 +81,32 @@ class RecordWriter:
     def _work(self) -> None:
         """Write the queued entries until the writer is closed."""
         with waiting_for_disks(self._note):
-            while (entry := self._entries.get()) is not None:
+            for batch in self._batches():
                 try:
                     self._waited, began = False, time.monotonic()
                     patiently(lambda: check_fence(self._run, self._attempt.number))
-                    self._put(entry)
+                    self._put(batch)
                     self._tell_if_slow(time.monotonic() - began)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it
                     self._failed(error)
                     return
+
+    def _batches(self) -> Iterator[list[_Entry]]:
+        """Yield the queued entries in order, as many together as one append to a file can take."""
+        batch: list[_Entry] = []
+        while True:
+            try:
+                entry = self._entries.get(block=not batch)
+            except queue.Empty:
+                yield batch
+                batch = []
+                continue
+            if batch and (entry is None or not _share_an_append(batch, entry)):
+                yield batch
+                batch = []
+            if entry is None:
+                return
+            batch.append(entry)
 
     def _tell_if_slow(self, took_s: float) -> None:
         """Report a slow disk once, unless a full disk was reported already."""
@@ -102,18 +120,18 @@ class RecordWriter:
         self._waited = True
         append_line(self._run.events, Event(time.time(), self._attempt.number, "disk", text, cause=Cause.DISK))
 
-    def _put(self, entry: _Entry) -> None:
-        """Write one entry to its file."""
-        match entry:
-            case Event():
-                append_line(self._run.events, entry)
-                if entry.kind in AWAITED:
+    def _put(self, batch: list[_Entry]) -> None:
+        """Write a batch of entries to its file."""
+        match batch[-1]:
+            case Event(kind=kind):
+                append_lines(self._run.events, batch)
+                if kind in AWAITED:
                     self.awaited_on_disk = (self.awaited_on_disk[0] + 1, self._run.events.stat().st_size)
                     self._ring()
             case RankExit():
-                append_line(self._attempt.exits, entry)
-            case RunState():
-                write_record(self._run.state, entry)
+                append_lines(self._attempt.exits, batch)
+            case RunState() as state:
+                write_record(self._run.state, state)
                 self.state_waits = False
             case KeptHang(number=number, report=report):
                 place = self._attempt.hang(number)
@@ -121,5 +139,15 @@ class RecordWriter:
                 write_record(place, report)
             case RoleEnd(end=end):
                 write_record(self._attempt.role_end, end)
-            case AttemptEnd():
-                write_record(self._attempt.end, entry)
+            case AttemptEnd() as end:
+                write_record(self._attempt.end, end)
+
+
+def _share_an_append(batch: list[_Entry], entry: _Entry) -> bool:
+    """Return whether the entry goes into the same file of lines as the batch; an event of AWAITED ends a batch,
+    because the history up to it is copied to other hosts.
+    """
+    last = batch[-1]
+    if not isinstance(last, Event | RankExit) or (isinstance(last, Event) and last.kind in AWAITED):
+        return False
+    return type(entry) is type(last) and len(batch) < _MOST_LINES
