@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from separate_hosts import until
 
 from launcher import __version__
 from launcher.cli.commands import COMMANDS, GROUPS, HEADINGS, INSTEAD, RENAMED, verbs_of
 from launcher.errors import Exit
 from launcher.states import Cause, exit_of
+from tests.waits import until
 
 
 def test_help_names_every_command_and_exit_code(desk):

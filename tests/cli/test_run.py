@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from separate_hosts import until
 
 from launcher.cli.starting.script_options import flow, job_name, scalar
 from launcher.spec.read import parse_spec
 from tests.conftest import tagged_processes
+from tests.waits import until
 
 SCRIPT = (
     "import os, sys\nprint('got', sys.argv[1:], 'in', os.path.basename(os.getcwd()), 'of', os.environ['WORLD_SIZE'])\n"

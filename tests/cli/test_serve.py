@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.waits import until
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "apps" / "serving"))
 
-from answering import processes_of, until
+from answering import processes_of
 from served_job import asked, check_watched, trained, write_app
 
 from launcher.apps.serving.as_job import served_in_job
@@ -53,7 +55,7 @@ def test_a_model_of_ones_own_as_the_page_shows_it(lab):
         said += server.stderr.read()
     assert f"{run}: 2 workers have the checkpoint of step 3" in said
     assert "Traceback" not in said
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "the end of all processes")
+    until("the end of all processes", lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
 @pytest.mark.timeout(600)

@@ -18,6 +18,7 @@ from launcher.run.layout import RunDir
 from launcher.run.records import DrainRequest, Endpoint, Event, RankExit
 from launcher.wire import messages
 from launcher.wire.frames import dial, wire_key
+from tests.waits import eventually
 
 BOUND_S, TOKEN = 20.0, "5e" * 32
 
@@ -69,11 +70,6 @@ def served(attempt, check, lease_s=15.0, **how):
     asyncio.run(serve())
 
 
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("damage", [zeros, cut, other_bytes, another_port, gone])
 def test_where_it_is_found_is_written_again(attempt, damage):
     """An agent that came anew found nobody, and its node was lost to the run."""
@@ -81,7 +77,7 @@ def test_where_it_is_found_is_written_again(attempt, damage):
     async def check(_server):
         right = attempt.endpoint.read_bytes()
         damage(attempt.endpoint)
-        await until(lambda: attempt.endpoint.exists() and attempt.endpoint.read_bytes() == right)
+        await eventually(lambda: attempt.endpoint.exists() and attempt.endpoint.read_bytes() == right)
 
     served(attempt, check)
 
@@ -94,7 +90,7 @@ def test_what_the_coordinator_slept_through_is_nobodys_silence(attempt):
         nonlocal slept_s
         slept_s = 86_400.0
         write_record(attempt.drain, DrainRequest(nodes=(1,)))  # something happens
-        await until(lambda: server.ended.done() or events())
+        await eventually(lambda: server.ended.done() or events())
         assert not server.ended.done() and events() == ["coordinator_stalled"]
 
     def events():
@@ -154,7 +150,7 @@ def test_an_end_is_written_once_its_announcement_is_copied_and_left_open_if_it_i
         port = read_record(attempt.endpoint, Endpoint).port
         key = wire_key(TOKEN, messages.WIRE, events.parent.name, 1)
         agents = [asyncio.create_task(agent(port, key, node, heard, finishes=True)) for node in range(3)]
-        await until(lambda: "ending" in [one.kind for one in read_lines(events, Event)])
+        await eventually(lambda: "ending" in [one.kind for one in read_lines(events, Event)])
         assert not attempt.end.exists() and not any(isinstance(message, messages.End) for message in heard)
         if copied:
             copies.copied = events.stat().st_size
@@ -180,13 +176,13 @@ def test_a_restart_waits_until_its_failure_is_copied_and_no_longer_than_a_moment
         port = read_record(attempt.endpoint, Endpoint).port
         key = wire_key(TOKEN, messages.WIRE, events.parent.name, 1)
         agents = [asyncio.create_task(agent(port, key, node, heard)) for node in range(3)]
-        await until(lambda: "failure" in kinds() or 2 in starts(heard))
+        await eventually(lambda: "failure" in kinds() or 2 in starts(heard))
         assert starts(heard) == [1, 1, 1]
         if copied:
-            await until(lambda: "failure" in kinds())
+            await eventually(lambda: "failure" in kinds())
             copies.copied = events.stat().st_size
-        await until(lambda: starts(heard) == [1, 1, 1, 2, 2, 2])
-        await until(lambda: copied or "history_behind" in kinds())
+        await eventually(lambda: starts(heard) == [1, 1, 1, 2, 2, 2])
+        await eventually(lambda: copied or "history_behind" in kinds())
         for one in agents:
             one.cancel()
         await asyncio.wait(agents)

@@ -1,6 +1,5 @@
 """Uploads of one node, and a real S3 server that can be killed, started again, and told to misbehave."""
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -80,13 +79,6 @@ class Node:
         self.said = []
         rules = UploadRules(**{"retry_s": 0.01, "retry_max_s": 0.05, "give_up_s": 30.0, **rules})
         self.uploads = Uploads(folder, lambda: store, rules, lambda kind, text: self.said.append((kind, text)))
-
-
-async def until(what, true):
-    end = time.monotonic() + BOUND_S
-    while not true():
-        assert time.monotonic() < end, what
-        await asyncio.sleep(0.005)
 
 
 def steps(store):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from replication_lab import held, names
-from separate_hosts import Hosts, until
+from separate_hosts import Hosts
 
 from launcher.spec.model import CheckpointOptions
+from tests.waits import until
 from trainer.checkpoint_files.layout import data_name, folder_name
 
 pytestmark = pytest.mark.nightly

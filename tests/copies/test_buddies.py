@@ -8,6 +8,7 @@ from launcher.copies.buddies import Buddies
 from launcher.copies.node_memory import NodeMemory, Snapshots, names_of
 from launcher.copies.protocol import Save
 from launcher.wire.messages import Copied, Noted, ReplicaAddress, Start
+from tests.waits import eventually
 from trainer.checkpoint_files import commit
 from trainer.checkpoint_files.durable import make_folder, write_new
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
@@ -81,11 +82,6 @@ def play(scene):
     asyncio.run(bounded())
 
 
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def test_each_node_keeps_the_newest_of_the_one_before_it(tmp_path):
     async def scene():
         async with Nodes(tmp_path, 2) as nodes:
@@ -95,10 +91,10 @@ def test_each_node_keeps_the_newest_of_the_one_before_it(tmp_path):
                 remember(nodes.folders[1], step, 2, 3)
                 for one in nodes.buddies:
                     one.note(step)
-                await until(lambda step=step: nodes.copies(0, 1)[-1:] == nodes.copies(1, 0)[-1:] == [step])
-            await until(lambda: nodes.copies(0, 1) == nodes.copies(1, 0) == [20, 30])
-            await until(lambda: nodes.kinds(0) == nodes.kinds(1) == ["memory_copied"])
-            await until(lambda: Copied(0, 1, 30) in nodes.said[0] and Copied(1, 1, 30) in nodes.said[1])
+                await eventually(lambda step=step: nodes.copies(0, 1)[-1:] == nodes.copies(1, 0)[-1:] == [step])
+            await eventually(lambda: nodes.copies(0, 1) == nodes.copies(1, 0) == [20, 30])
+            await eventually(lambda: nodes.kinds(0) == nodes.kinds(1) == ["memory_copied"])
+            await eventually(lambda: Copied(0, 1, 30) in nodes.said[0] and Copied(1, 1, 30) in nodes.said[1])
 
     play(scene)
 
@@ -109,9 +105,9 @@ def test_a_snapshot_that_comes_later_than_ones_own_is_waited_for(tmp_path):
             await nodes.follow(0, 1)
             remember(nodes.folders[0], 10, 0, 1)
             nodes.buddies[1].note(20)
-            await until(lambda: nodes.copies(1, 0) == [10])
+            await eventually(lambda: nodes.copies(1, 0) == [10])
             remember(nodes.folders[0], 20, 0, 1)
-            await until(lambda: nodes.copies(1, 0) == [10, 20])
+            await eventually(lambda: nodes.copies(1, 0) == [10, 20])
 
     play(scene)
 
@@ -123,7 +119,7 @@ def test_a_spare_gets_what_the_lost_node_had(tmp_path):
             for step in (10, 20):
                 remember(nodes.folders[1], step, 2, 3)
                 nodes.buddies[0].note(step)
-                await until(lambda step=step: nodes.copies(0, 1)[-1:] == [step])
+                await eventually(lambda step=step: nodes.copies(0, 1)[-1:] == [step])
             await nodes.buddies[1].close()
             await nodes.buddies[2].bring(nodes.start((0, 2), 2, 2))
             assert nodes.own(2, 1) == [10, 20]
@@ -140,7 +136,7 @@ def test_who_has_it_all_asks_for_nothing(tmp_path):
             await nodes.follow(0, 1)
             remember(nodes.folders[1], 10, 2, 3)
             nodes.buddies[0].note(10)
-            await until(lambda: nodes.copies(0, 1) == [10])
+            await eventually(lambda: nodes.copies(0, 1) == [10])
             remember(nodes.folders[1], 20, 2, 3)
             commit.remove([nodes.folders[1] / folder_name(10)])
             await nodes.buddies[1].bring(nodes.start((0, 1), 1, 2))
@@ -157,13 +153,13 @@ def test_copies_of_a_past_that_did_not_happen_go(tmp_path):
             for step in (30, 40):
                 remember(nodes.folders[0], step, 0, 1)
                 nodes.buddies[1].note(step)
-                await until(lambda step=step: nodes.copies(1, 0)[-1:] == [step])
+                await eventually(lambda step=step: nodes.copies(1, 0)[-1:] == [step])
             commit.remove(nodes.folders[0] / folder_name(step) for step in (30, 40))
             await nodes.follow(0, 1)
             assert nodes.copies(1, 0) == [30, 40]  # as long as there is nothing in their place
             remember(nodes.folders[0], 30, 0, 1, start="second", at=1.0)
             nodes.buddies[1].note(30)
-            await until(lambda: nodes.copies(1, 0) == [30])
+            await eventually(lambda: nodes.copies(1, 0) == [30])
             [held] = nodes.memory[1].copies.whole(names_of(0, 2))
             assert held.nonce == "second"
 
@@ -188,18 +184,18 @@ def test_what_comes_damaged_is_no_copy_and_the_one_before_stays(tmp_path):
             await nodes.follow(0, 1)
             remember(nodes.folders[0], 10, 0, 1)
             nodes.buddies[1].note(10)
-            await until(lambda: nodes.copies(1, 0) == [10])
+            await eventually(lambda: nodes.copies(1, 0) == [10])
             remember(nodes.folders[0], 20, 0, 1)
             with (nodes.folders[0] / folder_name(20) / data_name(1)).open("r+b") as file:
                 file.write(b"?")
             nodes.buddies[1]._patience_s = 0.2
             nodes.buddies[1].note(20)
-            await until(lambda: "copy_failed" in nodes.kinds(1))
+            await eventually(lambda: "copy_failed" in nodes.kinds(1))
             assert nodes.copies(1, 0) == [10]
             assert [held.step for held in nodes.memory[1].copies.list()] == [10]
             remember(nodes.folders[0], 30, 0, 1)
             nodes.buddies[1].note(30)
-            await until(lambda: nodes.copies(1, 0) == [10, 30])
+            await eventually(lambda: nodes.copies(1, 0) == [10, 30])
 
     play(scene)
 
@@ -239,7 +235,7 @@ def test_each_byte_of_a_copy_is_paid_for(tmp_path):
             await nodes.follow(0, 1)
             remember(nodes.folders[0], 10, 0, 1, size=3_000_000)
             nodes.buddies[1].note(10)
-            await until(lambda: nodes.copies(1, 0) == [10])
+            await eventually(lambda: nodes.copies(1, 0) == [10])
             [held] = nodes.memory[0].own.whole(names_of(0, 2))
             sizes = [(nodes.folders[0] / held.folder / name).stat().st_size for name in held.present]
             assert sum(paid) == sum(sizes)

@@ -7,10 +7,11 @@ import socket
 import time
 from types import SimpleNamespace
 
-from replication_lab import BOUND_S, Pool, content, held, keep_best, names, save_apart, until
+from replication_lab import BOUND_S, Pool, content, held, keep_best, names, save_apart
 
 from launcher.copies import copier as copiers
 from launcher.wire.messages import Copied, Noted
+from tests.waits import eventually
 from trainer.checkpoint_files import commit
 from trainer.checkpoint_files.layout import data_name, folder_name
 
@@ -35,7 +36,7 @@ def test_each_nodes_own_files_go_to_the_next_one_and_no_others(tmp_path):
             for replication in pool.replications:
                 replication.note(20)
                 replication.note(20)
-            await until("all copies", lambda: all(copied(pool, node) for node in range(3)))
+            await eventually(lambda: all(copied(pool, node) for node in range(3)), "all copies")
             return pool
 
     pool = asyncio.run(scene())
@@ -52,7 +53,9 @@ def test_the_best_one_has_second_copies_too(tmp_path):
             save_apart(pool.folders, 20)
             for replication in pool.replications:
                 replication.note(20)
-            await until("all copies", lambda: all(held(folder, 10, "best") == names(0, 1) for folder in pool.folders))
+            await eventually(
+                lambda: all(held(folder, 10, "best") == names(0, 1) for folder in pool.folders), "all copies"
+            )
             shutil.rmtree(pool.folders[1])
             assert await pool.bring([0, 1], generation=2) == [None, None]
             return pool
@@ -85,7 +88,7 @@ def test_the_oldest_goes_first_and_pruned_ones_are_passed_over(tmp_path):
                 commit.remove([folder / folder_name(20)])
             for step in (10, 20, 30, 40):
                 pool.replications[0].note(step)
-            await until("three copies", lambda: len(copied(pool, 0)) == 3)
+            await eventually(lambda: len(copied(pool, 0)) == 3, "three copies")
             return pool
 
     pool = asyncio.run(scene())
@@ -103,8 +106,8 @@ def test_what_was_pruned_at_the_other_end_alone_is_no_failure(tmp_path):
             commit.remove([pool.folders[1] / folder_name(10)])
             pool.replications[0].note(10)
             pool.replications[0].note(20)
-            await until("the other one", lambda: copied(pool, 0))
-            await until("the first one given up", lambda: not pool.replications[0]._copier._waiting)
+            await eventually(lambda: copied(pool, 0), "the other one")
+            await eventually(lambda: not pool.replications[0]._copier._waiting, "the first one given up")
             return pool
 
     pool = asyncio.run(scene())
@@ -120,7 +123,7 @@ def test_a_report_of_something_that_is_no_checkpoint_of_ours_is_passed_over(tmp_
             pool.replications[0].note(7)
             save_apart(pool.folders, 20)
             pool.replications[0].note(20)
-            await until("the copy", lambda: copied(pool, 0))
+            await eventually(lambda: copied(pool, 0), "the copy")
             return pool
 
     assert failed(asyncio.run(scene()), 0) == []
@@ -141,7 +144,7 @@ def test_a_copy_that_fails_is_tried_again_and_then_said_once(tmp_path, monkeypat
 
             monkeypatch.setattr(pool.replications[1]._files, "receive", full)
             pool.replications[0].note(20)
-            await until("the word of it", lambda: failed(pool, 0))
+            await eventually(lambda: failed(pool, 0), "the word of it")
             return pool, tries
 
     pool, tries = asyncio.run(scene())
@@ -163,7 +166,7 @@ def test_one_that_fails_makes_room_for_a_newer_one(tmp_path, monkeypatch):
             receive = files.receive
             monkeypatch.setattr(files, "receive", lambda *what: tries.append(1) or receive(*what))
             pool.replications[0].note(20)
-            await until("a first try, in vain, of a minute's", lambda: tries)
+            await eventually(lambda: tries, "a first try, in vain, of a minute's")
             save_apart(pool.folders, 30)
             pool.replications[0].note(30)
             assert await pool.replications[0].settle() == ""
@@ -187,7 +190,7 @@ def test_a_full_disk_is_heard_of_before_all_was_sent(tmp_path, monkeypatch):
             monkeypatch.setattr(pool.replications[1]._files, "receive", full)
             began = time.monotonic()
             pool.replications[0].note(20)
-            await until("the word of it", lambda: failed(pool, 0))
+            await eventually(lambda: failed(pool, 0), "the word of it")
             return pool, time.monotonic() - began
 
     pool, seconds = asyncio.run(scene())
@@ -210,7 +213,7 @@ def test_a_target_that_comes_back_gets_its_copy(tmp_path):
             in_vain.close()
             server._listener._listening = again
             server._listener._accepting = asyncio.create_task(server._listener._accept(again))
-            await until("the copy", lambda: copied(pool, 0))
+            await eventually(lambda: copied(pool, 0), "the copy")
             return pool
 
     assert held(asyncio.run(scene()).folders[1], 20) == names(0, 1)
@@ -223,7 +226,7 @@ def test_a_damaged_file_does_not_become_a_copy(tmp_path):
             save_apart(pool.folders, 20)
             (pool.folders[0] / folder_name(20) / data_name(0)).write_bytes(content(7, 7))
             pool.replications[0].note(20)
-            await until("the word of it", lambda: failed(pool, 0))
+            await eventually(lambda: failed(pool, 0), "the word of it")
             return pool
 
     pool = asyncio.run(scene())
@@ -246,9 +249,9 @@ def test_a_disk_that_cannot_be_read_is_said_and_does_not_end_the_copying(tmp_pat
 
             monkeypatch.setattr(files, "look_at", broken)
             pool.replications[0].note(10)
-            await until("the word of it", lambda: failed(pool, 0))
+            await eventually(lambda: failed(pool, 0), "the word of it")
             pool.replications[0].note(20)
-            await until("the copy", lambda: copied(pool, 0))
+            await eventually(lambda: copied(pool, 0), "the copy")
             return pool
 
     assert "Input/output error" in failed(asyncio.run(scene()), 0)[0]
@@ -261,11 +264,11 @@ def test_a_new_generation_cuts_off_what_was_being_copied_and_aims_anew(tmp_path)
             save_apart(pool.folders[:2], 20, size=20_000_000)
             pool.replications[0].note(20)
             drafts = lambda: [name for name in os.listdir(pool.folders[1]) if name.startswith(".tmp-")]  # noqa: E731
-            await until("the copy has begun", drafts)
+            await eventually(drafts, "the copy has begun")
             await begun(pool, [0, 2], generation=2, others=[1])
-            await until("it is cut off", lambda: not drafts())
+            await eventually(lambda: not drafts(), "it is cut off")
             pool.replications[0].note(20)
-            await until("the other copy", lambda: copied(pool, 0))
+            await eventually(lambda: copied(pool, 0), "the other copy")
             return pool
 
     pool = asyncio.run(scene())
@@ -312,7 +315,7 @@ def test_the_limit_holds(tmp_path):
             save_apart(pool.folders, 20, size=10_000_000)
             began = time.monotonic()
             pool.replications[0].note(20)
-            await until("the copy", lambda: copied(pool, 0))
+            await eventually(lambda: copied(pool, 0), "the copy")
             return time.monotonic() - began
 
     seconds = asyncio.run(scene())

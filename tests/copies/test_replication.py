@@ -6,12 +6,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from replication_lab import BOUND_S, Pool, content, held, names, quick, save_apart, until
+from replication_lab import BOUND_S, Pool, content, held, names, quick, save_apart
 
 from launcher.copies.client import DiskFailed
 from launcher.copies.files import ReplicaFiles
 from launcher.copies.protocol import Save
 from launcher.copies.replication import NotBrought, NothingToLoad
+from tests.waits import eventually
 from trainer.checkpoint_files import catalog, partial
 from trainer.checkpoint_files.layout import data_name, folder_name, is_bad, is_draft
 
@@ -277,7 +278,7 @@ def test_a_fetch_that_is_called_off_leaves_nothing_and_the_next_one_completes_it
             save_apart(pool.folders, 10, size=6_000_000)
             starts = pool.starts([0, 1])
             bringing = [asyncio.create_task(pool.replications[node].bring(starts[node])) for node in (0, 1)]
-            await until("a first byte", lambda: pool.replications[1].fetched)
+            await eventually(lambda: pool.replications[1].fetched, "a first byte")
             for task in bringing:
                 task.cancel()
             await asyncio.wait(bringing, timeout=BOUND_S)
@@ -300,7 +301,7 @@ def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path):
             await pool.bring([0, 2])
             starts = pool.starts([0, 1], generation=2, others=[2])
             bringing = [asyncio.create_task(pool.replications[node].bring(starts[node])) for node in (0, 1)]
-            await until("a first byte", lambda: pool.replications[1].fetched)
+            await eventually(lambda: pool.replications[1].fetched, "a first byte")
             await pool.replications[2]._server.close()
             await asyncio.wait(bringing, timeout=BOUND_S)
             assert [task.result() for task in bringing] == [None, None]
@@ -324,7 +325,7 @@ def test_all_wait_for_the_last_one(tmp_path, monkeypatch):
 
             monkeypatch.setattr(slow, "_fetch", held_up)
             bringing = [asyncio.create_task(pool.replications[node].bring(starts[node])) for node in (0, 1)]
-            await until("node 0 has all", lambda: held(pool.folders[0], 10) == names(0, 1))
+            await eventually(lambda: held(pool.folders[0], 10) == names(0, 1), "node 0 has all")
             done, _ = await asyncio.wait(bringing, timeout=0.2)
             assert not done
             gate.set()
@@ -370,10 +371,10 @@ def test_a_commit_as_the_trainer_makes_it_is_known_for_one(tmp_path):
         async with Pool(tmp_path, 1) as pool:
             await pool.bring([0])
             pool.replications[0].note(10)
-            await until("it has looked", pool.replications[0]._looking.done)
+            await eventually(pool.replications[0]._looking.done, "it has looked")
             assert not pool.replications[0].keeps
             save_apart(pool.folders, 20)
             pool.replications[0].note(20)
-            await until("it is known", lambda: pool.replications[0].keeps)
+            await eventually(lambda: pool.replications[0].keeps, "it is known")
 
     asyncio.run(scene())

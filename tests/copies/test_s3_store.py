@@ -5,13 +5,14 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from object_stores import ACCESS, SECRET, Node, S3Server, start, steps, until
+from object_stores import ACCESS, SECRET, Node, S3Server, start, steps
 from run_folder import RunFolder, plan_of
 from saved_checkpoints import save, save_model
 
 from launcher import api
 from launcher.copies.stored import fetch_stored, open_store
 from launcher.errors import Exit, LaunchError, Unreachable
+from tests.waits import eventually
 from trainer.checkpoint_files.layout import data_name, folder_name
 from trainer.checkpoint_files.object_store import ObjectStore
 
@@ -56,7 +57,7 @@ def uploaded(folder, store, *saves, **rules):
         for step in saves:
             save(folder, step)
             node.uploads.note(step)
-            await until(f"step {step}", lambda step=step: step in steps(ObjectStore(store.url)))
+            await eventually(lambda step=step: step in steps(ObjectStore(store.url)), f"step {step}")
         assert await node.uploads.settle() == ""
 
     asyncio.run(scene())
@@ -106,7 +107,7 @@ def test_a_server_that_is_killed_gets_all_of_it_once_it_is_back(run, store, serv
         with server.told("hang"):
             node.uploads.note(10)
             server.kill()
-        await until("the failure is told", lambda: node.said)
+        await eventually(lambda: node.said, "the failure is told")
         await asyncio.to_thread(server.start, bucket)
         assert await node.uploads.settle() == ""
         return node.said
@@ -139,7 +140,7 @@ def test_a_full_server_is_told_once_without_credentials_and_tried_again(run, sto
             node.uploads.follow(start())
             save(tmp_path / "node", 10)
             node.uploads.note(10)
-            await until("the failure is told", lambda: node.said)
+            await eventually(lambda: node.said, "the failure is told")
         assert await node.uploads.settle() == ""
         return node.said
 

@@ -7,7 +7,7 @@ import socket
 
 import msgspec
 import pytest
-from replication_lab import BOUND_S, KEY, OTHER, Pool, content, held, names, save_apart, until
+from replication_lab import BOUND_S, KEY, OTHER, Pool, content, held, names, save_apart
 
 from launcher.copies import bulk
 from launcher.copies import client as peer
@@ -25,6 +25,7 @@ from launcher.copies.protocol import (
 from launcher.wire import frames as wire
 from launcher.wire.frames import WireError, dial
 from launcher.wire.messages import ReplicaAddress
+from tests.waits import eventually
 from trainer.checkpoint_files.layout import MANIFEST, data_name
 from trainer.errors import CheckpointDamaged
 
@@ -87,7 +88,7 @@ def test_all_members_of_a_large_run_wait_for_what_is_decided(tmp_path):
             let_in = pool.replications[0]._server._listener._serving
             for wanted in range(20, 401, 20):
                 waiting += [asyncio.create_task(ask()) for _ in range(20)]
-                await until("they are let in", lambda wanted=wanted: len(let_in) == wanted)
+                await eventually(lambda wanted=wanted: len(let_in) == wanted, "they are let in")
             nothing = LoadDecision(SaveChoice(), SaveChoice())
             pool.replications[0]._server.agreement.decide(1, nothing, [0, 1])
             assert await asyncio.gather(*waiting) == [nothing] * 400
@@ -219,8 +220,8 @@ def test_a_put_that_is_cut_off_leaves_nothing(tmp_path):
                 await link.expect(Go)
                 link._wire.writer.write(content(0, 10, 5_000_000)[:3_000_000])
                 await link._wire.writer.drain()
-                await until("it is being written", lambda: drafts(pool.folders[1]))
-            await until("nothing is left", lambda: not drafts(pool.folders[1]))
+                await eventually(lambda: drafts(pool.folders[1]), "it is being written")
+            await eventually(lambda: not drafts(pool.folders[1]), "nothing is left")
             assert held(pool.folders[1], 10) == names(1)
             await works(pool, 1)
 

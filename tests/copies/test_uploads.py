@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 import pytest
-from object_stores import Node, start, steps, until
+from object_stores import Node, start, steps
 from saved_checkpoints import save, save_part
 
 from launcher.copies.uploads import UploadRules, Uploads
+from tests.waits import eventually
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name
 from trainer.checkpoint_files.object_store import ObjectStore, StoreFailed
 from trainer.errors import CheckpointDamaged
@@ -107,7 +108,7 @@ def test_a_failure_is_told_once_and_tried_again(tmp_path, store):
         node.uploads.note(10)
         tries = []
         store.before_put = lambda folder, name: tries.append(name)
-        await until("five tries", lambda: tries.count(data_name(1)) >= 5)
+        await eventually(lambda: tries.count(data_name(1)) >= 5, "five tries")
         assert steps(store) == []
         told = list(node.said)
         store.fails = set()
@@ -133,7 +134,7 @@ def test_a_package_that_is_missing_is_told_at_once_and_not_waited_for(tmp_path):
         node = Node(tmp_path, None)
         node.uploads = Uploads(tmp_path, open_store, UploadRules(), lambda kind, text: node.said.append((kind, text)))
         node.uploads.follow(start())
-        await until("it is told", lambda: node.said)
+        await eventually(lambda: node.said, "it is told")
         return node.said, await node.uploads.settle()
 
     said, problem = asyncio.run(scene())
@@ -198,7 +199,7 @@ def test_only_those_are_copied_that_are_so_much_newer(tmp_path, store, rules, ke
         for step in (10, 50, 120, 130):
             save(tmp_path / "here", step)
             node.uploads.note(step)
-            await until(f"step {step}", lambda step=step: step not in kept or step in steps(store))
+            await eventually(lambda step=step: step not in kept or step in steps(store), f"step {step}")
         assert steps(store) == kept
         assert await node.uploads.settle() == ""  # the last one is copied in any case
 
@@ -236,7 +237,7 @@ def test_at_the_end_no_node_waits_for_an_older_one_that_the_others_pass_over(tmp
             (folders[1] / made.name / data_name(0)).unlink()
             (folders[1] / made.name / data_name(1)).write_bytes(bytes([1]) * 1000)
         first.uploads.follow(start(0, 2, ranks=1))
-        await until("it waits for step 10", lambda: list(store.folders().values()) == [10])
+        await eventually(lambda: list(store.folders().values()) == [10], "it waits for step 10")
         shutil.rmtree(folders[1] / folder_name(10))  # pruned there
         second.uploads.follow(start(1, 2, ranks=1))
         assert await asyncio.gather(first.uploads.settle(), second.uploads.settle()) == ["", ""]

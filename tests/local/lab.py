@@ -12,10 +12,10 @@ from typing import ClassVar
 from launcher.run.identity import process_id
 from launcher.run.processes import TAG, end_all
 from tests import documented
+from tests.lab.claims import read
+from tests.waits import BOUND_S, until
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# Of every wait, against hanging; a shorter one where it is known that what is waited for never comes.
-BOUND_S = float(os.environ.get("LAUNCH_TEST_BOUND_S", "150"))
 
 
 class Lab:
@@ -130,16 +130,7 @@ class Lab:
     def run_dir(self, run):
         return self.project / ".launch" / "runs" / run
 
-    def until(self, what, condition, timeout_s=BOUND_S):
-        """Wait for a condition, with a bound against hanging."""
-        deadline = time.monotonic() + timeout_s
-        began = time.monotonic()
-        while not (answer := condition()):
-            now = time.monotonic()
-            assert now < deadline, f"never came: {what}"
-            time.sleep(max(0.02, now - began))  # what is dear to ask takes no more than half of a core
-            began = time.monotonic()
-        return answer
+    until = staticmethod(until)
 
     def until_step(self, run, step):
         def reached():
@@ -209,13 +200,6 @@ def command(pid):
 def parent(pid):
     stat = read(pid, "stat")
     return int(stat.rpartition(b")")[2].split()[1]) if stat else None
-
-
-def read(pid, name):
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
 
 
 def kill(pid, number=signal.SIGKILL):

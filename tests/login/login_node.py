@@ -286,12 +286,3 @@ def script(path, body):
     draft.write_text(f"#!/bin/sh\n{body}\n")
     draft.chmod(0o755)
     draft.rename(path)
-
-
-def until(what, condition, timeout_s=BOUND_S):
-    """Wait for a condition, with a bound against hanging."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.02)
-    return answer

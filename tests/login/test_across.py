@@ -6,8 +6,9 @@ import signal
 
 import pytest
 from ledger_job import job
-from login_node import until
 from saved_checkpoints import save
+
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

@@ -2,7 +2,8 @@
 
 import pytest
 from ledger_job import STEPS, WORK, job
-from login_node import until
+
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

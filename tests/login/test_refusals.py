@@ -5,7 +5,9 @@ import socket
 import time
 
 import pytest
-from login_node import Laptop, LoginNode, all_pids, keygen, read, read_terminal, until
+from login_node import Laptop, LoginNode, all_pids, keygen, read, read_terminal
+
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

@@ -1,7 +1,8 @@
 """Runs of several programs behind a login node: the same verbs, words and records as for one that is here."""
 
-from login_node import until
 from saved_checkpoints import save
+
+from tests.waits import until
 
 LEARNER = """
 import os, pathlib, sys, time

@@ -9,7 +9,9 @@ import time
 
 import pytest
 from hostile import files_with
-from login_node import BOUND_S, read, until
+from login_node import BOUND_S, read
+
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

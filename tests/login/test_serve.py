@@ -1,8 +1,10 @@
 """`launch serve --on` a cluster behind a login node: the checkpoint goes there with the run that serves it."""
 
 import pytest
-from login_node import Laptop, until
+from login_node import Laptop
 from served_job import check_served
+
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

@@ -7,9 +7,10 @@ import shutil
 import subprocess
 
 import pytest
-from login_node import BOUND_S, until
+from login_node import BOUND_S
 
 from tests.sizes import SCALE, SEED, one_in
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

@@ -3,10 +3,10 @@
 import sys
 
 import pytest
-from login_node import until
 from older import OLDER, unpack
 
 from launcher.states import VERSION
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

@@ -8,8 +8,10 @@ import sys
 
 import at_breakpoint
 import pytest
-from login_node import BOUND_S, read, read_terminal, until
+from login_node import BOUND_S, read, read_terminal
 from saved_checkpoints import save, save_model
+
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 

@@ -122,13 +122,6 @@ def address(node):
     return f"127.0.0.{node + 1}"
 
 
-async def until(what, condition, bound_s=BOUND_S):
-    deadline = time.monotonic() + bound_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        await asyncio.sleep(0.01)
-
-
 @contextlib.contextmanager
 def quick():
     """Measure the block; append the seconds to the list that is yielded."""

@@ -21,6 +21,7 @@ from launcher.run.layout import RunDir
 from launcher.run.processes import end_all, tagged
 from launcher.run.records import Intent
 from launcher.spec.model import Budget, CheckpointOptions, JobSpec, Recovery, RunOptions
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 150.0
@@ -149,11 +150,3 @@ class Hosts:
 
     def rank_pid(self, rank):
         return self.state()["ranks"][rank]["pid"]
-
-
-def until(what, condition):
-    deadline = time.monotonic() + BOUND_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.02)
-    return answer

@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from launcher.clock import STEP_S
 from launcher.node.ranks.lease import AfterSuspend, LeaseWatch
 from launcher.run.processes import is_stopped
+from tests.waits import until
 
 LEASE_S = 15.0
 BOUND_S = 150.0
@@ -143,13 +143,6 @@ def handles_of_all_below(agent):
     return [os.pidfd_open(pid) for pid in all_below(agent)]
 
 
-def until(condition):
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def all_end(handles):
     for handle in handles:
         ended, _, _ = select.select([handle], [], [], BOUND_S)
@@ -200,14 +193,14 @@ def test_what_slept_longer_than_its_lease_is_held_still_until_it_is_renewed():
         guard, *ranks = all_below(agent)
         (theirs,) = ranks[-1:]
         os.kill(theirs, signal.SIGSTOP)  # by whoever debugs it
-        until(lambda: is_stopped(theirs))
+        until("theirs is stopped", lambda: is_stopped(theirs))
         send_bytes(agent, b"all slept\n")
-        until(lambda: all(map(is_stopped, ranks)))
+        until("all ranks are stopped", lambda: all(map(is_stopped, ranks)))
         assert not is_stopped(agent.pid) and not is_stopped(guard)
         os.kill(ranks[0], signal.SIGCONT)  # whoever woke the host comes to this one only now
-        until(lambda: is_stopped(ranks[0]))
+        until("the first rank is stopped", lambda: is_stopped(ranks[0]))
         send_bytes(agent, b"renewed\n")
-        until(lambda: not any(map(is_stopped, ranks[:-1])))
+        until("the ranks go on", lambda: not any(map(is_stopped, ranks[:-1])))
         assert is_stopped(theirs)
         end(ranks)
 

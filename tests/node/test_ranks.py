@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from lab import command, parent
 from one_node import Ears, home_of, play, processes_of_its_own
 
 from launcher.node.ranks import group as ranks
@@ -21,6 +22,7 @@ from launcher.run.processes import descendants, end_all
 from launcher.run.records import RankExit
 from launcher.spec.model import Recovery, Resources
 from launcher.wire.messages import Start
+from tests.waits import eventually
 
 __all__ = ["processes_of_its_own"]
 pytestmark = pytest.mark.usefixtures("processes_of_its_own")
@@ -136,7 +138,7 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
         starter = CountingStarter(preparation.starter)
         group = RankGroup(home, start(1), starter, ears)
         beginning = asyncio.create_task(group.begin())
-        await until(lambda: starter.asked == RANKS)
+        await eventually(lambda: starter.asked == RANKS)
         beginning.cancel()
         await asyncio.wait([beginning])
         asyncio.get_running_loop().call_soon(os.kill, zygote, signal.SIGCONT)  # once it is waited for
@@ -152,7 +154,7 @@ def test_a_stop_in_the_middle_of_a_start_leaves_no_late_fork(home):
     try:
         play(scene)
     finally:
-        end_all(lambda: [pid for pid in descendants(os.getpid()) if b"zygote.py" in cmdline(pid)])
+        end_all(lambda: [pid for pid in descendants(os.getpid()) if b"zygote.py" in command(pid)])
 
 
 @pytest.fixture
@@ -163,12 +165,6 @@ def counted(home, tmp_path):
     entry = msgspec.structs.replace(home.plan.entry, preload=("counted", "no_such_module"))
     environment = {**home.environment, "PYTHONPATH": str(tmp_path / "modules")}
     return replace(home, plan=msgspec.structs.replace(home.plan, entry=entry), environment=environment)
-
-
-async def until(condition):
-    async with asyncio.timeout(BOUND_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def kill_and_renew(preparation, *pids):
@@ -191,8 +187,10 @@ def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
             zygote, standby = preparation.own_pids
             group = RankGroup(counted, start(generation), preparation.starter, ears)
             pids = await group.begin()
-            await until(lambda pids=pids: {parent(pid) for pid in pids} == {os.getpid()})
-            await until(lambda pids=pids: all(sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"] for pid in pids))
+            await eventually(lambda pids=pids: {parent(pid) for pid in pids} == {os.getpid()})
+            await eventually(
+                lambda pids=pids: all(sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"] for pid in pids)
+            )
             await kill_and_renew(preparation, zygote)
             assert len(ears.exits) == (generation - 1) * RANKS and set(pids) <= set(descendants(os.getpid()))
             await group.stop(0.0, (), preparation.own_pids)
@@ -218,8 +216,8 @@ def test_a_zygote_that_is_killed_while_it_forks_leaves_one_process_for_each_rank
         pids = await group.begin()
         logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
         await asyncio.wait_for(link.gone.wait(), BOUND_S)
-        await until(lambda: len(ears.exits) or all(log.exists() and "up" in log.read_text() for log in logs))
-        await until(lambda: len(left(preparation)) == RANKS - len(ears.exits))
+        await eventually(lambda: len(ears.exits) or all(log.exists() and "up" in log.read_text() for log in logs))
+        await eventually(lambda: len(left(preparation)) == RANKS - len(ears.exits))
         assert set(left(preparation)) <= set(pids)
         assert all(log.read_text().count("up") <= 1 for log in logs if log.exists())
         await group.stop(0.0, (), preparation.own_pids)
@@ -287,18 +285,18 @@ def test_a_zygote_that_is_gone_is_replaced_before_anybody_asks_for_it_and_once_i
     async def scene():
         preparation = await prepared(counted)
         staying = asyncio.create_task(preparation.stay_warm(0.0))
-        await until(lambda: len(preparation.own_pids) == 2)
+        await eventually(lambda: len(preparation.own_pids) == 2)
         for imports in (2, 3):
             before = preparation.own_pids
             for pid in reversed(before):
                 os.kill(pid, signal.SIGKILL)
-            await until(preparation._zygote.gone.is_set)
+            await eventually(preparation._zygote.gone.is_set)
             asks = [asyncio.create_task(preparation.renew()) for _ in range(3)]
             await asyncio.sleep(0)
             asks.pop().cancel()
             await asyncio.gather(*asks)
             assert (tmp_path / "count").read_text() == "once\n" * imports
-            await until(lambda before=before: len({*preparation.own_pids} - {*before}) == 2)
+            await eventually(lambda before=before: len({*preparation.own_pids} - {*before}) == 2)
         staying.cancel()
         await preparation.close()
 
@@ -316,20 +314,20 @@ def test_ranks_that_die_with_all_that_was_warm_wait_for_one_import_and_do_none_b
     async def scene():
         preparation, ears = await prepared(counted), Ears()
         staying = asyncio.create_task(preparation.stay_warm())
-        await until(lambda: len(preparation.own_pids) == 2)
+        await eventually(lambda: len(preparation.own_pids) == 2)
         group = RankGroup(counted, start(1), preparation.starter, ears)
         pids = await group.begin()
         held.touch()
         for pid in (*reversed(preparation.own_pids), *pids):
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: count.read_text() == "once\n" * 2)
+        await eventually(lambda: count.read_text() == "once\n" * 2)
         await group.stop(0.0, (), preparation.own_pids)
         group.close()
         held.unlink()
         await preparation.renew()
         group = RankGroup(counted, start(2), preparation.starter, ears)
         await group.begin()
-        await until(lambda: all(counted.run.rank_log(1, 2, rank).exists() for rank in range(RANKS)))
+        await eventually(lambda: all(counted.run.rank_log(1, 2, rank).exists() for rank in range(RANKS)))
         await group.stop(0.0, (), preparation.own_pids)
         group.close()
         assert count.read_text() == "once\n" * 2
@@ -374,11 +372,6 @@ def test_a_frozen_standby_is_not_waited_for(counted, tmp_path):
     play(scene)
 
 
-def parent(pid):
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])
-
-
 def test_stacks_of_hung_ranks_are_waited_for_no_longer_than_they_take(home):
     """However often somebody else looks whether the logs have grown; and one that ends instead writes none."""
 
@@ -387,7 +380,7 @@ def test_stacks_of_hung_ranks_are_waited_for_no_longer_than_they_take(home):
         group = RankGroup(home, start(1), preparation.starter, Ears(), dump_bound_s=600.0)
         pids = await group.begin()
         logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
-        await until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+        await eventually(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
         looking = asyncio.create_task(look(group))
         os.kill(pids[0], signal.SIGKILL)
         async with asyncio.timeout(BOUND_S):
@@ -407,7 +400,7 @@ def test_a_rank_whose_own_thread_cannot_answer_is_looked_at_by_what_faulthandler
         group = RankGroup(home, start(1), preparation.starter, Ears())
         await group.begin()
         logs = [home.run.rank_log(1, 1, rank) for rank in range(RANKS)]
-        await until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+        await eventually(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
         question = home.attempt.progress(0, 0).with_suffix(".look")
         os.mkfifo(question)
         deaf = os.open(question, os.O_RDWR)
@@ -429,11 +422,3 @@ async def look(group):
     while True:
         group.heartbeats()
         await asyncio.sleep(0.01)
-
-
-def cmdline(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""

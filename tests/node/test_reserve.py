@@ -17,6 +17,7 @@ from launcher.node.ranks.reports.oom import OomCounter
 from launcher.run.processes import descendants, runs
 from launcher.spec.model import Recovery, Resources
 from launcher.wire.messages import Start
+from tests.waits import eventually
 
 __all__ = ["processes_of_its_own"]
 pytestmark = pytest.mark.usefixtures("processes_of_its_own")
@@ -58,7 +59,7 @@ class Node:
         self.notes.clear()
         await self.preparation.fill_reserve(self.start(generation))
         pids = self.preparation.reserve.pids
-        await until(lambda: len(self.notes) == len(pids))
+        await eventually(lambda: len(self.notes) == len(pids))
         assert {kind for kind, _ in self.notes} == {"in_reserve"}, self.notes
         return pids
 
@@ -67,12 +68,6 @@ class Node:
 
     def is_short(self, generation=1):
         return self.preparation.reserve.is_short(self.start(generation))
-
-
-async def until(holds):
-    async with asyncio.timeout(BOUND_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def test_it_outlives_a_generation_and_is_a_rank_of_the_next_whose_errors_are_heard(tmp_path):
@@ -88,7 +83,7 @@ def test_it_outlives_a_generation_and_is_a_rank_of_the_next_whose_errors_are_hea
         second = node.group(2)
         pids = await second.begin()
         assert pids[0] == ready != pids[1] and node.is_short()
-        await until(lambda: any(end.generation == 2 for end in node.ears.exits))
+        await eventually(lambda: any(end.generation == 2 for end in node.ears.exits))
         (end,) = [end for end in node.ears.exits if end.generation == 2]
         assert (end.rank, end.pid, end.code) == (0, ready, 1)
         assert end.error == "RuntimeError: as rank 0" and end.where == "stay.py:8 in <module>"
@@ -146,7 +141,7 @@ def test_one_that_ends_by_itself_is_told_of_and_tried_again_in_the_next_generati
         node = Node(tmp_path, "import os, sys\nsys.exit('no use' if 'LAUNCH_RESERVE' in os.environ else 0)\n")
         await node.preparation.run()
         await node.preparation.fill_reserve(node.start(1))
-        await until(lambda: node.notes)
+        await eventually(lambda: node.notes)
         assert node.notes == [("no_reserve", "node 0 has no process in reserve: it ended with exit code 1: no use")]
         assert not node.is_short(1) and node.is_short(2)
         await node.preparation.close()
@@ -162,11 +157,11 @@ def test_where_they_are_killed_again_and_again_no_more_are_begun(tmp_path):
         await node.preparation.run()
         reserve = node.preparation.reserve
         for generation in (1, 2, 2, 2):
-            await until(lambda generation=generation: node.is_short(generation))
+            await eventually(lambda generation=generation: node.is_short(generation))
             await node.preparation.fill_reserve(node.start(generation))
             [pid] = reserve.pids
             os.kill(pid, signal.SIGKILL)
-        await until(
+        await eventually(
             lambda: (
                 (
                     "no_reserve",
@@ -200,9 +195,9 @@ def test_where_memory_is_short_it_is_ended_before_any_rank_and_no_rank_is_taken_
         (ready,) = await node.fill()
         counter.write_text("oom_kill 1\n")
         os.kill(ready, signal.SIGKILL)
-        await until(lambda: not node.preparation.reserve.pids)
+        await eventually(lambda: not node.preparation.reserve.pids)
         os.kill(pids[0], signal.SIGKILL)
-        await until(lambda: node.ears.exits)
+        await eventually(lambda: node.ears.exits)
         assert not node.ears.exits[0].oom
         await node.stop(group)
         await node.preparation.close()
@@ -221,7 +216,7 @@ def test_one_that_was_begun_for_another_number_of_ranks_takes_no_place_and_is_re
         group = node.group(2)
         assert ready not in await group.begin()
         assert await node.fill(2) != (ready,)
-        await until(lambda: not runs(ready))
+        await eventually(lambda: not runs(ready))
         await node.stop(group)
         await node.preparation.close()
 
@@ -234,7 +229,7 @@ def test_those_that_are_killed_together_as_with_the_zygote_are_begun_again(tmp_p
         await node.preparation.run()
         for pid in await node.fill():
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: not node.preparation.reserve.pids)
+        await eventually(lambda: not node.preparation.reserve.pids)
         assert len(await node.fill(2)) == 3
         await node.preparation.close()
 
@@ -257,7 +252,7 @@ def test_one_that_begins_while_ranks_are_being_stopped_stays_with_what_it_starts
         group = node.group(1)
         pids = await group.begin()
         logs = [node.home.run.rank_log(1, 1, rank) for rank in range(2)]
-        await until(lambda: all(log.exists() and log.read_text() == "deaf\n" for log in logs))
+        await eventually(lambda: all(log.exists() and log.read_text() == "deaf\n" for log in logs))
         stop = asyncio.create_task(node.stop(group, BOUND_S))
         await asyncio.sleep(0)  # it looks who there is
         (ready,) = await node.fill()

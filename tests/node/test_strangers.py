@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from replication_lab import OTHER
-from separate_hosts import Hosts, until
+from separate_hosts import Hosts
 
 from launcher.places.ssh.host.supervisor_messages import Agreed, Prepare
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
@@ -17,6 +17,7 @@ from launcher.places.ssh.messages import Peer
 from launcher.run.processes import descendants
 from tests.other_users import MALLORY
 from tests.sizes import SCALE
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 CONNECTIONS = 3000 * SCALE  # as fast as they come

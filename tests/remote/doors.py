@@ -6,12 +6,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 from launcher.node.ranks.ports import HeldPort
 from launcher.remote.target import Target
 from tests.lab.requirements import missing
+from tests.waits import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 MISSING = "needs root" if os.geteuid() != 0 else missing("sshd", "ssh", "ssh-keygen")
@@ -25,15 +25,6 @@ def keygen(path, *options, kind="ed25519", comment="test"):
     """A new key pair; the public line."""
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", path, *options], check=True)
     return Path(f"{path}.pub").read_text()
-
-
-def until(what, condition, limit_s=BOUND_S):
-    """Wait for a condition, with a bound against hanging."""
-    deadline = time.monotonic() + limit_s
-    while not (answer := condition()):
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.02)
-    return answer
 
 
 def attempts(door):

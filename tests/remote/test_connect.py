@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doors import BOUND_S, attempts, keygen, listed, until
+from doors import BOUND_S, attempts, keygen, listed
 
 from launcher.errors import Unreachable
 from launcher.remote import known_hosts
@@ -23,6 +23,7 @@ from launcher.remote.failures import NoAccess
 from launcher.remote.known_hosts import UnknownKey
 from launcher.remote.target import target_of
 from launcher.spec.model import SshHost
+from tests.waits import until
 
 ROOT = Path(__file__).parents[2]
 HASTY = {"asked_after_s": 0.5, "silence_limit_s": 3.0}  # a host that is only slow says something within that

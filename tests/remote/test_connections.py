@@ -5,13 +5,14 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from doors import BOUND_S, until
+from doors import BOUND_S
 
 from launcher.errors import LaunchError, Unreachable
 from launcher.remote import connections
 from launcher.remote.connect import Line
 from launcher.remote.target import target_of
 from launcher.spec.model import SshHost
+from tests.waits import until
 
 
 def quiet(name, words):

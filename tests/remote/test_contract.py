@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from doors import BOUND_S, attempts, keygen, listed, until
+from doors import BOUND_S, attempts, keygen, listed
 
 from launcher.errors import Exit, Unreachable
 from launcher.remote.connect import connect, host_key
 from launcher.remote.failures import Lost, NoAccess, Silent
 from launcher.remote.known_hosts import ChangedKey, RevokedKey, UnknownKey
+from tests.waits import until
 
 WORDS = ["a b", "'", '"', "$HOME", "`id`", "\\", "\\\\n", "!!", "%s%b", "new\nline", "\ttab", "*", "~", "ü€", "", "-n",
          "; touch canary", "\x07\x1b[0m", "\udcff"]  # fmt: skip

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from doors import BOUND_S, keygen, until
+from doors import BOUND_S, keygen
 
 from launcher.errors import Unreachable
 from launcher.remote import connect as connecting
@@ -14,6 +14,7 @@ from launcher.remote.connect import Line
 from launcher.remote.failures import Dropped, Lost, NoAccess
 from launcher.remote.known_hosts import UnknownKey
 from launcher.remote.parallel import answers, connect_all, for_all
+from tests.waits import until
 
 
 def close_all(lines):

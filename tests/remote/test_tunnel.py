@@ -9,6 +9,7 @@ import pytest
 from launcher.apps.web.listening import listen
 from launcher.errors import Unreachable
 from launcher.remote.tunnel import Tunnel
+from tests.waits import until
 
 BOUND_S = 60.0
 
@@ -112,7 +113,7 @@ def closed(peer):
 def test_what_is_said_on_either_side_comes_to_the_other(tunnelled):
     talk, far = tunnelled()
     one = talk(b"hello")
-    until(lambda: far)
+    until("a connection there", lambda: far)
     assert far[0].recv(100) == b"hello"
     far[0].sendall(b"there")
     assert one.recv(100) == b"there"
@@ -127,7 +128,7 @@ def test_what_is_said_on_either_side_comes_to_the_other(tunnelled):
 def test_of_too_many_the_one_that_was_silent_longest_is_closed(tunnelled):
     talk, far = tunnelled(most=2)
     one, other = talk(b"1"), talk(b"2")
-    until(lambda: len(far) == 2)
+    until("both connections there", lambda: len(far) == 2)
     by_word = {end.recv(1): end for end in far}
     by_word[b"1"].sendall(b"x")
     assert one.recv(1) == b"x"
@@ -148,12 +149,3 @@ def test_where_nobody_is_there_the_connection_ends_and_the_next_is_tried(tunnell
         assert closed(talk(b"x"))
     assert "it is not there" in caplog.text
     assert "Traceback" not in caplog.text
-
-
-def until(such):
-    bound = threading.Event()
-    for _ in range(6000):
-        if such():
-            return
-        bound.wait(0.01)
-    raise AssertionError("it never came")

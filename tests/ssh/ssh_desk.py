@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from lab import Lab, parent
+from lab import Lab, command, parent
 
 from launcher.run.processes import TAG
 
@@ -47,7 +47,7 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         """The pids of all processes on the hosts whose command line has this word, parents before those they forked:
         numbers go round, so that a child's may be the lower one."""
         nodes = self.hosts.nodes if index is None else [self.hosts.nodes[index]]
-        found = [pid for node in nodes for pid in node.started() if word.encode() in command_line(pid)]
+        found = [pid for node in nodes for pid in node.started() if word.encode() in command(pid)]
         return sorted(found, key=lambda pid: parent(pid) in found)
 
     def left(self):
@@ -68,17 +68,9 @@ class Desk(Lab):  # type: ignore[misc] # found on pytest's path
         return self.fingerprint_of(self.job(steps, nodes))
 
 
-def command_line(pid):
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""  # it has just ended
-
-
 def is_of_a_login(pid):
     """Return whether a process belongs to sshd or a login, or is only an entry in the process table."""
-    line = command_line(pid)
+    line = command(pid)
     if not line or line.startswith(b"sshd"):
         return True
     try:

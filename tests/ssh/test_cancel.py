@@ -1,14 +1,14 @@
 """Cancel on every host at once: whatever ranks have started, nothing of it is left, and no stranger is hit."""
 
 import pytest
-from ssh_desk import command_line
+from lab import command
 
 pytestmark = pytest.mark.nightly
 
 
 def asleep(desk, index):
     """Return the arguments of all `sleep` processes on the host."""
-    lines = [command_line(pid).split(b"\0") for pid in desk.hosts.nodes[index].started()]
+    lines = [command(pid).split(b"\0") for pid in desk.hosts.nodes[index].started()]
     return {line[1] for line in lines if line[0] == b"sleep"}
 
 
@@ -22,7 +22,7 @@ def test_nothing_is_left_of_stubborn_ranks(desk):
     desk.until("all that they have started", lambda: {b"601", b"602", b"605"} <= asleep(desk, 0) & asleep(desk, 1))
     said = desk.launch("cancel", run).stdout
     assert f"{run} is cancelled" in said and "on node0" in said and "on node1" in said
-    left = [line for pid in desk.everything() if b"sleep" in (line := command_line(pid))]
+    left = [line for pid in desk.everything() if b"sleep" in (line := command(pid))]
     assert (left, desk.left()) == ([b"sleep\x00605\x00"] * 2, [])
     for index, pid in enumerate(strangers):
         desk.hosts.ssh(index, f"kill {pid.strip()}")

@@ -3,7 +3,8 @@
 import signal
 
 import pytest
-from ssh_desk import command_line, strike
+from lab import command
+from ssh_desk import strike
 
 from launcher.run.identity import alive, process_id
 from tests.lab.nodes import pid_inside
@@ -15,7 +16,7 @@ SPARE = "recovery: {spares: 1, lease: 10s}\n"  # shorter ones run out on a machi
 
 def agents(desk, index):
     """The agent, then its guard."""
-    return [pid for pid in desk.own("launcher.node", index) if b"zygote" not in command_line(pid)]
+    return [pid for pid in desk.own("launcher.node", index) if b"zygote" not in command(pid)]
 
 
 def at_work(desk, steps, more="", **args):
@@ -167,11 +168,11 @@ def test_the_first_host_gone_the_next_in_line_takes_over(desk):
     run = desk.submit(desk.job(400, more=SPARE, hold=25), "--on", "pool", "--set", IMPORTS)
     desk.until_step_there(0, run, 20)
     standbys(desk, 3)
-    began = {command_line(pid) for host in (1, 2) for pid in desk.own("zygote", host)}  # names the agent that began it
+    began = {command(pid) for host in (1, 2) for pid in desk.own("zygote", host)}  # names the agent that began it
     desk.hosts.nodes[0].power_off()
     desk.until("a leader", lambda: desk.state_there(1, run).get("attempt") == 2)
     desk.until_step_there(1, run, 25, attempt=2)
-    assert {command_line(pid) for host in (1, 2) for pid in desk.own("zygote", host)} == began
+    assert {command(pid) for host in (1, 2) for pid in desk.own("zygote", host)} == began
     assert desk.record_there(1, run, "avoided.json")[0]["host"] == "node0"
     desk.let_go()
     status = desk.wait(run)

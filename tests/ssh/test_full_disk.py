@@ -1,7 +1,8 @@
 """A host whose disk is full: its part goes to the spare, in the next attempt too, and what stays full does no harm."""
 
 import pytest
-from ssh_desk import command_line, strike
+from lab import command
+from ssh_desk import strike
 
 
 class SmallDisk:
@@ -50,7 +51,7 @@ def test_a_full_disk_of_one_host(desk, disk_of_node1):
     state = desk.until("the spare at work", lambda: at_work(1))
     assert (state["restarts"], state["failure"]["cause"], state["failure"]["node"]) == ({"disk": 1}, "disk", 1)
     assert "o space left on device" in state["failure"]["summary"]
-    strike(next(pid for pid in desk.own("launcher.node", 0) if b"zygote" not in command_line(pid)))
+    strike(next(pid for pid in desk.own("launcher.node", 0) if b"zygote" not in command(pid)))
     state = desk.until("the spare at work again", lambda: at_work(2))
     assert [node["host"] for node in state["nodes"]] == ["node0", "node2", "node1"]
     disk_of_node1.free()

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ssh_desk import command_line
+from lab import command
 
 pytestmark = pytest.mark.nightly
 
@@ -24,6 +24,6 @@ def test_the_second_run_waits_and_starts_by_itself_and_the_third_is_cancelled_wh
     desk.until("its place in the queue", lambda: desk.status(third)["state"] == "queued")
     desk.launch("cancel", third)
     assert desk.status(third)["state"] == "cancelled"
-    assert not [pid for pid in desk.own("ssh.host.host_supervisor") if third.encode() in command_line(pid)]
+    assert not [pid for pid in desk.own("ssh.host.host_supervisor") if third.encode() in command(pid)]
     desk.launch("cancel", first)
     assert desk.wait(second)["state"] == "succeeded"

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from lab import log_of
+from lab import command, log_of
 from saved_checkpoints import save
-from ssh_desk import command_line, strike
+from ssh_desk import strike
 
 from tests.sizes import NIGHTLY
 
@@ -84,7 +84,7 @@ def ranks_of(desk, run, host, part=None):
 def programs_of(desk, run, host, part, word):
     """The agents, or the coordinator, of a role on a host: parents before those that they forked."""
     place = f"/runs/{run}/roles/{part}\0".encode()
-    found = [(pid, command_line(pid)) for pid in desk.own("launcher.node", host)]
+    found = [(pid, command(pid)) for pid in desk.own("launcher.node", host)]
     return [pid for pid, line in found if place in line and line.rstrip(b"\0").endswith(word)]
 
 
@@ -250,7 +250,7 @@ def test_whatever_is_killed_of_whichever_role_the_run_ends_well(desk, three, dra
     run, struck = three(restart), []
     for _ in range(20 if NIGHTLY else 5):
         pid = draw.choice([pid for host in range(3) for pid in of_agents(desk, run, host)])
-        struck.append(f"{command_line(pid)[-120:]!r} of {log_of(pid)}")
+        struck.append(f"{command(pid)[-120:]!r} of {log_of(pid)}")
         now = max((desk.state_there(host, run) for host in range(3)), key=place_of)
         strike(pid)
         desk.until(
@@ -269,7 +269,7 @@ def of_agents(desk, run, host):
 
 
 def is_an_agents(pid):
-    return b"launcher.supervisor" not in command_line(pid)
+    return b"launcher.supervisor" not in command(pid)
 
 
 def place_of(state):

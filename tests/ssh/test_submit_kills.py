@@ -13,8 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from lab import BOUND_S, parent
-from ssh_desk import command_line
+from lab import BOUND_S, command, parent
 
 from tests.sizes import SCALE
 
@@ -84,7 +83,7 @@ class Pool:
     def of(self, run, index):
         pids = self.desk.own("ssh.host.host_supervisor", index)
         pids = [pid for pid in pids if parent(pid) not in pids]  # what one has just forked is no second one
-        lines = [command_line(pid).split(b"\0") for pid in pids]
+        lines = [command(pid).split(b"\0") for pid in pids]
         return sum(any(word.endswith(f"/{run}".encode()) for word in line) for line in lines)
 
     def statuses(self):

@@ -19,6 +19,7 @@ from launcher.run.records import GpuLoad, NodeLoad, NodeState, RankState
 from launcher.status.derive import Restarts, derive
 from launcher.status.facts import read_facts
 from launcher.status.openmetrics import exposition_now
+from tests.waits import until
 
 BOUND_S = 120.0
 CONFIG = """
@@ -56,7 +57,7 @@ def test_all_that_the_dashboard_asks_for_is_told(metrics_text):
 @pytest.mark.needs("prometheus")
 def test_a_prometheus_that_has_read_it_answers_the_dashboard(metrics_text, tmp_path):
     with serving(metrics_text) as port, prometheus(tmp_path, port) as ask:
-        until(lambda: ask("up == 1"))
+        until("the first sample", lambda: ask("up == 1"))
         unanswered = [title for title, question in queries() if not ask(question) and "increase(" not in question]
         assert not unanswered
         assert ask("launch_run_goodput_ratio")[0]["value"][1].startswith("0.7")
@@ -90,8 +91,8 @@ def prometheus(folder, port):
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(["prometheus", *places, "--web.listen-address=127.0.0.1:0"], stderr=log)
     try:
-        address = until(lambda: address_of(server.pid))
-        until(lambda: is_ready(address))
+        address = until("its address", lambda: address_of(server.pid))
+        until("its readiness", lambda: is_ready(address))
 
         def ask(question):
             with urlopen(f"http://{address}/api/v1/query?{urlencode({'query': question})}", timeout=BOUND_S) as answer:
@@ -115,11 +116,3 @@ def is_ready(address):
 def address_of(pid):
     found = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
     return next((line.split()[3] for line in found if f"pid={pid}," in line), None)
-
-
-def until(condition):
-    deadline = time.monotonic() + BOUND_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return answer

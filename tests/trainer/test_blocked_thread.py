@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waits import until
 from trainer import connections
 from trainer.connections import BlockedThread, Connections
 
@@ -34,20 +34,13 @@ def a_thread_in(module, body, before=lambda: None):
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        eventually(lambda: is_in_it(thread, sleeps=body == WAIT))
+        until("the operation", lambda: is_in_it(thread, sleeps=body == WAIT))
         yield thread, lock
     finally:
         if lock.locked():
             lock.release()
         thread.join(BOUND_S)
         assert not thread.is_alive()
-
-
-def eventually(condition):
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def is_in_it(thread, *, sleeps):
@@ -81,7 +74,7 @@ def test_how_long_it_has_slept_in_there(module, body, blocked_s):
 def works_on(stuck):
     """Wait until the thread has used the CPU for a while since the last look."""
     spent = stuck._processor_s()
-    eventually(lambda: stuck._processor_s() - spent > 0.2)
+    until("work in it", lambda: stuck._processor_s() - spent > 0.2)
 
 
 def test_it_begins_anew_once_it_has_worked():
@@ -118,7 +111,7 @@ def test_a_rank_that_sleeps_in_what_was_cut_is_ended_and_one_that_sleeps_elsewhe
 
         monkeypatch.setattr(BlockedThread, "end_process", over)
         os.write(end, b"a word")
-        eventually(lambda: ends or len(cuts) > 60)  # one in 20 ms: four times as long
+        until("looks or an end", lambda: ends or len(cuts) > 60)  # one in 20 ms: four times as long
     lookouts[0].close()
     os.close(word)
     os.close(end)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from launcher.apps.serving.engine import ServingOptions
 from launcher.apps.serving.server import serve
 from launcher.apps.serving.what_is_served import Served
 from launcher.apps.web.listening import listen
+from tests.waits import until
 
 BOUND_S = 120.0
 TOKEN = "t" * 32
@@ -104,14 +104,6 @@ class OpenServer:
         (self.folder / "go").touch()
 
 
-def until(such, what):
-    bound = time.monotonic() + BOUND_S
-    while not (found := such()):
-        assert time.monotonic() < bound, f"it never came: {what}"
-        time.sleep(0.005)
-    return found
-
-
 def checkpoint(folder, step):
     """The server looks at names alone; what is in it is the service's affair."""
     path = folder / "checkpoints" / f"step-{step:08d}"
@@ -162,7 +154,7 @@ def open_server(folder, *, app=APP, token=TOKEN, most_bytes=1 << 20, **options):
             loop.call_soon_threadsafe(engines[0].cancel)
             thread.join(BOUND_S)
             loop.close()
-    until(lambda: not processes_of(folder), "the end of all processes")
+    until("the end of all processes", lambda: not processes_of(folder))
 
 
 def processes_of(folder):

@@ -5,10 +5,11 @@ import threading
 import time
 
 import pytest
-from answering import APP, at_once, checkpoint, kill, open_server, until
+from answering import APP, at_once, checkpoint, kill, open_server
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from launcher.errors import LaunchError
+from tests.waits import until
 
 pytestmark = pytest.mark.nightly
 
@@ -35,7 +36,7 @@ def held(server):
     text = f"held {time.monotonic()}"  # no kept answer
     thread = threading.Thread(target=server.ask, args=(text, "hold"))
     thread.start()
-    until(lambda: [text] in server.batches, "the batch that is held")
+    until("the batch that is held", lambda: [text] in server.batches)
     yield server
     server.let_go()
     thread.join()
@@ -56,7 +57,7 @@ def test_many_clients_are_one_batch_and_equal_inputs_one_computation(held):
     found = {}
     thread = threading.Thread(target=lambda: found.update(enumerate(at_once(calls))))
     thread.start()
-    until(lambda: held.engine._batcher.waiting == 10, "all nine behind the one that is held")
+    until("all nine behind the one that is held", lambda: held.engine._batcher.waiting == 10)
     held.let_go()
     thread.join()
     assert [one.status for one in found.values()] == [200] * 9
@@ -70,7 +71,7 @@ def test_too_many_are_sent_away_and_nobody_else_is_lost(held):
     found = []
     thread = threading.Thread(target=lambda: found.extend(at_once(calls)))
     thread.start()
-    until(lambda: held.engine._batcher.waiting == 12, "as many as may wait")
+    until("as many as may wait", lambda: held.engine._batcher.waiting == 12)
     refused = held.ask("one too many")
     assert refused.status == 429
     assert int(refused.headers["retry-after"]) >= 1
@@ -106,7 +107,7 @@ def test_an_input_that_cannot_be_answered_is_the_only_one_to_suffer(held):
     found = []
     thread = threading.Thread(target=lambda: found.extend(at_once(calls)))
     thread.start()
-    until(lambda: held.engine._batcher.waiting == 5, "all four")
+    until("all four", lambda: held.engine._batcher.waiting == 5)
     held.let_go()
     thread.join()
     assert [one.status for one in found] == [200, 500, 200, 200]
@@ -119,7 +120,7 @@ def test_a_worker_that_is_killed_takes_only_those_with_it_that_were_in_it(held):
     calls = [(held.ask, f"k{number}") for number in range(5)]
     thread = threading.Thread(target=lambda: found.extend(at_once(calls)))
     thread.start()
-    until(lambda: held.engine._batcher.waiting == 6, "all five behind it")
+    until("all five behind it", lambda: held.engine._batcher.waiting == 6)
     kill(pid)
     thread.join()
     assert [one.status for one in found] == [200] * 5
@@ -138,14 +139,14 @@ def test_what_an_idle_worker_that_was_killed_had_not_read_is_not_lost(server):
     for number in range(10):
         kill(server.pids()[0])
         assert server.ask(f"just then {number}").status == 200
-        until(server.pids, "another one")
+        until("another one", server.pids)
 
 
 def test_what_machines_ask(server):
     assert server.ask("hello").status == 200
     assert server.post("/predict", b"nothing").status == 422
     assert server.ask("poison", "die").status == 503
-    until(server.pids, "another one")
+    until("another one", server.pids)
     assert server.get("/health").json() == {"status": "ok", "run": "mine-abcd", "step": 1, "workers": 1}
     metrics = {family.name: family for family in text_string_to_metric_families(server.get("/metrics").body.decode())}
     assert {("/predict", "200"), ("/predict", "422"), ("/predict", "503")} <= {
@@ -175,7 +176,7 @@ def test_a_newer_checkpoint_is_taken_over_and_nobody_notices(tmp_path):
             thread.start()
         (checkpoint(tmp_path, 2) / "damaged").touch()
         checkpoint(tmp_path, 3)
-        until(lambda: server.get("/health").json()["step"] == 3, "the new one")
+        until("the new one", lambda: server.get("/health").json()["step"] == 3)
         answer = server.ask("old")
         assert (answer.json()["model"], answer.headers["x-launch-cache"]) == ("step-00000003", "miss")
         enough.set()
@@ -185,7 +186,7 @@ def test_a_newer_checkpoint_is_taken_over_and_nobody_notices(tmp_path):
         assert {one.json()["model"] for one in said} >= {"step-00000001"}
         (pid,) = server.pids()
         kill(pid)
-        assert until(lambda: server.pids() not in ([pid], []) and server.ask("on"), "another").json()["model"] == (
+        assert until("another", lambda: server.pids() not in ([pid], []) and server.ask("on")).json()["model"] == (
             "step-00000003"
         ), "and the one that is replaced has it too"
 

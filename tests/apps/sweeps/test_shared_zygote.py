@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from lab import parent
 
 from launcher.run.identity import alive, process_id
 from launcher.run.processes import tagged
@@ -69,11 +70,6 @@ class Warmth:
 @pytest.fixture
 def warm(lab, tmp_path):
     return Warmth(lab, tmp_path)
-
-
-def parent(pid):
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[1])
 
 
 def words_of(pid):

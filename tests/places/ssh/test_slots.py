@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from launcher.supervisor.slots import take
 from launcher.supervisor.slots.table import alone_name, held_name, lock_name, waits_name
 from launcher.supervisor.slots.take import Demand, SlotHolder, Slots, SlotWaiter, occupancy
 from tests.sizes import SEED
+from tests.waits import until
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -376,13 +376,6 @@ def test_fifty_racing_runs_never_share(space, tmp_path, gpus, cpus, queue):
         most = max(most, len(held))
     assert next(turns) == 50 and not held and most > 1
     assert space.holders() == [] and space.waiting() == []
-
-
-def until(what, condition):
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.01)
 
 
 # -- what others say of themselves

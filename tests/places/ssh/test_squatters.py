@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from separate_hosts import until
 
 from launcher.errors import LaunchError
 from launcher.places.ssh.host import presence
@@ -15,6 +14,7 @@ from launcher.run.layout import RunDir
 from launcher.supervisor.slots.table import GPU, Demand, SlotWaiter, held_name, lock_name, waits_name
 from launcher.supervisor.slots.take import Slots, _user
 from tests.other_users import MALLORY
+from tests.waits import until
 
 RUN, STAMP, WANTED = "job-1a2b", 7, Demand(1, 0)
 DEVICE = f"squat{os.getpid()}"  # all who test on this machine see its names

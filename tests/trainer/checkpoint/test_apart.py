@@ -9,12 +9,12 @@ import pytest
 from holding import wait_until
 from nodes_apart import bring_together, copy_missing, disk, disks, find, run_apart, start_apart
 from ranks import Ranks
-from sample_sets import until
 from small_trainings import Recipe, Training, await_steps, heard, logged, train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.sizes import SEED
+from tests.waits import until
 from trainer.checkpoint import Checkpointer, load_model
 from trainer.checkpoint_files import catalog, commit, fence, partial
 from trainer.checkpoint_files.layout import MANIFEST, data_name, folder_name, is_draft

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 from nodes_apart import bring_together, disks, start_apart
-from sample_sets import until
 from small_trainings import Recipe, train
 
+from tests.waits import until
 from trainer.checkpoint.copy_lag import CopyLag, bytes_in
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.retention import Parts, Save

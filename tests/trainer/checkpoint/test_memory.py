@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 from ranks import Ranks
-from sample_sets import until
 from small_trainings import Recipe, Training, heard, logged, train
 from torch import nn
 
+from tests.waits import until
 from trainer.checkpoint import Checkpointer, loading, saving
 from trainer.checkpoint_files import catalog
 from trainer.checkpoint_files.layout import data_name, folder_name

@@ -189,10 +189,3 @@ def is_running(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def until(what, condition, limit_s=150.0):
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {limit_s} s: {what}"
-        time.sleep(0.01)

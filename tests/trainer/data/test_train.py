@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_sets import Augmented, Broken, Numbers, Pids, children, generator_states, until
+from sample_sets import Augmented, Broken, Numbers, Pids, children, generator_states
 from torch.utils.data import TensorDataset
 
 from tests.sizes import SCALE, SEED
+from tests.waits import until
 from trainer.data import TrainData
 from trainer.data.order import epoch_order
 from trainer.errors import BadSettings, TrainerError

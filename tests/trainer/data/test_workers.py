@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from sample_sets import BlockedThread, Broken, Numbers, Pids, Slow, children, is_running, until
+from sample_sets import BlockedThread, Broken, Numbers, Pids, Slow, children, is_running
 from torch.utils.data import get_worker_info
 
+from tests.waits import until
 from trainer.data import TrainData
 from trainer.data.fetchers import in_turn
 from trainer.data.pinning import in_thread
