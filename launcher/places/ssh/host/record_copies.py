@@ -264,7 +264,8 @@ class RecordReplicator:
     def await_half(self, history: str, size: int, within_s: float) -> bool:
         """Wait until half of the voters have so many bytes of a history, at most so long; return whether they do."""
         until = time.monotonic() + within_s
-        self._bell.ring()
+        if not self._over:
+            self._bell.ring()
         while self._held_by_half(history) < size:
             if time.monotonic() >= until:
                 return False
