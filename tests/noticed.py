@@ -4,18 +4,34 @@ import json
 from collections import Counter
 from itertools import pairwise
 
+GOES = """#!/bin/sh
+test -e "$1/goes-$LAUNCH_NODE"
+"""
+
+
+def told_by_command(desk):
+    """Return the `notice` of a spec whose command looks for a file of `goes`."""
+    (desk.project / "goes.sh").write_text(GOES)
+    (desk.project / "goes.sh").chmod(0o755)
+    return f"notice: {{command: [./goes.sh, {json.dumps(str(desk.project.parent))}], lead: 60s}}\n"
+
+
+def goes(desk, node):
+    """Return the file that tells that the host of this node goes."""
+    return desk.project.parent / f"goes-{node}"
+
 
 class NoticedRun:
     """A run of in_place.py that writes down each update of each rank; slow as long as the file `brake` is there."""
 
     def __init__(self, desk, state, more, *, notices=1, mode="hot", spares=0):
         self._desk, self._state = desk, state
-        self._steps = 60 + 80 * notices  # in_place.py has data for no more than 560
+        self._steps = min(560, 60 + 80 * notices)  # in_place.py has data for no more
         for name in ("in_place.py", "audited.py"):
             desk.script(name)
         desk.brake.touch()
         self._audit = desk.project.parent / "audit"
-        args = {"steps": self._steps, "pause": 0.2, "slow": str(desk.brake)}
+        args = {"steps": self._steps, "pause": max(0.2, 0.04 * notices), "slow": str(desk.brake)}
         self.alone = self._spec(args, "alone.yaml", f"recovery: {{mode: {mode}}}\n")
         recovery = f"recovery: {{mode: {mode}, spares: {spares}}}\n"
         self.spec = self._spec({**args, "audit": str(self._audit)}, "job.yaml", f"{recovery}{more}")
@@ -74,11 +90,14 @@ class NoticedRun:
         lines = self._audit.read_text().rpartition("\n")[0].splitlines()
         return [line for line in map(json.loads, lines) if line["what"] == "step"]
 
+    def steps_of(self, rank):
+        """Return the steps of a rank in the order in which it made them."""
+        return [line["step"] for line in self._updates() if line["rank"] == rank]
+
     def none_is_lost(self, status, again=0):
         """Check that each rank made each step, at most `again` of them twice, with an undisturbed run's weights."""
-        made = self._updates()
         for rank in (0, 1):
-            steps = [line["step"] for line in made if line["rank"] == rank]
+            steps = self.steps_of(rank)
             assert all(after - before in (0, 1) for before, after in pairwise(steps)), steps
             assert (steps[0], steps[-1]) == (1, self._steps)
             assert sum(times - 1 for times in Counter(steps).values()) <= again

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from fleet import Fleet
+from fleet import STRIKE, Fleet
 
 from tests.sizes import SEED
 
@@ -16,24 +16,6 @@ SINGLE = [path for path in sorted(ROOT.glob("jobs/*.yaml")) if path.stem not in 
 TINY = {"max-steps": 24, "batch-size": 8, "train-images": 48, "validation-images": 16}
 TINY_GPT = {"max-steps": 6, "batch-size": 4, "layers": 2, "width": 32, "context": 32, "sample": 0}
 TINY_PLAIN = {"steps": 6, "batch-size": 8, "images": 48}
-
-# A rank gives itself the signal right after it has told of a step: nobody has to be quick enough to hit it.
-STRIKE = """
-import os, signal
-from trainer.wire import Wire
-from tests.sizes import SEED
-
-tell = Wire.report_step
-
-
-def report_step(wire, step, *more, **metrics):
-    tell(wire, step, *more, **metrics)
-    if (os.environ["LAUNCH_GENERATION"], int(os.environ["RANK"]), step) == ("1", {rank}, {step}):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-Wire.report_step = report_step
-"""
 
 
 def overrides(args):

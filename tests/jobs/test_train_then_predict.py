@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fleet import STRIKE
 
 pytestmark = pytest.mark.nightly
 
@@ -13,22 +14,6 @@ TINY = [
     "steps.train.run.args.validate-every=4", "steps.train.checkpoint.every=4 steps",
 ]  # fmt: skip
 
-# What a person would do to it, at a step that is known: nobody has to be quick enough.
-STRIKE = """
-import os, signal
-from trainer.wire import Wire
-
-tell = Wire.report_step
-
-
-def report_step(wire, step, *more, **metrics):
-    tell(wire, step, *more, **metrics)
-    if (os.environ["LAUNCH_GENERATION"], os.environ["RANK"], step) == ("1", "1", 6):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-Wire.report_step = report_step
-"""
 REFUSE = "import os\nif os.path.exists(os.environ['REFUSED']):\n    raise RuntimeError('not yet')\n"
 
 
@@ -49,7 +34,7 @@ def best_step(checkout, graph):
 
 @pytest.mark.timeout(400)
 def test_a_rank_is_killed_and_the_best_checkpoint_predicts_all_the_same(checkout, tmp_path):
-    (tmp_path / "strike.py").write_text(STRIKE)
+    (tmp_path / "strike.py").write_text(STRIKE.format(rank=1, step=6))
     struck = [f"steps.train.env.PYTHONPATH={tmp_path}", "steps.train.run.preload=[torch, strike]"]
     graph = checkout.submit(SPEC, *overrides("resources.ranks_per_node=2", *struck))
     checkout.launch("wait", graph, timeout=300)

@@ -1,36 +1,25 @@
 """`notice` on Slurm: ranks leave nodes that are about to go, and no step is lost."""
 
-import json
 import signal
 from functools import partial
 
 import pytest
 from runs import own, strike
 
-from tests.noticed import NoticedRun
+from tests.noticed import NoticedRun, goes, told_by_command
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
-
-GOES = """#!/bin/sh
-test -e "$1/goes-$LAUNCH_NODE"
-"""
 
 
 @pytest.fixture
 def noticed(desk):
     """`noticed(spares=1)` makes a spec for Slurm, in which a command tells that a node goes."""
-    (desk.project / "goes.sh").write_text(GOES)
-    (desk.project / "goes.sh").chmod(0o755)
-    command = f"notice: {{command: [./goes.sh, {json.dumps(str(desk.project.parent))}], lead: 60s}}\n"
+    command = told_by_command(desk)
 
     def make(notice=command, **given):
         return NoticedRun(desk, lambda: desk.read_state(desk.run), notice, **given)
 
     return make
-
-
-def goes(desk, node):
-    return desk.project.parent / f"goes-{node}"
 
 
 @pytest.mark.parametrize("notices", [pytest.param(1, marks=pytest.mark.daily), 5])
