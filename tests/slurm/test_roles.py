@@ -9,40 +9,11 @@ from lab import all_pids, command, kill, log_of, parent
 from runs import job_of, own, record, strike, take_all_nodes
 
 from launcher.cli.shipped import shipped
+from tests.role_programs import LEARNER, SERVER, is_further
 from tests.sizes import NIGHTLY, SEED
 
 pytestmark = pytest.mark.nightly
 
-LEARNER = """
-import json, os, pathlib, socket, time, urllib.request
-import launcher
-names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "CUDA_VISIBLE_DEVICES")
-said = {name: os.environ[name] for name in names}
-print(json.dumps(said | {"host": socket.gethostname(), "peers": launcher.peers("actors")}))
-for address in (*launcher.peers("reward"), *launcher.peers("actors")):
-    while True:
-        try:
-            print(address, "says", urllib.request.urlopen(f"http://{address}/health").status)
-            break
-        except OSError:
-            time.sleep(0.1)
-wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-step = 0
-while not pathlib.Path("enough").exists():
-    step += 1
-    wire.write(json.dumps({"step": step}) + "\\n")
-    time.sleep(0.05)
-"""
-SERVER = """
-import http.server, json, os, socket
-names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_PORT", "CUDA_VISIBLE_DEVICES")
-print(json.dumps({name: os.environ[name] for name in names} | {"host": socket.gethostname()}), flush=True)
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer(("", int(os.environ["LAUNCH_PORT"])), Health).serve_forever()
-"""
 SPEC = """
 name: three
 recovery: {grace: 5s, lease: 3s, killed: unlimited, node_lost: unlimited}
@@ -107,14 +78,14 @@ def test_roles_are_on_their_nodes_with_their_gpus_and_end_with_the_main_one(desk
         (names[0], "0", "2"),
         (names[0], "1", "2"),
     ]
-    assert [address.partition(":")[0] for address in learner[0]["peers"]] == addresses[1:3]
+    actors = learner[0]["LAUNCH_ADDR_ACTORS"].split(",")
+    assert [address.partition(":")[0] for address in actors] == addresses[1:3]
     (first,), (second,), (reward,) = (said_by(desk, run, part) for part in ("actors-0", "actors-1", "reward"))
     assert [(one["host"], one["LAUNCH_ROLE_RANK"]) for one in (first, second)] == [(names[1], "0"), (names[2], "1")]
     assert reward["host"] == names[1]
-    seen = [one["CUDA_VISIBLE_DEVICES"] for one in (*learner, reward, first, second)]
+    seen = [one["gpus"] for one in (*learner, reward, first, second)]
     assert seen == ["", "", "1", "0", "0"]
-    ports = [address.partition(":")[2] for address in learner[0]["peers"]]
-    assert ports == [first["LAUNCH_PORT"], second["LAUNCH_PORT"]]
+    assert [address.partition(":")[2] for address in actors] == [first["LAUNCH_PORT"], second["LAUNCH_PORT"]]
     assert {one["state"] for one in desk.status(run)["roles"].values()} == {"running"}
     assert '"LAUNCH_ROLE": "actors"' in desk.launch("logs", run, "--role", "actors").stdout
     seen = desk.launch("exec", run, "--role", "actors", "--rank", "1", "--", "sh", "-c", "hostname; echo $LAUNCH_ROLE")
@@ -255,12 +226,6 @@ def test_whatever_is_killed_of_whichever_role_the_run_ends_well(desk, three, res
     desk.until("all roles at work", lambda: all(ranks_of(desk, run, part) for part in (*actors, "reward")))
     assert finish(desk, run)["state"] == "succeeded", struck
     nothing_is_left(desk, run)
-
-
-def is_further(state, before):
-    """The main role has worked since, in whichever attempt and generation."""
-    place = [(one["attempt"], one["generation"], one["step"] or 0) for one in (before, state)]
-    return state["state"] == "running" and place[1] >= (*place[0][:2], place[0][2] + 3)
 
 
 def test_the_shipped_learner_ends_with_the_undisturbed_weights_though_killed_and_preempted(desk, slurm):

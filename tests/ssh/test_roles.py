@@ -7,39 +7,11 @@ from lab import command, log_of
 from saved_checkpoints import save
 from ssh_desk import strike
 
+from tests.role_programs import LEARNER, SERVER, is_further, place_of
 from tests.sizes import NIGHTLY
 
 pytestmark = pytest.mark.nightly
 
-LEARNER = """
-import json, os, pathlib, socket, time, urllib.request
-names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_ADDR_ACTORS", "LAUNCH_ADDR_REWARD")
-said = {name: os.environ[name] for name in names}
-print(json.dumps(said | {"host": socket.gethostname()}), flush=True)
-for address in (said["LAUNCH_ADDR_REWARD"], *said["LAUNCH_ADDR_ACTORS"].split(",")):
-    while True:
-        try:
-            print(address, "says", urllib.request.urlopen(f"http://{address}/health").status, flush=True)
-            break
-        except OSError:
-            time.sleep(0.1)
-wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-step = 0
-while not pathlib.Path("enough").exists():
-    step += 1
-    wire.write(json.dumps({"step": step}) + "\\n")
-    time.sleep(0.05)
-"""
-SERVER = """
-import http.server, json, os, socket
-names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_PORT")
-print(json.dumps({name: os.environ[name] for name in names} | {"host": socket.gethostname()}), flush=True)
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer(("", int(os.environ["LAUNCH_PORT"])), Health).serve_forever()
-"""
 SPEC = """
 name: three
 recovery: {grace: 5s, lease: 10s, wait: 20s, killed: unlimited, node_lost: unlimited%s}
@@ -270,16 +242,6 @@ def of_agents(desk, run, host):
 
 def is_an_agents(pid):
     return b"launcher.supervisor" not in command(pid)
-
-
-def place_of(state):
-    return state.get("attempt", 0), state.get("generation", 0), state.get("step") or 0
-
-
-def is_further(state, before):
-    """The main role has worked since, in whichever attempt and generation."""
-    attempt, generation, step = place_of(before)
-    return state.get("state") == "running" and place_of(state) >= (attempt, generation, step + 3)
 
 
 @pytest.mark.daily
