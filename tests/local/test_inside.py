@@ -40,7 +40,7 @@ def run(lab):
 
 
 @pytest.mark.daily
-def test_a_command_beside_a_rank(lab, run):
+def test_a_command_beside_a_rank_reads_what_is_piped_in(lab, run):
     show = (
         "import os; print([os.environ.get(n) for n in ('RANK', 'LAUNCH_NODE', 'MINE', 'TOKEN_OF_MINE')], os.getcwd())"
     )
@@ -49,13 +49,8 @@ def test_a_command_beside_a_rank(lab, run):
     assert done.stdout == f"{['3', '1', 'a b', 'a secret word']} {folder}\n"
     done = lab.launch("exec", run, "--", "sh", "-c", "echo out; echo err >&2; exit 7", check=7)
     assert (done.stdout, done.stderr) == ("out\n", "err\n")
+    assert lab.launch("exec", run, "--", "tr", "a-z", "A-Z", typed="hello\n").stdout == "HELLO\n"
     assert b"a secret word" not in b"".join(path.read_bytes() for path in lab.run_dir(run).glob("attempts/*/*/rank-*"))
-
-
-def test_what_is_piped_in_comes_out(lab, run):
-    words = [sys.executable, "-m", "launcher.cli.main", "exec", run, "--", "tr", "a-z", "A-Z"]
-    done = subprocess.run(words, cwd=lab.project, env=lab.env, input=b"hello\n", capture_output=True, timeout=BOUND_S)
-    assert (done.stdout, done.returncode) == (b"HELLO\n", 0)
 
 
 def test_a_shell_on_a_terminal(lab, run):
