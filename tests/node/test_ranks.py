@@ -199,7 +199,7 @@ def test_a_killed_zygote_is_replaced_without_an_import(counted, tmp_path):
         assert (tmp_path / "count").read_text() == "once\n"
         assert len(ears.exits) == 3 * RANKS
         await preparation.close()
-        await until(lambda: left(preparation) == [])
+        await eventually(lambda: left(preparation) == [])
 
     play(scene)
 
@@ -245,17 +245,17 @@ def test_where_a_zygote_is_killed_while_it_is_asked_its_standby_forks_the_ranks(
 
     async def scene():
         preparation, ears = await prepared(counted), Ears()
-        await until(lambda: len(preparation.own_pids) == 2)
+        await eventually(lambda: len(preparation.own_pids) == 2)
         zygote, standby = preparation.own_pids
         os.kill(zygote, signal.SIGSTOP)
         starter = CountingStarter(preparation.starter)
         group = RankGroup(counted, start(1), starter, ears)
         beginning = asyncio.create_task(group.begin())
-        await until(lambda: starter.asked == RANKS)
+        await eventually(lambda: starter.asked == RANKS)
         os.kill(zygote, signal.SIGKILL)
         await beginning
         assert preparation.own_pids[0] == standby
-        await until(lambda: all(counted.run.rank_log(1, 1, rank).exists() for rank in range(RANKS)))
+        await eventually(lambda: all(counted.run.rank_log(1, 1, rank).exists() for rank in range(RANKS)))
         assert not any("no fork" in counted.run.rank_log(1, 1, rank).read_text() for rank in range(RANKS))
         await group.stop(0.0, (), preparation.own_pids)
         group.close()
@@ -270,9 +270,9 @@ def test_a_standby_that_was_killed_is_none_of_the_processes_to_keep(counted):
 
     async def scene():
         preparation = await prepared(counted)
-        await until(lambda: preparation.standby_pid)
+        await eventually(lambda: preparation.standby_pid)
         os.kill(preparation.standby_pid, signal.SIGKILL)
-        await until(lambda: not preparation.standby_pid)
+        await eventually(lambda: not preparation.standby_pid)
         assert len(preparation.own_pids) == 1
         await preparation.close()
 
