@@ -93,7 +93,8 @@ def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
     ):
         if around := circle(needs):
             told = ", ".join(f"{one} {word} {two}" for one, two in zip(around, [*around[1:], around[0]], strict=True))
-            yield Problem(_mark(root, around[0], word), f"{reason}: {told}", key=(_KEY, around[0], word))
+            hint = f"take {word} out of one of them"
+            yield Problem(_mark(root, around[0], word), f"{reason}: {told}", hint, (_KEY, around[0], word))
 
 
 def _on_the_same_nodes(

@@ -125,3 +125,24 @@ def test_each_mistake_has_its_line(roles: str, said: str) -> None:
     with pytest.raises(BadInput) as error:
         parse_spec(f"name: x\nroles: {roles}\n", "job.yaml")
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("roles", "hint"),
+    [
+        (
+            "{a: {run: {script: a}, ready: {port: true}}}",
+            "write main: true in the role with whose end the run has ended",
+        ),
+        (
+            "{a: {main: true, after: b, run: {script: a}, ready: {port: true}}, "
+            "b: {after: a, run: {script: b}, ready: {port: true}}}",
+            "take after out of one of them",
+        ),
+        ("{a: {main: true, run: {script: a}, ports: [http, http]}}", "take one of them out"),
+    ],
+)
+def test_what_is_meant_is_said_where_it_is_plain(roles: str, hint: str) -> None:
+    with pytest.raises(BadInput) as error:
+        parse_spec(f"name: x\nroles: {roles}\n", "job.yaml")
+    assert error.value.lines[1].strip() == f"hint: {hint}"

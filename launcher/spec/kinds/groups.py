@@ -59,7 +59,8 @@ class ListOf(Struct, frozen=True):
             if value is not None and self.name_of is not None:
                 name = self.name_of(value)
                 if name in names:
-                    gather.add(Problem(item.mark, f"{shown(str(name))} is in the list already", key=(index,)))
+                    reason = f"{shown(str(name))} is in the list already"
+                    gather.add(Problem(item.mark, reason, "take one of them out", (index,)))
                 names.add(name)
         gather.close()
         return tuple(values)
