@@ -537,6 +537,10 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
     for node in status.nodes:
         if name in (str(node.node), node.host):
             return node
+    for role, part in status.roles.items():
+        if name in (node.host for node in part.nodes):
+            hint = f"hint: launch cancel {one.id}, and launch resume {one.id} where that node is not used"
+            raise Refused(f"{name} is a node of role {role}, whose ranks stay on their nodes", hint)
     known = ", ".join(str(node.node) for node in status.nodes)
     expected = f"expected one of {known}" if known else "none of its nodes is there yet"
     raise Refused(f"{one.id} has no node {name!r}: {expected}", f"hint: launch status {one.id}")

@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from run_folder import before_this_boot, dead_process
+from run_folder import RunFolder, before_this_boot, dead_process
 
 from launcher.run.records import NodeState
 from launcher.states import Cause, State
@@ -102,6 +102,15 @@ def test_move_is_refused_where_it_cannot_be(desk, words, nodes, why):
     assert why in done.stderr
     assert done.stdout == ""
     assert not attempt.drain.exists()
+
+
+@pytest.mark.parametrize("word", ["move", "drain"])
+def test_a_node_of_a_role_beside_the_main_one_keeps_its_ranks(desk, word):
+    folder = desk.run().running(nodes=HERE[:2])
+    RunFolder(folder.path / "roles" / "actors").running(nodes=HERE[2:3])
+    said = desk.launch(word, "last", "gpu02", check=4).stderr
+    assert "gpu02 is a node of role actors, whose ranks stay on their nodes" in said, said
+    assert "hint: launch cancel job-abcd" in said
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.REGROUPING])

@@ -135,8 +135,8 @@ def test_each_mistake_has_its_line(roles: str, said: str) -> None:
             "write main: true in the role with whose end the run has ended",
         ),
         (
-            "{a: {main: true, after: b, run: {script: a}, ready: {port: true}}, "
-            "b: {after: a, run: {script: b}, ready: {port: true}}}",
+            """{a: {main: true, after: b, run: {script: a}, ready: {port: true}},
+            b: {after: a, run: {script: b}, ready: {port: true}}}""",
             "take after out of one of them",
         ),
         ("{a: {main: true, run: {script: a}, ports: [http, http]}}", "take one of them out"),
