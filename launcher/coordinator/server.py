@@ -85,7 +85,8 @@ class CopyHold:
         finish = next((one for one in effects if isinstance(one, Finish)), None)
         now = self.release() if finish is not None else []
         if finish is not None and waits and self._ends and finish.end.state in (State.SUCCEEDED, State.FAILED):
-            effects.insert(0, Record(replace(finish.event, kind="ending", end=finish.end)))
+            text = f"about to end: {finish.event.text}"
+            effects.insert(0, Record(replace(finish.event, kind="ending", text=text, end=finish.end)))
             self._held, self.holds_end = [], True
         for effect in effects:
             match effect:

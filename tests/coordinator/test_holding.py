@@ -58,7 +58,9 @@ SUCCEEDED = Finish(AttemptEnd(State.SUCCEEDED, None, 0, 0.0, "all ranks have fin
 
 def test_the_end_of_a_run_is_announced_and_held_until_it_is_released(copies):
     hold, end, ack = CopyHold(copies), Send(1, End("", goes_on=False)), Send(1, HeartbeatAck(7))
-    announced = Record(msgspec.structs.replace(SUCCEEDED.event, kind="ending", end=SUCCEEDED.end))
+    announced = Record(
+        msgspec.structs.replace(SUCCEEDED.event, kind="ending", text="about to end: done", end=SUCCEEDED.end)
+    )
     assert hold.pass_on([end, ack, SUCCEEDED]) == [announced, ack]
     assert hold.holds and hold.holds_end and not hold.is_copied(0, 0)
     assert hold.release() == [end, SUCCEEDED]
