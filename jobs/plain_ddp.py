@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def shares(args: argparse.Namespace, step: int) -> list[int]:
-    """The images of a step. The step alone decides, so there is no place in the data to be kept."""
+    """The images of a step, which depend only on the step, so no position in the data has to be saved."""
     epoch, place = divmod(step, args.images // args.batch_size)
     order = torch.randperm(args.images, generator=torch.Generator().manual_seed(args.seed * 1_000_003 + epoch))
     chosen: list[int] = order[place * args.batch_size : (place + 1) * args.batch_size].tolist()

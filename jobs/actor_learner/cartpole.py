@@ -26,7 +26,7 @@ class Policy:
     out_bias: float
 
     def log_odds(self, state: State) -> float:
-        """Return the log-odds with which it pushes to the right."""
+        """Return the log-odds with which the policy pushes to the right."""
         rows = zip(self.hidden, self.hidden_bias, self.out, strict=True)
         return self.out_bias + sum(
             weight * math.tanh(bias + sum(map(float.__mul__, row, state))) for row, bias, weight in rows
@@ -62,7 +62,7 @@ def is_over(state: State) -> bool:
 
 
 def play(policy: Policy, seed: int, step: int, episode: int) -> tuple[list[State], list[int]]:
-    """Return the states of an episode and what was done in each."""
+    """Return the states of an episode, and the push that was chosen in each."""
     chance = random.Random(f"{seed} {step} {episode}")  # noqa: S311 - a game, no secret
     state, states, pushes = begin(chance), list[State](), list[int]()
     while len(states) < LONGEST and not is_over(state):

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Episodes:
-    """The episodes of one step at a time; an actor that goes away gives back the one that it had."""
+    """The episodes of one step at a time; if an actor disconnects, another actor plays its episode."""
 
     step: int = -1
     policy: Any = None  # as JSON
@@ -35,14 +35,14 @@ class Episodes:
             return self.step, self.waiting.pop(0), self.policy
 
     def give_back(self, step: int, number: int) -> None:
-        """Have another actor play an episode whose actor has gone."""
+        """Let another actor play an episode whose actor has disconnected."""
         with self.changed:
             if step == self.step and number not in self.played:
                 self.waiting.insert(0, number)
                 self.changed.notify_all()
 
     def deliver(self, step: int, number: int, episode: Any) -> None:
-        """Take an episode in; one of another step, from before a restart, is dropped."""
+        """Add a played episode; an episode of another step, from before a restart, is dropped."""
         with self.changed:
             if step == self.step and 0 <= number < self.count:
                 self.played[number] = episode
@@ -50,7 +50,7 @@ class Episodes:
 
 
 def serve(episodes: Episodes, address: str) -> http.server.ThreadingHTTPServer:
-    """Answer actors from now on: each POST brings the episode that was played, or null, and gets the next one."""
+    """Answer requests of actors: each POST has the episode that was played, or null, and returns the next one."""
     host, _, port = address.rpartition(":")
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -80,7 +80,7 @@ def serve(episodes: Episodes, address: str) -> http.server.ThreadingHTTPServer:
                 episodes.give_back(*self.held)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing of each request."""
+            """Log nothing about requests."""
 
     server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
     server.daemon_threads = True

@@ -96,9 +96,9 @@ def as_lists(net: nn.Sequential) -> dict[str, Any]:
 
 
 def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return for each rank the states of its episodes, the pushes and what each is worth to the loss.
+    """Return for each rank the states of its episodes, the pushes, and the weight of each push in the loss.
 
-    A push is worth the discounted time that the pole stood after it, beside the mean of the whole batch.
+    The weight of a push is the discounted time that the pole stood after it, minus the mean of the whole batch.
     """
     stood = [torch.arange(len(pushes), 0, -1) for _, pushes in played]
     returns = [(1 - _DISCOUNT**left) / (1 - _DISCOUNT) for left in stood]
@@ -115,7 +115,7 @@ def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tens
 
 
 def policy_loss(model: nn.Module, states: Tensor, pushes: Tensor, worth: Tensor) -> Tensor:
-    """Return the policy gradient's loss: each push becomes more likely by what it is worth."""
+    """Return the policy gradient's loss: the larger the weight of a push, the more likely it becomes."""
     log_odds = model(states).squeeze(1)
     surprise = nn.functional.binary_cross_entropy_with_logits(log_odds, pushes, reduction="none")
     return (surprise * worth).sum()

@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
-    """Take one step by a gradient of all parameters in a row."""
+    """Make one step with a gradient, which has all parameters in a row."""
     place = 0
     for parameter in net.parameters():
         part = gradient[place : place + parameter.numel()]
@@ -76,7 +76,9 @@ def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -
 
 
 def serve(address: str) -> "queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]]":
-    """Return a queue of what workers push, or None from one that begins, each with a queue for what it is answered."""
+    """Return a queue of requests: a gradient that a worker pushes, or None from a new worker, with a queue for the
+    answer.
+    """
     pushed: queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]] = queue.SimpleQueue()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -98,7 +100,7 @@ def serve(address: str) -> "queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]
                 super().handle()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing of each request."""
+            """Log nothing about requests."""
 
     host, _, port = address.rpartition(":")
     server = http.server.ThreadingHTTPServer((host, int(port)), Handler)

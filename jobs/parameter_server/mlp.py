@@ -16,7 +16,7 @@ def new_mlp(seed: int) -> nn.Sequential:
 
 
 def draw(seed: int, rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return the samples of a rank at a step, and their classes: the nearest of a few points in a random fold."""
+    """Return the samples of a rank at a step, and their classes: the nearest of a few random points."""
     task = torch.Generator().manual_seed(seed)
     fold = torch.randn(FEATURES, FEATURES, generator=task) / FEATURES**0.5
     points = torch.randn(FEATURES, CLASSES, generator=task)
@@ -26,12 +26,12 @@ def draw(seed: int, rank: int, step: int, size: int) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(net: nn.Module, seed: int) -> float:
-    """Return the share of unseen samples that it gets right."""
+    """Return the share of unseen samples that the model classifies correctly."""
     samples, classes = draw(seed, 0, _UNSEEN, 2_000)
     with torch.no_grad():
         return float((net(samples).argmax(1) == classes).float().mean())
 
 
 def line(step: int, steps: int, loss: float, lr: float, samples_per_s: float) -> str:
-    """Return what is printed of a step, in the words of the trainer."""
+    """Return the line that is printed for a step, in the format of the trainer."""
     return f"step {step}/{steps}  loss {loss:.4g}  lr {lr:.3g}  {samples_per_s:.0f} samples/s"
