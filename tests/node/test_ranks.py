@@ -414,6 +414,7 @@ def test_a_rank_whose_own_thread_cannot_answer_is_looked_at_by_what_faulthandler
         os.close(deaf)
         await group.stop(0.0, (), preparation.own_pids)
         await preparation.close()
+        await eventually(lambda: left(preparation) == [])
 
     play(scene)
 
