@@ -96,7 +96,10 @@ async def live(
     offered: OfferedZygote | None = None,
     gate: int | None = None,
 ) -> Exit:
-    """Run the agent of node `index`, and on node 0 the coordinator too; return the exit code."""
+    """Run the agent of node `index`, and on node 0 the coordinator too; return the exit code.
+
+    `gate` is the descriptor over which a standby takes the next agent's arguments, or None without a standby.
+    """
     attempt = run.attempt(number)
     intent = read_intent(attempt)
     node = located(plan.nodes[index], plan.interface)
@@ -121,7 +124,9 @@ async def live(
 
 
 async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | None) -> tuple[Exit, bool]:
-    """Run the node's agent, and on node 0 the coordinator too; return (exit code, whether another attempt follows)."""
+    """Run the node's agent, which reports that its predecessor `buried` has exited, and on node 0 the coordinator too;
+    return (exit code, whether another attempt follows).
+    """
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0 or home.plan.coordinator:
         return await agent.run(), agent.goes_on

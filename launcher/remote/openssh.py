@@ -76,7 +76,9 @@ class SshCommand:
         return SshProcess(onwards.argv(), self.without, lambda: False)
 
     def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
-        """Start and return an ssh that runs the line on the host."""
+        """Start and return an ssh that runs the line on the host; `shared` returns whether the connection still exists
+        once that ssh has ended.
+        """
         return SshProcess(self.argv(line), self.without, shared)
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:

@@ -49,7 +49,9 @@ def connect_all(
 def for_all(
     lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
 ) -> dict[str, T | LaunchError]:
-    """Return the result of `work` for each, run at the same time, or the LaunchError that it raised."""
+    """Return the result of `work` for each line by name, or the LaunchError that it raised; at most `at_once` run at
+    the same time, or all.
+    """
     each = {name: partial(work, name, line) for name, line in lines.items()}
     return _at_once(each, len(lines) if at_once is None else at_once)
 

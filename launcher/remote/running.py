@@ -152,7 +152,7 @@ class Running(ClosedAtTheEnd):
         self._channel.close()
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
-        """Read output until the condition holds or no more will come."""
+        """Read output until the condition `there` holds or no more will come; raise an error after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
             left = deadline - time.monotonic()

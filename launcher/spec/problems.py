@@ -100,7 +100,11 @@ def _where(problem: Problem, file: str) -> str:
 
 
 def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
-    """Return a hint with the known word that is most like the problem's word, or ""."""
+    """Return a hint: the known word most like the problem's word, else what `elsewhere` returns for that word, else a
+    list of the known words.
+
+    Return "" if the problem has no word.
+    """
     if problem.word is None or len(problem.word) > _LONGEST_WORD:
         return ""
     word = problem.word.lower().replace("-", "_")

@@ -370,7 +370,7 @@ def _lost(message: str) -> _Verdict:
 
 
 def _unknown(message: str, next_: str | None = None) -> _Verdict:
-    """Return the verdict that the state is unknown."""
+    """Return the verdict that the state is unknown, with a message and the command to try next, if any."""
     return _Verdict(State.UNKNOWN, message, stale=True, next=next_)
 
 

@@ -149,6 +149,8 @@ def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
 def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> GraphDir:
     """Start a run of each step, and return the graph's folder; raise BadInput with all problems, and start nothing
     then.
+
+    The project is `root`, or the one that the file is in.
     """
     with _checked(file, on, overrides, root) as checked:
         graph = _write(file, checked)

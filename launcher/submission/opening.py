@@ -172,7 +172,10 @@ def _demands(wish: Request) -> tuple[object, ...]:
 
 
 def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Create the runs of one job by one rename each, then submit the job to the cluster; return ids and folders."""
+    """Create the runs of one job by one rename each, then submit the job to the cluster; return ids and folders.
+
+    Before anything is written, `choose` gets the ids and folders.
+    """
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
     submit_token, opened, first = new_submit_token(), list[tuple[RunId, Path]](), group[0].as_run.first
@@ -226,7 +229,10 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
 
 
 def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_token: str, batch: Path | None) -> None:
-    """Create all of these runs or none, by writing them under draft names and then renaming each."""
+    """Create all of these runs or none, by writing them under draft names and then renaming each.
+
+    `batch` is the folder of an array of several runs, or None.
+    """
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
     made = list[tuple[RunId, Path]]()
@@ -255,7 +261,9 @@ def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_to
 
 
 def _unmake(made: Opened, batch: Path | None) -> None:
-    """Delete the runs that were created, because nothing was started."""
+    """Delete the runs that were created, and the folder `batch` of their array if there is one, because nothing was
+    started.
+    """
     for run_id, path in made:
         aside = drafts.new_draft(path.parent)
         os.rename(path, aside)

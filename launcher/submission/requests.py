@@ -141,7 +141,9 @@ def looked_at_first(
     """Return the request with everything that can be found without querying the cluster; raise BadInput with all
     problems.
 
-    `frozen` is an earlier state of the project's code; `beside` are further files of its code.
+    `shipped` is what another machine sent of a project, which then stands for the file's own; without either that or
+    `root` the project is the one that the file is in. `frozen` is an earlier state of the project's code; `beside` are
+    further files of its code.
     """
     place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)

@@ -51,7 +51,7 @@ def _pairs(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[int, int, str, float, float]]:
     """Yield (step, rank, metric, undisturbed value, disturbed value), step by step and rank by rank in the order of
-    reporting.
+    reporting; only metrics that `wanted` accepts.
     """
     both = [rank for rank in sorted(undisturbed) if rank in disturbed]
     for step in sorted({step for rank in both for step in undisturbed[rank]}):

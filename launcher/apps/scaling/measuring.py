@@ -206,7 +206,7 @@ class _Measuring:
         return ""
 
     def _points(self, wanted: Sequence[Configuration], scalings: Sequence[str]) -> list[ScaledRun]:
-        """Return the points; the configuration with the fewest ranks appears in each scaling."""
+        """Return all points of all curves; the configuration with the fewest ranks is on each curve."""
         found = list[ScaledRun]()
         for scaling in scalings:
             for strategy in dict.fromkeys(one.strategy for one in wanted):
@@ -219,7 +219,7 @@ class _Measuring:
         return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
 
     def _point(self, one: Configuration, scaling: str) -> ScaledRun:
-        """Return the point of a configuration in one scaling."""
+        """Return what was measured with a configuration, as a point on the curve of a scaling (`strong` or `weak`)."""
         strategy = one.strategy or _strategy(self.wish.spec.run)
         runs = tuple(run.id for run in self.runs if _is_of(run, f"{self.id}-{one.name}"))
         point = ScaledRun(strategy, scaling, one.ranks, one.nodes, runs, crowded=self.crowded.get(one, ""))

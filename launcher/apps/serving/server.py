@@ -172,8 +172,8 @@ async def serve(
 ) -> None:  # fmt: skip
     """Serve until SIGINT or SIGTERM.
 
-    Call `ready` once the model is loaded; raise LaunchError if it cannot be. Without a `token` anyone may call the
-    server.
+    Call `ready` once the model is loaded; raise LaunchError if it cannot be. `say` prints a line; with `tls` clients
+    connect by HTTPS. Without a `token` anyone may call the server.
     """
     engine = Engine(served, options, say)
     limits = Limits(body_bytes=most_bytes, bodies_bytes=most_bytes * 3 // 2)

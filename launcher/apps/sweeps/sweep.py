@@ -56,7 +56,10 @@ _MOST_TRIED = 64  # of the values of an option, before anything exists
 
 
 def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> SweepDir:
-    """Create a sweep and return its folder; raise BadInput if it cannot work, and create nothing then."""
+    """Create a sweep and return its folder; raise BadInput if it cannot work, and create nothing then.
+
+    The project is `root`, or the one that the file is in.
+    """
     _need_optuna()
     spec = looked_at_first(file, on=on, overrides=overrides, root=root)
     if spec.spec.sweep is None:

@@ -171,7 +171,8 @@ def first_that_comes(
 ) -> tuple[Held, T] | None:
     """Return (the first of the checkpoints that can be fetched, the result of `bring`), or None if `found` is empty.
 
-    Raise the first NotTransferred if none can be fetched.
+    `bring` fetches one; `passed_over` is called for each that could not be fetched before it succeeds. Raise the first
+    NotTransferred if none can be fetched.
     """
     troubles: list[NotTransferred] = []
     for held in found:

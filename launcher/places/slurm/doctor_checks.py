@@ -230,7 +230,7 @@ def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[st
 
 
 def kill_wait_finding(kill_wait_s: float | None) -> Finding:
-    """Return the finding about KillWait, the time between SIGTERM and SIGKILL."""
+    """Return the finding about KillWait, the time between SIGTERM and SIGKILL; None means that Slurm did not tell."""
     grace_s = _RULES.grace_s
     if kill_wait_s is None:
         return warning("KillWait", "Slurm does not say", _ASK)
@@ -246,7 +246,9 @@ def kill_wait_finding(kill_wait_s: float | None) -> Finding:
 
 
 def silent_node_finding(timeout_s: float | None) -> Finding:
-    """Return the finding about SlurmdTimeout, after which Slurm gives a silent node up."""
+    """Return the finding about SlurmdTimeout, after which Slurm gives a silent node up; None means that Slurm did not
+    tell.
+    """
     lease_s = _RULES.lease_s
     if timeout_s is None:
         return warning("SlurmdTimeout", "Slurm does not say", _ASK)
@@ -268,7 +270,7 @@ def silent_node_finding(timeout_s: float | None) -> Finding:
 
 
 def array_finding(most: int | None) -> Finding:
-    """Return the finding about the largest array that Slurm allows."""
+    """Return the finding about the largest array that Slurm allows; None means that Slurm did not tell."""
     if most is None:
         return warning("MaxArraySize", "Slurm does not say", "`launch submit --repeat` submits one job each")
     if most < 2:

@@ -47,7 +47,9 @@ def working(lines: Mapping[str, Line | LaunchError]) -> dict[str, Line]:
 
 
 def surveyed(pool: Ssh, only: Sequence[str] | None = None) -> tuple[dict[str, Surveyed], dict[str, LaunchError]]:
-    """Return (the facts about each host that could be examined, the errors of the other hosts), in the pool's order."""
+    """Examine the hosts of the pool, or those named in `only`; return (the facts about each host that could be
+    examined, the errors of the other hosts), in the pool's order.
+    """
     hosts = {host.name: host for host in hosts_of(pool) if only is None or host.name in only}
     lines = lines_to(hosts.values(), agent=pool.agent)
     found = for_all(working(lines), lambda name, line: survey(line, hosts[name]))

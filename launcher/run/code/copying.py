@@ -57,7 +57,8 @@ class NewTree:
 def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True, watch: Watch = iter) -> None:
     """Copy the listed files into a new folder, never through a link.
 
-    The copies can be changed; with `fsync` they are durable on return.
+    The copies can be changed; with `fsync` they are durable on return. `watch` passes the files on, and can report
+    the progress.
     """
     tree = NewTree(target, writable=True)
     for file in watch(code.files):
@@ -83,8 +84,10 @@ class CopiedFile(NamedTuple):
 
 
 def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:
-    """Copy the listed files into one tree or two, and yield each; raise CodeChanged for a file that has changed since
-    it was listed.
+    """Copy the listed files into the tree `first`, and into `second` unless it is None, and yield each copied file;
+    raise CodeChanged for a file that has changed since it was listed.
+
+    `watch` passes the files on, and can report the progress.
     """
     for file in watch(code.files):
         if file.link is not None:

@@ -61,7 +61,8 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
 def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> list[SureImport]:
     """Return the imports at the top level of the entry and of the modules of its own that it imports at the top level.
 
-    Imports in a `try`, an `if` or a function are left out. Return none if a file may change where modules come from.
+    Imports in a `try`, an `if` or a function are left out. `read` returns a file's content, or None if there is no such
+    file. Return none if a file may change where modules come from.
     """
     bases = _bases(entry, own_folders)
     found = list[SureImport]()

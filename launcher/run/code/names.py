@@ -71,7 +71,8 @@ def walk(
     everything: bool = False,
     most_files: int = _MOST_FILES,
 ) -> set[str]:
-    """Return the names of all files and links below a folder, without following links.
+    """Return the names of all files and links below a folder, without following links; leave out each for which `skip`
+    returns true.
 
     Raise BadInput for more than `most_files`. With `everything`, the files of tools, such as `.git`, are included and
     the number is unlimited, because the folder was accepted as code before.

@@ -229,7 +229,9 @@ def _following(tree: Mapping, after: Texts[str]) -> Mapping:
 
 
 def _key(text: str) -> Scalar:
-    """Return a scalar for a key that is in no file."""
+    """Return the text as a key, marked as written on the command line, for a mapping that the launcher builds
+    itself.
+    """
     return Scalar(text, True, FROM_COMMAND_LINE)
 
 

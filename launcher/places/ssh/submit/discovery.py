@@ -190,7 +190,9 @@ def _silent(found: FoundRun, name: str) -> Place:
 
 
 def settled_hosts(ssh: Ssh, only: Sequence[str] | None = None) -> dict[str, Place | LaunchError]:
-    """Return how to reach each host of the pool, with the launcher installed on it, or the error that prevents that."""
+    """Return how to reach each host of the pool, or each named in `only`, with the launcher installed on it, or the
+    error that prevents that.
+    """
     surveyed, troubles = pool.surveyed(ssh, only)
     lines = pool.working(pool.lines_to([one.host for one in surveyed.values()], agent=ssh.agent))
 
