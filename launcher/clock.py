@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 
 STEP_S = 2.0
+HEARTBEAT_S, HEARTBEATS = 1.0, 4  # the longest time to the next one, and how many there are in a lease at least
+_MOST_A_SECOND = 1000  # heartbeats of all nodes together: they take the coordinator a tenth of a core
 ENDING_S = 1.0  # that a guard has to end the ranks of a node, before others take their places
 
 
@@ -28,6 +30,18 @@ def lease_of_places(lease_s: float) -> float:
     to end them.
     """
     return lease_of_ranks(lease_s) + ENDING_S
+
+
+def heartbeat_every_s(lease_s: float, nodes: int) -> float:
+    """Return the longest time between two heartbeats of one of so many nodes, for the lease of its ranks."""
+    return max(min(HEARTBEAT_S, lease_s / HEARTBEATS), heartbeat_turn_s(lease_s, nodes))
+
+
+def heartbeat_turn_s(lease_s: float, nodes: int) -> float:
+    """Return the shortest time between two heartbeats of one of so many nodes, so that the coordinator of thousands
+    keeps up with ranks that report every step.
+    """
+    return min(nodes / _MOST_A_SECOND, lease_s / HEARTBEATS)
 
 
 class WakingClock:

@@ -13,7 +13,7 @@ from math import inf
 from launcher.coordinator.attempt import Attempt
 from launcher.coordinator.gathering import Gathering
 from launcher.coordinator.nodes import KnownNode
-from launcher.coordinator.watching import FRESH_S, Watch
+from launcher.coordinator.watching import Watch, fresh_s
 from launcher.health.links import (
     MEASURE_S,
     MeasuredLink,
@@ -105,7 +105,9 @@ class Links:
             return True
         for pair in asked:
             node = attempt.nodes[pair[0]]
-            if node.heard_at >= attempt.mono - FRESH_S:  # else its lease decides: its answer may still be on the way
+            if node.heard_at >= attempt.mono - fresh_s(
+                attempt.plan
+            ):  # else its lease decides: its answer may still be on the way
                 self._take(MeasuredLink(pair, problem=f"no answer within {MEASURE_S + _ANSWER_S:g} s"))
         self._asked.clear()
         self._until = inf

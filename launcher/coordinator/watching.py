@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import assert_never
 
+from launcher.clock import heartbeat_every_s, lease_of_ranks
 from launcher.coordinator import verdict
 from launcher.coordinator.attempt import Attempt, AttemptPhase
 from launcher.coordinator.classify import fenced, is_by_itself
@@ -15,12 +16,13 @@ from launcher.coordinator.opening import START_S
 from launcher.coordinator.stragglers import Stragglers
 from launcher.coordinator.verdict import Verdict
 from launcher.errors import Exit
+from launcher.plan.model import Plan
 from launcher.run.records import KEPT, NODE_UNFIT
 from launcher.states import Cause, State
 from launcher.wire import messages
 
 BLAME_S = 1.0  # how long a failure waits for its reason: which peer was lost, or that the run is to stop
-FRESH_S = 3.0  # no rank is called hung while a node has been silent for longer than this
+_FRESH_S, _FRESH_HEARTBEATS = 3.0, 2  # no rank is called hung while a node has been silent for longer than these
 _LOOK_S = 0.5
 
 OfRanks = (
@@ -235,7 +237,7 @@ class Watch:
 
     def _is_fresh(self, node: KnownNode) -> bool:
         """Return whether the node is reachable and has sent a heartbeat lately."""
-        return node.is_reachable and node.heard_at >= self._attempt.mono - FRESH_S
+        return node.is_reachable and node.heard_at >= self._attempt.mono - fresh_s(self._attempt.plan)
 
     # -- ending
 
@@ -340,6 +342,12 @@ class Watch:
             self._closer.exclude(node, f"no rank was started within {START_S:g} s")
         text = f"node {late[0].index} started no rank within {START_S:g} s"
         self._closer.close(Verdict(Cause.LAUNCHER_FAULT, text, node=late[0].index))
+
+
+def fresh_s(plan: Plan) -> float:
+    """Return for how long a node may be silent that is known to be well."""
+    every_s = heartbeat_every_s(lease_of_ranks(plan.spec.recovery.lease_s), len(plan.nodes))
+    return max(_FRESH_S, _FRESH_HEARTBEATS * every_s)
 
 
 def _steps(count: int) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from launcher.clock import boottime, lease_of_ranks
+from launcher.clock import boottime, heartbeat_every_s, heartbeat_turn_s, lease_of_ranks
 from launcher.node.ranks.group import Home
 from launcher.node.ranks.lease import Lease, LeaseWatch
 from launcher.plan.model import Plan
@@ -15,8 +15,6 @@ from launcher.wire import messages
 from launcher.wire.frames import Wire, WireError, complain, dial, wire_key
 from launcher.wire.messages import ToAgent, ToCoordinator
 
-HEARTBEAT_S = 1.0
-_HEARTBEATS = 4  # in a lease, at least
 _RETRY_S = 0.05
 _LOOK_S = 1.0
 _MOST_GENERATIONS = 1 << 31
@@ -54,7 +52,12 @@ class Lifeline:
     @property
     def heartbeat_s(self) -> float:
         """Return the longest time to the next heartbeat, a fraction of the lease."""
-        return min(HEARTBEAT_S, self._lease_s / _HEARTBEATS)
+        return heartbeat_every_s(self._lease_s, len(self._home.plan.nodes))
+
+    @property
+    def heartbeat_turn_s(self) -> float:
+        """Return the shortest time to the next heartbeat, when ranks have reported something."""
+        return heartbeat_turn_s(self._lease_s, len(self._home.plan.nodes))
 
     def send(self, message: ToCoordinator) -> None:
         """Send a message if the connection is up; else drop the message."""

@@ -467,7 +467,7 @@ class NodeAgent:
                     await self._fresh.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(NEWS_S)  # so that many reports make one heartbeat
+            await asyncio.sleep(max(NEWS_S, self._line.heartbeat_turn_s))  # many reports make one heartbeat
 
     def _send_heartbeat(self) -> None:
         """Send the coordinator the node's state and the progress of its ranks."""

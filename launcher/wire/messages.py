@@ -109,7 +109,8 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
-    """agent → coordinator: the agent is alive; sent once a second, sooner when a rank has reported something."""
+    """agent → coordinator: the agent is alive; sent once a second, or less often by thousands, and sooner when a rank
+    has reported something."""
 
     node: int
     seq: Count

@@ -214,16 +214,25 @@ def test_what_was_sent_into_a_cut_is_sent_again_once_the_agent_has_joined_again(
     assert heard == [join, join, stopped]
 
 
-@pytest.mark.parametrize(("lease_s", "ends_s", "heartbeat_s"), [(15.0, 14.0, 1.0), (2.0, 1.6, 0.4)])
+@pytest.mark.parametrize(
+    ("nodes", "lease_s", "ends_s", "heartbeat_s", "turn_s"),
+    [
+        (2, 15.0, 14.0, 1.0, 0.002),
+        (2, 2.0, 1.6, 0.4, 0.002),
+        (2000, 15.0, 14.0, 2.0, 2.0),
+        (9000, 15.0, 14.0, 3.5, 3.5),
+    ],
+)
 def test_a_node_ends_its_ranks_before_its_lease_is_over_and_heartbeats_often_enough_to_renew_it(
-    lease_s, ends_s, heartbeat_s
+    nodes, lease_s, ends_s, heartbeat_s, turn_s
 ):
     lease = Lease()
-    line = Lifeline(SimpleNamespace(plan=plan_of(2), attempt=SimpleNamespace(number=1)), TOKEN, lease)
+    line = Lifeline(SimpleNamespace(plan=plan_of(nodes), attempt=SimpleNamespace(number=1)), TOKEN, lease)
     line.join(messages.Join(1, "127.0.0.2", this_process(), 20_000))
     line.welcomed(lease_s)
     assert lease.until == pytest.approx(boottime() + ends_s, abs=0.2)
     assert line.heartbeat_s == pytest.approx(heartbeat_s)
+    assert line.heartbeat_turn_s == pytest.approx(turn_s)
 
 
 def test_an_agent_leaves_a_coordinator_that_lies_and_says_so(tmp_path):
