@@ -49,6 +49,6 @@ def test_many_ends_that_wait_for_a_disk_are_written_together_and_in_order(tmp_pa
     assert [one.kind for one in read_lines(folder.run.events, Event)][-4:] == [
         "regroup", "failure", "regroup", "training",
     ]  # fmt: skip
-    assert writer.failures_on_disk[0] == 1
-    assert writer.failures_on_disk[1] < folder.run.events.stat().st_size, "those after a failure are not part of it"
+    assert writer.awaited_on_disk[0] == 1
+    assert writer.awaited_on_disk[1] < folder.run.events.stat().st_size, "those after a failure are not part of it"
     assert len(waits) - before < 15
