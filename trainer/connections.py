@@ -272,7 +272,11 @@ def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
 
 
 def _shut_down(one: socket.socket, how: int) -> None:
-    """Shut down a connected socket. Raises OSError for a listening one."""
+    """Shut down a socket in the direction `how`.
+
+    Raise OSError, without touching the socket, if it has no peer, as a listening one: gloo ends the process when a
+    listener of its own fails.
+    """
     one.getpeername()  # no listener: gloo ends the process where one of its own fails
     one.shutdown(how)
 

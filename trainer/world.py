@@ -234,10 +234,11 @@ class Membership:
         atexit.unregister(self._leave_at_exit)
 
     def fits(self, device: str | None) -> bool:
-        """Return whether this membership serves for `device`.
+        """Return whether a training on `device` can use this membership; if False, the caller must join anew.
 
-        An old one of a single rank without a port, or of the parent of a forked process, is left first. Raises
-        BadSettings if the ranks met for another device and cannot meet again.
+        Before False is returned, the group is left if it is the parent's in a forked process, or if a single rank
+        without a port now wants another device. Raise BadSettings if the ranks met for another device and cannot meet
+        again.
         """
         if self._process != os.getpid():
             self._drop_parents_group()

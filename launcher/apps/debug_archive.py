@@ -228,7 +228,7 @@ def _facts(status: RunStatus) -> Iterator[_Part]:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Yield (name, version) of the packages that matter."""
+    """Yield (name, version) of each package in _PACKAGES, with "not installed" as the version if it is missing."""
     for name in _PACKAGES:
         try:
             yield name, version(name)

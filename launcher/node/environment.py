@@ -177,7 +177,9 @@ def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
 
 
 def sizes(start: Start) -> dict[str, str]:
-    """Return the numbers of ranks and nodes, which are the same for all ranks of a node."""
+    """Return the variables WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE and ROLE_WORLD_SIZE, which are the same for
+    all ranks of a node.
+    """
     world = str(start.world_size)
     return {
         "WORLD_SIZE": world,

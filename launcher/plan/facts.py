@@ -8,7 +8,7 @@ from launcher.ids import RunId
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One node of the cluster and its resources."""
+    """What a plan must know of a cluster: the CPUs and GPUs of one node, and how its nodes relate to each other."""
 
     cpus: int
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them

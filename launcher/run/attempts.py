@@ -77,13 +77,18 @@ def new_attempt(
     secret: str = "",
     handle: Handle | None = None,
 ) -> tuple[AttemptDir, Intent]:
-    """Create the next attempt with its intent on disk, and return (attempt, intent).
+    """Create the folder of the run's next attempt with its intent, and `plan` and `handle` if given; return (attempt,
+    intent).
 
-    The attempt's folder is renamed into place, which serves as the lock. The attempt's token is random, or derived from
-    a `secret` that other hosts share. Two callers that race get two numbers. With `after`, the attempt that the caller
-    has seen end, one of them gets the next number; the other, and any later caller, is Refused. Without `fsync` the
-    caller makes the run durable before others learn of it. With a `handle` no process ever takes the attempt for one
-    that was left to be started.
+    The first attempt of a run gets the number `first`. Without a `plan` the attempt follows that of an earlier attempt.
+    `batch` is the folder of runs that were submitted as one job.
+
+    The attempt's folder is renamed into place, which serves as the lock: two callers that race get two numbers. With
+    `after`, the attempt that the caller has seen end, one of them gets the next number; all others are Refused.
+
+    The attempt's token is random, or derived from a `secret` that other hosts share. Without `fsync` the caller must
+    make the run durable before others learn of it. With a `handle` no process takes the attempt for one whose start is
+    still unknown.
     """
     make_dir(run.attempts)
     if fsync:

@@ -126,7 +126,9 @@ class Recovery(Struct, frozen=True):
 
 
 class NotifyTarget(Struct, frozen=True):
-    """A recipient of notifications as written; only the user's own settings may contain a webhook's address itself."""
+    """A recipient of notifications: `argv` for a command, `address` for email, and for all other kinds the `secret`
+    that holds the webhook's address, or `address` itself, which only the user's own settings may contain.
+    """
 
     kind: str  # slack, discord, teams, json, email, command
     secret: Secret | None = None

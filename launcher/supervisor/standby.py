@@ -133,6 +133,8 @@ def detach(*, already: bool = False) -> None:
 
 
 def report(up_fd: int, line: bytes) -> None:
-    """Report on `up_fd` that this process is up; if the starter is dead, the records on disk decide what follows."""
+    """Write `line`, which says that this process is up, to `up_fd` and close it; a starter that has died meanwhile is
+    ignored.
+    """
     with contextlib.suppress(BrokenPipeError), os.fdopen(up_fd, "wb") as up:
         up.write(line)

@@ -39,7 +39,7 @@ class Place:
 
     @property
     def total(self) -> Tensor:
-        """The sum over all ranks."""
+        """Return the expected result of an all-reduce: the sum over all ranks, computed without communication."""
         return _pattern(self.count, self.device) * self.many + self.many * (self.many + 1) / 2
 
     @property

@@ -167,7 +167,10 @@ def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
 
 
 def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Return whether the receiver should read the sender's memory; both sides compute the same."""
+    """Return whether the peer `rank` is on this node and the tensors are large: then the receiver reads its memory.
+
+    Sender and receiver get the same answer.
+    """
     near = rank // world.local_size == world.rank // world.local_size
     return near and sum(one.nbytes for one in tensors) >= _LARGE_BYTES
 

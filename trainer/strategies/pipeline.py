@@ -100,9 +100,9 @@ class Pipeline:
         return self.mesh.get_group(STAGES)
 
     def shard(self, module: nn.Module, parts: Sequence[nn.Module]) -> None:
-        """Shard each stage of this rank over the ranks that have it: these parts separately, then the rest.
+        """Shard each stage of this rank over the ranks that have it, each of `parts` separately and then the rest.
 
-        `module` is the whole model, in which another stage's part may be tied to one of this rank's.
+        Parameters of the whole `module` that are tied to these are replaced by the sharded ones.
         """
         holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for part in module.modules():

@@ -26,7 +26,7 @@ class MemoryCopy(msgspec.Struct, frozen=True):
 
 
 class NodePair(msgspec.Struct, frozen=True):
-    """The measured connection between two nodes, given by their indexes."""
+    """The measured connection between the nodes with indexes `one` and `other`, by torch and by a plain connection."""
 
     one: int
     other: int

@@ -46,7 +46,9 @@ class StepVolume(msgspec.Struct, frozen=True):
 
 
 class ScaledRun(msgspec.Struct, frozen=True):
-    """The measurement of a training with one number of ranks."""
+    """What was measured of a training on one number of ranks, compared with that on `base` ranks; `why` is set if it
+    could not be measured.
+    """
 
     strategy: str
     scaling: str  # strong: the batch stays; weak: each rank's share of it stays; as it is: the script decides

@@ -150,7 +150,9 @@ class KubernetesSystem(BatchSystem):
 
 
 def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any]:
-    """Return the JobSet for kubectl; raise BadInput if pods could not see the run's folder."""
+    """Return the JobSet for kubectl of the run whose folder is `where`; raise BadInput if an option of k8s that it
+    needs is missing, if a hold is asked for in a queue of Kueue, or if pods could not see the folder.
+    """
     own, resources, count = plan.spec.k8s, plan.spec.resources, plan.nodes_max + plan.spec.recovery.spares
     for option, value in (("image", own.image), ("claim", own.claim), ("mount", own.mount)):
         if not value:

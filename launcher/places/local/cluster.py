@@ -116,7 +116,10 @@ class LocalCluster(Place):
         return host_here(run, attempt, node, os.environ)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """Stop the run's processes on this machine, and return the report."""
+        """End the attempt on this machine: ask its supervisors first, then kill what is left, and return the report.
+
+        `plan` is None if it cannot be read. Raise LaunchError if a process survives SIGKILL.
+        """
         return end_here(run, attempt, plan)
 
 

@@ -180,8 +180,8 @@ def expect(run_dir: Path) -> None:
 
 
 def supervisor_of(run_dir: Path) -> StandbySupervisor:
-    """Return a supervisor for the run: the expected one if it was booted for this folder, else a new one, and the other
-    is closed.
+    """Return the supervisor that `expect` booted for this folder, or boot a new one after closing one that was booted
+    for another folder.
     """
     before, _lending.expected = _lending.expected, None
     if before is not None and before[0] == run_dir:

@@ -241,7 +241,7 @@ def block_text(tree: Mapping) -> str:
 
 
 def _lines(node: Node) -> Iterator[str]:
-    """Yield the lines of a node."""
+    """Yield the lines of YAML for a mapping or a sequence of the tree, without indentation."""
     if isinstance(node, Mapping):
         for entry in node:
             yield from _under(f"{_key_text(entry.key.text)}:", entry.value)

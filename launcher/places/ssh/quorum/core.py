@@ -217,7 +217,9 @@ class Voter:
         return f"host {said.leader} does not lead attempt {said.attempt} for it"
 
     def settle(self, said: Settle) -> "Voter":
-        """Return the voter without the attempts before the settled one, if that is its newest."""
+        """Return the voter with only its newest attempt if `said` settles that attempt under the same leader, else the
+        voter unchanged.
+        """
         if (said.attempt, said.leader) != (self.newest.attempt, self.newest.leader):
             return self
         return replace(self, openings=self.openings[-1:])
