@@ -217,7 +217,7 @@ def _open_runs(request: OpenRuns) -> Outcome:
             for index, spec in enumerate(request.specs):
                 shipped = stack.enter_context(_shipped(spec, token.path / f"spec-{index}", root))
                 runs = (
-                    ShippedRun(one.run, one.repeat, one.first, one.events, goes_on_from, one.starts_at)
+                    ShippedRun(one.run, one.repeat, one.first, one.roles, one.events, goes_on_from, one.starts_at)
                     for one in request.runs
                     if one.spec == index
                 )

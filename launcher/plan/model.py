@@ -91,6 +91,7 @@ class Plan(msgspec.Struct, frozen=True):
     roles: tuple["Plan", ...] = ()  # of the main role, or the first where none is: those of the others
     first_host: int = 0  # of several programs on several machines: which of the run's hosts is its node 0
     first_gpu: int = 0  # likewise: which of the GPUs that the run has on each host is its first
+    first_attempt: int = 1  # of a role beside the main one: above those that it has had, here or elsewhere
     ports: tuple[str, ...] = ()  # names of those that each rank of its role has beside the first
     coordinator: str = ""  # address of the machine with the coordinator; "": node 0's agent includes it
     addresses: dict[str, tuple[str, ...]] = {}  # by role, or by role_port: HOST:PORT of each rank; known at the start

@@ -80,7 +80,7 @@ def new_attempt(
     """Create the folder of the run's next attempt with its intent, and `plan` and `handle` if given; return (attempt,
     intent).
 
-    The first attempt of a run gets the number `first`. Without a `plan` the attempt follows that of an earlier attempt.
+    The number is at least `first`. Without a `plan` the attempt follows that of an earlier attempt.
     `batch` is the folder of runs that were submitted as one job.
 
     The attempt's folder is renamed into place, which serves as the lock: two callers that race get two numbers. With
@@ -97,7 +97,7 @@ def new_attempt(
     there = attempts(run)
     if after is not None:
         _refuse_later(run, there, after)
-    number = max((attempt.number for attempt in there), default=first - 1) + 1
+    number = max([first - 1, *(attempt.number for attempt in there)]) + 1
     drawn, submit_token = new_token(), submit_token or new_submit_token()
     draft = AttemptDir(drafts.new_draft(run.attempts), 0)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from launcher.copies import news
+from launcher.copies.mirror.roles import next_attempts_of_roles
 from launcher.copies.stored import fetch_stored, has_store, whole_here
 from launcher.errors import BadInput, LaunchError, NotStarted, Refused
 from launcher.places.clusters_file import ClusterEntry, as_reached_now, entry
@@ -166,7 +167,7 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
     refuse_roles(run.spec, spec, where)
     wish = Request(
         run.spec, spec, overrides, place.name, where, project, found.listed, python,
-        as_run=ShippedRun(repeat=repeat_of(before)), defaults=place.defaults,
+        as_run=ShippedRun(repeat=repeat_of(before), roles=next_attempts_of_roles(run)), defaults=place.defaults,
         notifying=_notifying_again(run, spec, before), awaited=awaited, carried=waits and bool(given_to(run)),
         roles=code_of_roles(spec, found, python, Path(before.project)),
     )  # fmt: skip

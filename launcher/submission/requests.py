@@ -12,7 +12,7 @@ import msgspec
 
 from launcher.copies import news
 from launcher.errors import BadInput
-from launcher.ids import RunId, new_run_id
+from launcher.ids import RunId, new_run_id, parse_run_id
 from launcher.places.clusters_file import entry, plugin_sections, with_defaults
 from launcher.places.deferred.cluster import DeferredCluster
 from launcher.places.kinds import of_kind
@@ -49,6 +49,7 @@ class ShippedRun:
     run_id: RunId | None = None  # which it gets here too, where that is free
     repeat: int | None = None  # which of several runs of one spec
     first: int = 1  # the number of its first attempt here
+    roles: Mapping[RunId, int] = field(default_factory=dict)  # likewise, of each role beside the main one
     events: bytes = b""  # what happened to it before, elsewhere
     checkpoints: Path | None = None  # a folder with what it goes on from
     starts_at: float | None = None  # when the moment is that its spec names, by the clock of that machine
@@ -363,8 +364,12 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
         plan = build(wish.spec, wish.overrides, place, machine, wish.project, code, wish.python)
     told = wish.notifying.recipients if wish.notifying is not None else ()
     starts_at = plan.starts_at if wish.as_run.starts_at is None else wish.as_run.starts_at
+    roles = (
+        msgspec.structs.replace(one, first_attempt=wish.as_run.roles.get(parse_run_id(Path(one.run_dir).name), 1))
+        for one in plan.roles
+    )
     return msgspec.structs.replace(
-        plan, told=tuple(one.label for one in told), awaited=wish.awaited, starts_at=starts_at
+        plan, told=tuple(one.label for one in told), awaited=wish.awaited, starts_at=starts_at, roles=tuple(roles)
     )
 
 

@@ -235,7 +235,8 @@ class RolesOfRun:
         intent = read_intent(self._attempt)
         kind, secret = intent.cluster_kind, role_secret(intent.token, part.name)
         handle = Handle(kind, supervisor=this_process(), job_id=whole.job_id if whole is not None else None)
-        attempt, _ = new_attempt(run, plan.cluster, reason, None, kind=kind, handle=handle, secret=secret)
+        first = plan.first_attempt
+        attempt, _ = new_attempt(run, plan.cluster, reason, None, kind=kind, handle=handle, secret=secret, first=first)
         raise_fence(run, attempt.number)
         if (resumed := _resumed_since(self._run, run)) is not None:
             append_line(run.events, structs.replace(resumed, attempt=attempt.number))

@@ -59,6 +59,31 @@ def test_roles_are_seen_ended_resumed_and_fetched_as_those_of_a_run_here(laptop,
     assert [log.read_text().split()[0] for log in logs] == ["actor", "actor"]
 
 
+def test_a_role_counts_its_attempts_on_where_the_run_moves(laptop, login_node, tmp_path):
+    gate = tmp_path / "go-on-"
+    for name, text in (("learner.py", LEARNER), ("actor.py", ACTOR), ("job.yaml", SPEC % gate)):
+        laptop.script(name, text)
+    run = laptop.submit(on="local")
+    for attempt, place in enumerate(("hpc", "local", "hpc"), 2):
+        until("both programs", lambda: {"actor-0"} == running_roles(laptop.status(run)))
+        until("the actor's log", lambda n=attempt - 1: logs_of_actor(laptop, run)[n - 1 :])
+        laptop.launch("cancel", run)
+        laptop.launch("resume", run, "--on", place)
+    until("both programs", lambda: {"actor-0"} == running_roles(laptop.status(run)))
+    gate.with_name(f"{gate.name}4").touch()
+    laptop.launch("wait", run)
+    assert logs_of_actor(laptop, run) == [(f"a{number:04d}.g0001", 1) for number in (1, 2, 3, 4)]
+    role = laptop.folder(run) / "roles" / "actor-0"
+    assert sorted(path.name for path in (role / "attempts").iterdir()) == ["0001", "0002", "0003", "0004"]
+
+
+def logs_of_actor(laptop, run):
+    """Each folder with a log of the actor, and how often the log begins."""
+    laptop.launch("logs", run, "--role", "actor")
+    logs = sorted((laptop.folder(run) / "roles" / "actor-0" / "logs").glob("*/rank-00000.log"))
+    return [(log.parent.name, begun) for log in logs if (begun := log.read_text().count("actor at"))]
+
+
 def test_a_cluster_that_takes_one_program_says_so_from_there(laptop, login_node):
     laptop.clusters("hpc: {kind: slurm, login: hpc, cluster: gridengine}\n")
     laptop.script("learner.py", LEARNER), laptop.script("actor.py", ACTOR), laptop.spec(SPEC % "gate")

@@ -42,6 +42,11 @@ def test_the_newest_is_by_number_beyond_four_digits(run):
     assert new_attempt(run, "local", "resume", None)[0].number == 10001
 
 
+def test_the_lowest_number_holds_where_there_are_fewer_attempts(run):
+    numbers = [new_attempt(run, "local", "requeue", None, first=first)[0].number for first in (3, 3, 2, 9)]
+    assert numbers == [3, 4, 5, 9]
+
+
 def test_a_number_whose_maker_was_killed_is_not_given_again(run):
     (run.attempts / "0001").mkdir(parents=True)
     assert newest(run) is None

@@ -37,6 +37,12 @@ def reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
             yield RoleReport(parse_run_id(role.path.name), last.number, state, end)
 
 
+def next_attempts_of_roles(run: RunDir) -> dict[RunId, int]:
+    """Return by role the number after that of its newest attempt, for the places where the run continues."""
+    found = {parse_run_id(path.name): attempts(RunDir(path)) for path in role_dirs(run)}
+    return {name: there[-1].number + 1 for name, there in found.items() if there}
+
+
 def keep_roles(run: RunDir, attempt: AttemptDir, reports: Sequence[RoleReport], kind: str) -> None:
     """Keep the records of the roles that our own plan has beside the main one; `kind` is that of their place."""
     plans = {Path(plan.run_dir).name: plan for plan in read_plan(run, attempt.number).roles} if reports else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launcher.copies.mirror.fetch import fetch_to_resume_from
 from launcher.copies.mirror.holders import Holders
+from launcher.copies.mirror.roles import next_attempts_of_roles
 from launcher.errors import Exit, LaunchError, NotStarted, Unreachable
 from launcher.places.login.address import KIND, Address, address_of
 from launcher.places.login.files import LoginDisk, holders_of
@@ -175,7 +176,8 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaun
         spec = remote_spec(own, run.spec.read_bytes(), remote_options(own, address, again=number > 1))
         specs += [spec] if specs[-1:] != [spec] else []
         events = run.events.read_bytes() if number > 1 else b""
-        runs.append(RunWanted(own.run_id, len(specs) - 1, repeat_of(own), number, events, own.starts_at))
+        roles = next_attempts_of_roles(run)
+        runs.append(RunWanted(own.run_id, len(specs) - 1, repeat_of(own), number, roles, events, own.starts_at))
     secrets = read_record(first.secrets, dict[str, str]) or {}
     notifying = readable(first.notify, Notifying)
     token = handover.intent.submit_token

@@ -94,6 +94,7 @@ class RunWanted(msgspec.Struct, frozen=True):
     spec: Count  # which of the specs
     repeat: Count | None = None  # which of several runs of that spec
     first: AttemptNumber = 1  # the number of its first attempt there
+    roles: dict[RunId, AttemptNumber] = {}  # likewise, of each role beside the main one
     events: bytes = b""  # what has happened to it before, elsewhere
     starts_at: float | None = None  # Unix time of the moment that its spec names, by the clock here
 
