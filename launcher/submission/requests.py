@@ -205,8 +205,8 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
     """Return a problem if the run has several roles and its cluster supports none."""
     if not spec.roles or where.takes_roles:
         return []
-    reason = f"runs of several programs do not go to {where.kind} clusters"
-    hint = "this machine, `--on local`, takes them, and so do SSH pools and Slurm, also behind a login node"
+    reason = f"on {where.kind} clusters all nodes of a run have one program, so it cannot have roles"
+    hint = "submit it to this machine, `--on local`, to an SSH pool or to Slurm, or each program as a run of its own"
     return [Misfit("roles", reason, hint)]
 
 

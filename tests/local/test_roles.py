@@ -385,8 +385,9 @@ def is_further(lab, run, before):
     return state["state"] == "running" and place[1] >= (*place[0][:2], place[0][2] + 3)
 
 
-def test_other_clusters_refuse_several_programs_with_one_sentence(lab, three):
+def test_grid_engine_refuses_several_programs_and_says_why_and_what_to_do_instead(lab, three):
     lab.spec(SPEC % "role")
     done = lab.launch("submit", "job.yaml", "--on", "gridengine", check=None)
     assert done.returncode == 2
-    assert "job.yaml:4:1: roles: runs of several programs do not go to gridengine clusters" in done.stderr
+    assert "job.yaml:4:1: roles: on gridengine clusters all nodes of a run have one program" in done.stderr
+    assert "hint: submit it to this machine" in done.stderr and "each program as a run of its own" in done.stderr

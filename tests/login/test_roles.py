@@ -88,7 +88,7 @@ def test_a_cluster_that_takes_one_program_says_so_from_there(laptop, login_node)
     laptop.clusters("hpc: {kind: slurm, login: hpc, cluster: gridengine}\n")
     laptop.script("learner.py", LEARNER), laptop.script("actor.py", ACTOR), laptop.spec(SPEC % "gate")
     done = laptop.launch("submit", "job.yaml", "--on", "hpc", check=2)
-    assert "roles: runs of several programs do not go to gridengine clusters" in done.stderr
+    assert "roles: on gridengine clusters all nodes of a run have one program, so it cannot have roles" in done.stderr
     assert not login_node.runs()
 
 
