@@ -1,12 +1,14 @@
 """Several programs in one run on a pool: each on its hosts; they find each other, restart apart, and end together."""
 
 import json
+import shutil
 
 import pytest
 from lab import command, log_of
 from saved_checkpoints import save
 from ssh_desk import strike
 
+from launcher.cli.shipped import shipped
 from tests.role_programs import LEARNER, SERVER, is_further, place_of
 from tests.sizes import NIGHTLY
 
@@ -242,6 +244,45 @@ def of_agents(desk, run, host):
 
 def is_an_agents(pid):
     return b"launcher.supervisor" not in command(pid)
+
+
+def test_the_shipped_learner_learns_on_a_pool_though_an_actor_is_killed(desk):
+    for name in ("jobs", "templates"):
+        shutil.copytree(shipped("jobs").parent / name, desk.project / name)
+    run = desk.submit("jobs/actor_learner.yaml", "--on", "pool")
+    desk.until_step_there(0, run, 10)
+    strike(ranks_of(desk, run, 1, "actors-2")[0])
+    status = desk.wait(run)
+    assert (status["state"], status["step"], status["restarts"]["total"]) == ("succeeded", 100, 0)
+    assert {name: one["restarts"]["total"] for name, one in status["roles"].items()} == {
+        f"actors-{number}": int(number == 2) for number in range(4)
+    }
+    [measured] = json.loads(desk.launch("metrics", run, "--json").stdout)
+    rewards = [row["reward"] for row in measured["rows"] if "reward" in row]
+    assert rewards[-1] > 2 * rewards[0], rewards
+
+
+def test_a_run_that_moves_counts_the_attempts_of_its_roles_on(desk, three):
+    run = three()
+    for number, place in ((2, "local"), (3, "pool")):
+        desk.launch("cancel", run)
+        desk.launch("resume", run, "--on", place)
+        desk.until("the learner again", lambda: (desk.status(run)["step"] or 0) >= 3)
+        desk.launch("logs", run, "--role", "actors")
+        desk.until(
+            "attempt", lambda n=number: [one["attempt"] for one in desk.status(run)["roles"].values()] == [n] * 3
+        )
+    finish(desk, run)
+    for name in ("actors-0", "actors-1", "reward"):
+        desk.launch("logs", run, "--role", name)
+        logs = sorted((desk.run_dir(run) / "roles" / name / "logs").glob("*/rank-*.log"))
+        assert [(log.parent.name, log.read_text().count("LAUNCH_PORT")) for log in logs] == [
+            (f"a{number:04d}.g0001", 1) for number in (1, 2, 3)
+        ]
+
+
+def attempts_of_roles(desk, run):
+    return [one["attempt"] for one in desk.status(run)["roles"].values() if one["state"] == "running"]
 
 
 @pytest.mark.daily
