@@ -28,7 +28,7 @@ from tests.sizes import SEED
 SET, DEFAULTS = ("a=b\nc", "x='$(y)'"), (("slurm.partition", "gpu"),)
 SPEC = RemoteSpec("job.yaml", b"\xff\x00 any bytes", SET, DEFAULTS, ("job.yaml", "/p"))
 RUN = parse_run_id("job-aaaa")
-WANTED = RunWanted(RUN, 0, None, 3, b"\xfe")
+WANTED = RunWanted(RUN, 0, None, 3, {parse_run_id("actors"): 2}, b"\xfe")
 REQUESTS = [
     Have("~/launch", "0" * 64),
     Tree("~/l \n'", "0" * 64, (FileEntry("\xff\n", 3, True), FileEntry("l", 0, False, "a"))),
