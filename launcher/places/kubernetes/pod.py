@@ -76,6 +76,8 @@ class OtherPod:
                 continue
             served = attempt.number
             self._child = subprocess.Popen(node_command(_KIND, plan, attempt))
+            if self._told_to_leave:  # while the agent was being started, so that nobody has told the agent
+                self._child.terminate()
             self._child.wait()
         return False
 

@@ -2,19 +2,22 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
+from run_folder import RunFolder, plan_of
 
 from launcher.errors import BadInput, LaunchError, NotStarted, Unreachable
 from launcher.places.batch.batch import Fate, Phase, SubmitToken
 from launcher.places.kubernetes.kubernetes import KubernetesCluster, KubernetesSystem, ask, read_jobs, read_nodes
-from launcher.places.kubernetes.pod import YOUNG_S, meet, stand_by
+from launcher.places.kubernetes.pod import YOUNG_S, OtherPod, meet, stand_by
 from launcher.plan.build import build
 from launcher.plan.facts import Machine, Project, RunIdentity
-from launcher.plan.model import FrozenCode
+from launcher.plan.model import FrozenCode, NodePlan
 from launcher.spec.model import JobSpec, Resources, RunOptions
 from launcher.spec.read import read_spec
 
@@ -198,3 +201,23 @@ def test_one_that_comes_late_is_waited_for(tmp_path, monkeypatch):
     (tmp_path / "1.json.new").rename(tmp_path / "1.json")
     waits.join(60.0)
     assert list(found[0]) == ["pod-0", "pod-1"]
+
+
+def test_a_pod_that_is_removed_while_its_agent_is_started_ends_the_agent(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run").plan().attempt()
+    own = folder.run.attempt(1).plan
+    folder.write(
+        own, msgspec.structs.replace(plan_of(folder.path), nodes=(NodePlan(0, "10.0.0.1", False, None, "pod-1"),))
+    )
+    monkeypatch.setenv("JOB_LAUNCH_POD", "pod-1")
+
+    def told_meanwhile(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ["sleep", "600"]
+
+    monkeypatch.setattr("launcher.places.kubernetes.pod.node_command", told_meanwhile)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert OtherPod(folder.run, tmp_path / "pods", 1).serve() is False
+    finally:
+        signal.signal(signal.SIGTERM, before)
