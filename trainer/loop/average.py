@@ -41,7 +41,7 @@ class Average:
 
     @torch.no_grad()
     def begin(self, known: Collection[str] = ()) -> int:
-        """Set the averages to the current weights, except those in `known`; return how many were set."""
+        """Set the averages whose names are not in `known` to the current weights; return how many were set."""
         begun = [name for name in self.tensors if name not in known]
         for name in begun:
             self.tensors[name].copy_(self._weights[name])
@@ -73,7 +73,7 @@ class Average:
                 _exchange(*pair)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's part of each average, with that of its weight."""
+        """Yield pairs of this rank's part of each average and its part of the averaged weight."""
         for name, weight in self._weights.items():
             yield plain(self.tensors[name]), plain(weight)
 

@@ -84,5 +84,5 @@ def _at(step: int, total_steps: int | None) -> str:
 
 
 def _named(values: Values) -> str:
-    """Return names and values as text."""
+    """Return the values as text such as `  val_loss 0.312  accuracy 0.9`."""
     return "".join(f"  {name} {value:.4g}" for name, value in values.items())

@@ -47,7 +47,7 @@ class Shares:
         collate: Callable[[list[Any]], Any] | None,
         most: int | None = None,
     ) -> None:
-        """Take the data set, the samples of a batch, and how it is read; at most `most` batches are given."""
+        """Divide `dataset` into batches of so many samples; `most` limits those of this rank (None: no limit)."""
         open_data = partial(EvalData, workers=workers, collate=collate, pin_memory=world.device.type == "cuda")
         self._data: EvalData | None = None
         self._most = most
@@ -64,7 +64,7 @@ class Shares:
         return iter(()) if self._data is None else islice(self._data.batches(), self._most)
 
     def filler(self) -> Batch:
-        """Return some batch for a rank that has none left but must run forward passes with the others."""
+        """Return the first batch, counted as 0 samples, for a rank that has none left but must run forward passes."""
         return replace(next(self._open_any().batches()), samples=0)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Evaluation:
         self._shares.close()
 
     def _sums_over(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
-        """Return the sums over these batches on this rank, and the metric objects that were updated."""
+        """Evaluate these batches; return this rank's sums of the values, and the metric objects that were updated."""
         sums, objects = Sums(), MetricObjects()
         for batch in batches:
             values = self._values(self._place(batch.data), batch.samples)
@@ -165,7 +165,7 @@ class Evaluation:
         return sums, objects
 
     def _values(self, data: Any, samples: int) -> Mapping[str, Sum | tuple[Any, ...]]:
-        """Return the values of one batch by name."""
+        """Call the loss and metrics functions with one batch of `samples` samples, and return their values by name."""
         functions: list[Callable[[nn.Module, Any], Any]] = []
         if self._loss is not None:
             functions.append(partial(_losses, self._loss, samples))

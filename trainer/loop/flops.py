@@ -27,7 +27,7 @@ _PEAKS = (
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """Return the device's peak at this precision, or None if it is not known."""
+    """Return the peak in 10**12 operations per second of the device of this name, or None if it is not known."""
     column = {"fp16": 1, "bf16": 1, "tf32": 2, "fp32": 3}[precision]
     parts = device.split()
     return next((float(row[column]) for row in _PEAKS if _is_in(row[0], device, parts)), None)
@@ -49,7 +49,7 @@ class Flops:
     peak_per_s: float | None = None
 
     def in_line(self, samples_per_s: float) -> dict[str, float]:
-        """Return the values for a line of metrics."""
+        """Return `flops_per_s`, and `mfu` if the peak is known, for a line of metrics."""
         done = self.per_sample * samples_per_s
         return {"flops_per_s": done, **({} if self.peak_per_s is None else {"mfu": done / self.peak_per_s})}
 
@@ -78,9 +78,9 @@ def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
 def counted(
     strategy: Strategy, settings: Settings, samples: Callable[[], int], run: Callable[[], Tensor]
 ) -> tuple[Flops, str]:
-    """Return the operations over all ranks, which all call this, and the line to log.
+    """Return the operations of one sample, averaged over all ranks, and the message to log; all ranks call it.
 
-    `samples` is the size of the micro-batch that was run.
+    `run` runs a forward and backward pass of a micro-batch, and `samples` then returns how many samples it had.
     """
     began = time.perf_counter()
     of_ranks = gathered((count(strategy, run), samples()), strategy.world)

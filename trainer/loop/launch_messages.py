@@ -37,7 +37,7 @@ class LaunchMessages:
             self._control = Control(path)
 
     def wait(self, within_s: float) -> RejoinMessage | None:
-        """Return the newest message, or None if none comes within `within_s`."""
+        """Wait `within_s` seconds for a message and return the newest; None if none comes or no pipe is open."""
         return None if self._control is None else self._control.wait(within_s)
 
     def fileno(self) -> int:
@@ -77,7 +77,7 @@ class LaunchMessages:
             self._passes.leave()
 
     def unwatch(self) -> None:
-        """Stop watching."""
+        """Stop watching for messages, and remove the hooks from the parameters' passes."""
         for one in (self._lookout, self._passes):  # in this order
             if one is not None:
                 one.close()

@@ -47,10 +47,10 @@ class StepListener(Protocol):
         """Save the shared state after the update."""
 
     def before_save(self, loop: "Loop") -> None:
-        """Act after the rest of a step in which ranks continued in place, before the step is saved."""
+        """Seed the generators anew if ranks have changed in the step; called before such a step is saved."""
 
     def step_done(self, loop: "Loop") -> None:
-        """Act when everything that follows a step is done, including logging and saving."""
+        """Leave the step with an error if new ranks wait to join; called after logging and saving."""
 
 
 @dataclass(slots=True)
@@ -268,7 +268,10 @@ class Loop:
         return call_on_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
     def _end_step(self, step_samples: int, before_saving: Callable[[], None] = lambda: None) -> bool:
-        """Do everything due after an optimizer step, saving last; return whether a stop was requested."""
+        """Log, call callbacks, validate and save, each if due after a step of so many samples; return whether to stop.
+
+        `before_saving` is called just before the checkpointer.
+        """
         self.steps += 1
         self.samples += step_samples
         if self.logs:

@@ -32,7 +32,10 @@ class Answer:
     more_values: More = field(default_factory=dict)  # means of the same things as the loss, or pairs of sum and count
 
     def sums(self, samples: int) -> dict[str, tuple[Count, Count]]:
-        """Return sums and counts by name; a plain mean counts as many things as the loss does."""
+        """Return a pair of sum and count for each value by name, from a batch of `samples` samples.
+
+        A value that is a mean is multiplied by the loss's count, or by `samples` if the loss has none.
+        """
         count = samples if self.count is None else self.count
         pairs = {"loss": self.loss if self.count is None else (self.loss, count), **self.more_values}
         return {
@@ -131,7 +134,7 @@ class StepLosses:
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
     def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
-        """Restore what `noted` returned, and the losses in `others` of ranks that are gone."""
+        """Restore the names and numbers that `noted` returned, here and in `others` on ranks that are gone."""
         self._names, width = tuple(names), 2 * len(names)
         tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
         batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]
@@ -139,9 +142,9 @@ class StepLosses:
         self._others = [_added_up(one, width) for one in others]
 
     def take(self, say: Sequence[float] = ()) -> dict[str, float]:
-        """Return the mean losses of the step, the same on all ranks.
+        """Return the step's mean losses by name, the same on all ranks, which meet here, and begin a new step.
 
-        `say` is sent to the other ranks along with them.
+        `say` is sent along; `of_ranks` then has what each rank sent.
         """
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
@@ -164,7 +167,7 @@ class StepLosses:
 
 
 def _added_up(numbers: Sequence[float], width: int) -> list[float]:
-    """Return the sum of each column of rows of `width` numbers."""
+    """Divide `numbers` into rows of `width` and return the exact sum of each column; zeros if there are none."""
     batches = [numbers[place : place + width] for place in range(0, len(numbers), width or 1)]
     return [exact_sum(column) for column in zip(*batches, strict=True)] or [0.0] * width
 
@@ -186,7 +189,7 @@ class StepCount:
         return self.share_of(answer, batch)
 
     def share_of(self, answer: Answer, batch: Batch) -> Tensor:
-        """Return what a micro-batch, or a part of one, contributes to the loss to call `backward` on."""
+        """Return the loss of a micro-batch, or a part of one, scaled to its share of the step, for `backward`."""
         if answer.count is None:
             return answer.loss if batch.scale == 1.0 else answer.loss * batch.scale
         # DDP and the shards take the mean over ranks.

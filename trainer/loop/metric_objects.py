@@ -131,7 +131,7 @@ def _set(part: Any, state: State) -> None:
 
 
 def _reduce(part: Any, states: list[State]) -> State:
-    """Reduce the state by the metric's own rules, and return the state before.
+    """Set on the metric the states of all ranks reduced by its own rules, and return the plain first state.
 
     Lists are concatenated in the order of ranks.
     """

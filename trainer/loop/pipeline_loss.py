@@ -97,9 +97,9 @@ class Piped:
         self._shape: _Shape | None = None  # of what the loss function returns, known after the first batch
 
     def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
-        """Compute the gradients of a batch, count it, and return the loss function's answer.
+        """Compute the gradients of a batch, add it to `count`, and return the loss function's answer.
 
-        With `known` it has all values, else only the count, if there is one.
+        `data` is the content of `batch`. With `known` the answer has all values, else only the count, if there is one.
         """
         pipeline = self._pipeline
         inputs = self._inputs(loss, data, training=True)
@@ -169,7 +169,7 @@ class Piped:
             return function(_ReplayOutput(output), data)
 
     def _inputs(self, function: Function, data: Any, *, training: bool) -> Tensor:
-        """Return the tensor that the function calls the model with, in training mode with `training`."""
+        """Run the function until it calls the model; return the tensor that it passes, the same on all ranks."""
         return _model_input(function, data, self._pipeline.casting, self._device, training=training)
 
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
@@ -268,7 +268,7 @@ def _number(value: Any, device: torch.device) -> Tensor:
 
 
 def _parts(data: Any, samples: int, many: int) -> list[Any]:
-    """Return the batch in equal parts. Raises TrainerError if it holds something that is not one item per sample."""
+    """Return the batch in `many` equal parts. Raises TrainerError unless all in it are tensors of `samples` items."""
     for leaf in tree_flatten(data)[0]:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != samples:
             raise TrainerError(

@@ -70,7 +70,7 @@ class Profiler(Callback):
             self._finish(training, self._running)
 
     def _begin_if_due(self, step: int) -> None:
-        """Begin if the next step is the first to trace, or a later one after a restart."""
+        """Start the profiler if it is not running and the step after `step` is one to trace."""
         if self._running is None and self._first <= step + 1 <= self._last:
             from torch.profiler import ProfilerActivity, profile, supported_activities  # late: nobody else needs it
 

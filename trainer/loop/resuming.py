@@ -43,7 +43,10 @@ def _is_first_start(launched: Launched) -> bool:
 
 
 class Given:
-    """The settings that decide the training's numbers, as text by name, saved to be compared when it is resumed."""
+    """The settings that decide the training's numbers, as text by name, saved in each checkpoint.
+
+    Loading a checkpoint fills `changes` with a sentence for each setting that has another value now.
+    """
 
     def __init__(self, settings: Settings, schedules: Schedules) -> None:
         self._takes_new = settings.hyperparameters == "given"
@@ -75,7 +78,7 @@ class Given:
 
 
 def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
-    """Yield the constants of an optimizer, group by group, and of its schedule."""
+    """Yield name and text of the constants of an optimizer's groups and its schedule; `name` is the optimizer's."""
     for number, group in enumerate(schedule.groups):
         place = f"{name}[{number}]" if number else name
         yield from ((f"optimizer{place}.{key}", repr(group[key])) for key in group if key not in _HOW)

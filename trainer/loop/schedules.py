@@ -124,7 +124,7 @@ class Schedule:
 
 
 def set_group(group: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set options of a parameter group; a rate that is a tensor is filled, as captured graphs read it."""
+    """Set options of a parameter group, except `params`; if its `lr` is a tensor, the tensor is filled."""
     for key, value in values.items():
         if key == "lr" and isinstance(group.get("lr"), Tensor):
             group["lr"].fill_(value)
@@ -151,7 +151,7 @@ class Schedules:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The rates for a line of metrics: the first optimizer's first group, and each named optimizer's."""
+        """The rates of first groups for a line of metrics: `lr` of the first optimizer, `lr_NAME` of each named one."""
         rates = {name: one.rate for name, one in self.each.items()}
         return {"lr": next(iter(rates.values())), **{f"lr_{name}": rate for name, rate in rates.items() if name}}
 

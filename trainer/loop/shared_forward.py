@@ -38,7 +38,7 @@ class SharedForward:
         self._number = 0
 
     def take(self, forward: Any, *args: Any, **named: Any) -> Any:
-        """Return the model's output, by `forward` unless an earlier function had it computed."""
+        """Return an earlier function's output for the same arguments, or else call `forward` and keep its output."""
         number, given = self._number, (args, named)
         self._number += 1
         if number < len(self._passes) and self._passes[number].is_of(given):

@@ -13,7 +13,7 @@ _LEAST = 20  # of them, before it is one to go by
 
 
 class Spikes:
-    """The running median of the losses, which all ranks know alike."""
+    """Counts the steps whose loss is more than `factor` times the running median, the same on all ranks."""
 
     def __init__(self, factor: float) -> None:
         self.total = 0  # found so far
@@ -27,9 +27,9 @@ class Spikes:
         return median(self._losses) if len(self._losses) >= _LEAST else None
 
     def take(self, loss: float) -> bool:
-        """Return whether the loss is a spike; a spike or NaN has no part in the median.
+        """Return whether the loss is a spike, and count it, or else add it to the running median.
 
-        NaN is no spike, as another rule leaves such steps out.
+        NaN is neither a spike nor added.
         """
         usual = self.usual
         if usual is not None and usual > 0 and loss > self._factor * usual:
@@ -42,7 +42,7 @@ class Spikes:
         return False
 
     def too_many_error(self, where: str, limit: int) -> NotFinite:
-        """Return the error to raise when there are more than `limit` spikes."""
+        """Return the error to raise when there are more than `limit` spikes; its message begins with `where`."""
         return NotFinite(
             f"{where}: the loss was over {self._factor:g} times its running median\n"
             "hint: a smaller learning rate, clip_norm, or a look at the data; "

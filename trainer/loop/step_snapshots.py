@@ -72,7 +72,7 @@ class StepSnapshots:
 
     @property
     def resizes(self) -> bool:
-        """Whether this rank's state is enough for fewer or more ranks, which are allowed."""
+        """Whether the number of ranks may change and another rank has the same parameters as this one."""
         return self.may_resize and self.has_replica
 
     @property
@@ -116,7 +116,7 @@ class StepSnapshots:
         return fits
 
     def await_copies(self) -> None:
-        """Wait until the copies of this step have arrived, before any rank can finish it."""
+        """Wait until this rank's state is sent and its copy has come. Raises RuntimeError if the other rank is gone."""
         if self.copies is not None:
             self.copies.finish()
 
@@ -197,7 +197,10 @@ class StepSnapshots:
             self.source = Source.of(loop.checkpointer.subjects)
 
     def keep_part(self) -> None:
-        """Keep this rank's part of a model that is about to be made anew, unless an update is under way."""
+        """Store this rank's shards of a model that is about to be made anew in `part`, and drop `source`.
+
+        `part` is None if an update is under way or the shards cannot be handed over.
+        """
         self.part = None
         if not self.updating and self.snapshot is not None and self.source is not None:
             try:

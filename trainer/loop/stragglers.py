@@ -29,7 +29,10 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return the fields of a line of metrics made of every rank's seconds and memory."""
+    """Return `memory_gb`, the most of any rank, and with several ranks `own_seconds` and `slowest_rank`.
+
+    `of_ranks` has a pair of own seconds and peak memory for each rank.
+    """
     own = [seconds for seconds, _ in of_ranks]
     found: dict[str, Any] = {"memory_gb": max(memory for _, memory in of_ranks)}
     if len(own) > 1:
@@ -47,7 +50,10 @@ class Stragglers:
         self._reported: set[int] = set()
 
     def take(self, line: Mapping[str, Any], step_s: float) -> str:
-        """Return a message about a slow rank, once for each rank, or "" if there is none."""
+        """Return a message once a rank has been slow in several lines in a row, or ""; each rank is named only once.
+
+        `line` has the fields of `in_line`, and `step_s` is the duration of a step.
+        """
         slow = self._slow_rank(line, step_s)
         self._lines = self._lines + 1 if slow == self._rank else 1
         self._rank = slow

@@ -30,7 +30,7 @@ class Sums:
         self._counts.setdefault(name, []).append(count)
 
     def terms(self) -> Terms:
-        """Return sums and counts by name, one of each per batch."""
+        """Return by name a pair: the sums of all batches, and their counts."""
         return {name: (read(sums), read(self._counts[name])) for name, sums in self._sums.items()}
 
 
@@ -71,7 +71,7 @@ def _on_the_device(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def means(of_ranks: Iterable[Terms]) -> dict[str, float]:
-    """Return the means, rounded once from the exact sums, so that the division among ranks does not matter."""
+    """Return the mean of each value by name from all ranks' sums and counts, exact and rounded once."""
     sums: dict[str, list[float]] = {}
     counts: dict[str, list[float]] = {}
     for terms in of_ranks:

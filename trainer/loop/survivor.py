@@ -193,7 +193,7 @@ class Survivor:
             raise dist.DistBackendError("other ranks wait to be met")
 
     def end(self, loop: Loop, why: str) -> None:
-        """Stop saving state: from then on launch has to start all ranks anew."""
+        """Stop saving state, tell launch that this rank cannot continue in place any more, and log `why`."""
         if self.active:
             self.active = False
             if self.snapshots.copies is None:  # else ranks of other nodes wait for its state, even if there is none
@@ -297,7 +297,7 @@ class Survivor:
 
     @property
     def _may_meet(self) -> bool:
-        """Whether the ranks can meet again; in the middle of an update only if all load what was saved."""
+        """Whether this rank can meet the others again; in the middle of an update only if all load what was saved."""
         return (self.active or self.arriving) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:

@@ -46,7 +46,7 @@ class Collective:
     name: str
     sent: int  # bytes that the rank gave
     seconds: float
-    open_s: float
+    open_s: float  # those of `seconds` in which the rank computed nothing
     phase: str  # in which the rank waited for it, or asked for it
 
 
@@ -157,7 +157,7 @@ def _middle(spans: Sequence[Span], call: Mapping[str, Any]) -> float:
 
 
 def _phase_at(laps: Sequence[tuple[float, str]], at: float) -> str:
-    """Return the phase at this time."""
+    """Return the phase whose lap ends first at or after the time `at`; each lap is its end and its phase."""
     return next((phase for end, phase in laps[1:] if at <= end), laps[-1][1])
 
 
@@ -226,7 +226,7 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
-    """Return the seconds per step of each kind of work, over all ranks, and of the whole `step`."""
+    """Return means per step and rank: seconds by kind of work, of the `step`, `hidden` ones, `bytes` and `messages`."""
     least = _least([one.collectives for one in ranks])
     sums: defaultdict[str, float] = defaultdict(float)
     for rank in ranks:

@@ -197,7 +197,10 @@ class Trainer:
         return start
 
     def _check_progress(self, loop: Loop, starts: Sequence[int]) -> None:
-        """Raise NotFinite if the training goes back to the same checkpoint again and again."""
+        """Raise NotFinite if spikes sent the training back to its last start more than `skip_limit` times.
+
+        `starts` has the step of each start so far.
+        """
         limit = self.settings.skip_limit
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
             raise loop.spikes.too_many_error(f"{limit + 1} times after step {starts[-1]}", limit)

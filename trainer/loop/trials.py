@@ -56,7 +56,7 @@ def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> D
 
 
 def begin_dev_run(trainer: object, settings: Settings, world: World) -> None:
-    """Make a dev run start without a checkpoint, and remove what it saves when its Trainer is deleted.
+    """Delete the checkpoint folder of a dev run, and again when `trainer` is deleted; else do nothing.
 
     All ranks call it.
     """

@@ -23,11 +23,11 @@ class RankReport:
     """The report of one rank when the ranks meet again: the step of its weights, its shard, and its saved states."""
 
     start: str  # the start of the training that its states and weights are of
-    step: int | None  # that its weights are of; None: it is new, or in the middle of an update
-    state_steps: tuple[int, ...]  # the steps after which it knows what was its own
-    copy_steps: tuple[int, ...] = ()  # those after which it knows what was its charge's, a rank of another node
+    step: int | None  # after which its weights are; None: the rank is new, or in the middle of an update
+    state_steps: tuple[int, ...]  # the steps whose state of its own the rank has saved
+    copy_steps: tuple[int, ...] = ()  # the steps whose state it has for the rank on the next node that sends it copies
     shard: int | None = None  # which part of the parameters it has; None: all of them
-    old_place: tuple[int, int] | None = None  # its rank in its states, and their number; None: it is new, or still is
+    old_place: tuple[int, int] | None = None  # rank and number of ranks when its states were saved; None: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Agreement:
     """The step to continue from and who sends what to whom, the same on all ranks."""
 
     step: int
-    source: int  # a rank that has what is one for all
-    receivers: tuple[int, ...]  # those that need it
+    source: int  # the rank that sends the state that is the same for all
+    receivers: tuple[int, ...]  # the ranks that lack the weights of `step`
     copies_sent: tuple[
         tuple[int, int], ...
     ] = ()  # the rank with a copy of a lost rank state, and the rank that lost it

@@ -19,9 +19,9 @@ class RejoinMessage(msgspec.Struct, frozen=True):
     """The message from launch that gives this process its rank in a new generation."""
 
     generation: int
-    log: str
-    log_before: str
-    environment: dict[str, str]
+    log: str  # the path of the log to write from now on
+    log_before: str  # the path of the log that `log` replaces, if output goes there
+    environment: dict[str, str]  # the variables of the rank
 
 
 _decoder = msgspec.json.Decoder(RejoinMessage)
@@ -41,7 +41,10 @@ class Control:
         self._rest = {self._urgent: b"", self._at_step_end: b""}
 
     def wait(self, within_s: float) -> RejoinMessage | None:
-        """Return the newest message of both pipes, or None if none that can be decoded comes in time."""
+        """Wait for a message, read all that have come, and return that of the newest generation.
+
+        Returns None if none that can be decoded comes within `within_s` seconds, or launch has closed a pipe.
+        """
         end = time.monotonic() + within_s
         while not any(b"\n" in rest for rest in self._rest.values()):
             left_s = end - time.monotonic()
@@ -71,12 +74,12 @@ class Control:
             os.close(fd)
 
     def _taken(self, fd: int) -> RejoinMessage | None:
-        """Return the newest whole message that was read from this pipe, or None."""
+        """Remove the whole messages that were read from this pipe and return the last, or None."""
         lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
         return _newest(lines)
 
     def _ready(self, within_s: float, *fds: int) -> list[int]:
-        """Return the descriptors that become readable within the time."""
+        """Wait up to `within_s` seconds until one of the descriptors is readable, and return those that are."""
         waiting = select.poll()
         for fd in fds:
             waiting.register(fd, select.POLLIN)

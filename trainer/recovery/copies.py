@@ -28,9 +28,9 @@ class Copies:
     """The copies that one rank keeps, and the transfer of its own state to its holder."""
 
     world: World
-    kept: dict[int, bytes] = field(default_factory=dict)  # by step, the states of its charge
-    _coming: tuple[dist.Work, Tensor] | None = None
-    _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    kept: dict[int, bytes] = field(default_factory=dict)  # by step, the states of the rank whose copies this one keeps
+    _coming: tuple[dist.Work, Tensor] | None = None  # the receive under way, and its memory
+    _going: list[tuple[dist.Work, Tensor]] = field(default_factory=list)  # the sends under way, and their memory
 
     def exchange(self, step: int, state: bytes) -> None:
         """Start to send this rank's state, and to receive the state that it keeps for another rank.
@@ -65,7 +65,7 @@ class Copies:
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:
-        """Keep the state whose first part was received, after receiving the rest."""
+        """Receive the rest of the state whose first part is `frame`, keep it by its step, and drop the oldest ones."""
         data = frame.numpy().tobytes()
         step, length = _HEAD.unpack_from(data)
         state = data[_HEAD.size : _HEAD.size + length]

@@ -37,7 +37,7 @@ class RankState(msgspec.Struct, frozen=True, array_like=True):
     losses: list[float] = []  # of each micro-batch the sum and the count by name
     buffers: bytes = b""  # of the model, on the rank that all others follow in them
     others: list[list[float]] = []  # the losses of ranks that took part in the step and are no more
-    resized: bool = False  # the ranks became others before the end of the step, after which all draw anew
+    resized: bool = False  # the set of ranks changed during the step, so all seed their generators anew after it
 
 
 decoded = msgspec.msgpack.Decoder(RankState).decode
@@ -160,7 +160,7 @@ def _file(path: Path, slot: int) -> Path:
 
 
 def _read(path: Path) -> tuple[str, int, bytes] | None:
-    """Return start, step and state in a file, or None if it is missing or damaged."""
+    """Return a file's start name, step and encoded state, or None if it is missing or damaged."""
     try:
         return _decoded(path.read_bytes())
     except (OSError, msgspec.MsgspecError):

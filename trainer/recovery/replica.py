@@ -36,8 +36,8 @@ class Snapshot:
 
     step: int
     objects: Mapping[str, Any]
-    groups: Mapping[str, list[dict[str, Any]]]  # of each optimizer
-    loop: Mapping[str, Any]  # where the loop stands
+    groups: Mapping[str, list[dict[str, Any]]]  # by optimizer, the options of its groups
+    loop: Mapping[str, Any]  # the position of the loop
 
     @classmethod
     def of(
@@ -114,7 +114,7 @@ class Replica:
         self._header = Shared(document, _described(self._alike), _described(self._own))
 
     def give(self, agreed: Agreement, world: World) -> None:
-        """Send each taking rank this rank's stripe; the source also sends the rest."""
+        """Send each receiver this rank's share of weights and optimizer; the source also sends all other state."""
         is_source = world.rank == agreed.source
         alike: dict[tuple[int, ...], list[int]] = {}
         for receiver in agreed.receivers:
@@ -198,7 +198,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 class Piece:
     """A range of bytes of one of the tensors."""
 
-    tensor: int
+    tensor: int  # its place in the list of tensors
     begin: int
     end: int
 
@@ -213,9 +213,9 @@ def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_n
 # tensors, by name     | a ...... | b | c ............... |
 # stripes of givers    | first ...... | second ... | third |
 def stripes(sizes: Sequence[int], senders: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
-    """Return what each sender sends of tensors of these sizes: equal shares of at least `least_bytes`.
+    """Return for each sender the pieces that it sends of tensors of these sizes in bytes.
 
-    If there is little in all, one sends everything and the others nothing.
+    The first senders get equal shares of at least `least_bytes`, the rest nothing; one sends all if it is little.
     """
     ends = [*accumulate(sizes, initial=0)]
     total, places = ends[-1], [*enumerate(pairwise(ends))]

@@ -45,9 +45,9 @@ class Places:
     """
 
     pid: int
-    mark: bytes
+    mark: bytes  # what is in memory at `mark_at` as long as the tensors may be read
     mark_at: int
-    tensors: tuple[int, ...]
+    tensors: tuple[int, ...]  # the address of each
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _system(name: str) -> Callable[..., int]:
 
 
 def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
-    """Send each list of tensors to its ranks, all at once; tensors on a GPU are copied to the host first."""
+    """Send each list of tensors to its ranks, all at once, and wait until they are sent; GPU tensors go by the host."""
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in parcels:
         values = [one.detach().cpu().contiguous() for one in tensors]
@@ -176,7 +176,7 @@ def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Let that rank read the tensors from this process's memory, and return whether it did."""
+    """Let rank `rank` read the tensors from this process's memory, wait for it, and return whether it did."""
     received: list[Any] = [None]
     dist.recv_object_list(received, src=rank, group=world.control)
     with readable(tensors, by=received[0]) as places:

@@ -78,7 +78,7 @@ class ShardState:
 
     @classmethod
     def take(cls, rank: int, world: World) -> "ShardState":
-        """Return the state that that rank sends."""
+        """Receive the state that rank `rank` sends with `give`, and return it."""
         received: list[Any] = [None]
         dist.recv_object_list(received, src=rank, group=world.control)
         described: ShardState = received[0]
