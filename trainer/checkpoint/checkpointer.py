@@ -174,7 +174,7 @@ class Checkpointer:
                 self._saver.add_verified(step, finite=finite)
 
     def abandon(self) -> None:
-        """Abandon a save that is being written, without waiting, because its process groups are broken."""
+        """Wait a short time for saves whose process groups are broken, then leave their threads alone."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.abandon()
@@ -359,7 +359,7 @@ class Checkpointer:
             self._open_saver().reserve(contents)
 
     def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
-        """Write a snapshot into the node's memory, if it fits."""
+        """Write a snapshot into the node's memory, if it fits and no rank still writes the best checkpoint."""
         memory = self._memory
         if memory is not None and memory.enabled is not False:
             # Over the group of the votes: a save to disk may be using that of the saver.
@@ -409,7 +409,7 @@ class Checkpointer:
                 log.warning("the best checkpoint could not be kept apart: %s", error)
 
     def _report_saved(self, step: int, kind: str) -> None:
-        """Report to launch that `step` was saved, and call `on_first_save` the first time."""
+        """Report `step` to launch under the name `kind`, and call `on_first_save` the first time."""
         self._wire.report(**{kind: step})
         tell, self.on_first_save = self.on_first_save, None
         if tell is not None:

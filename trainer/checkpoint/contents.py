@@ -42,8 +42,8 @@ class Subjects:
 
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
-    shared: Mapping[str, Stateful]
-    per_rank: Mapping[str, Stateful]
+    shared: Mapping[str, Stateful]  # objects whose state is the same on all ranks
+    per_rank: Mapping[str, Stateful]  # objects whose state is kept for each rank
     averages: Mapping[str, Tensor] = field(default_factory=dict)  # of parameters, by `name_of_average`
 
     @property

@@ -17,9 +17,9 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 class Piece:
     """A range of a file, and the memory or function that takes it."""
 
-    at: int
+    at: int  # the offset in the file
     size: int
-    memory: memoryview | None  # theirs; None: they have to be put there
+    memory: memoryview | None  # to read into; None: `put` is called with the bytes
     put: Callable[[Tensor], object] = lambda _: None
     pinned: bool = False
 

@@ -37,8 +37,8 @@ _REPORT_EVERY_S = 1.0
 class _Wanted:
     """Rank 0's request for bytes of a file that another rank has."""
 
-    giver: int
-    file: int
+    giver: int  # the place of the rank that sends them
+    file: int  # its number in the manifest
     at: int
     size: int
 
@@ -60,9 +60,9 @@ def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> 
 def fingerprint_together(
     entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float = _REPORT_EVERY_S
 ) -> str:
-    """Return the same digest on all ranks, which call this together.
+    """Return the digest of `fingerprint` on all ranks, which call this together.
 
-    `still_here` is called on each of them every `word_every_s` seconds meanwhile.
+    `still_here` is called on each of them meanwhile, at intervals of about `report_every_s` seconds or less.
     """
     return (_digest_over_disks if save_group.separate_disks else _digest_on_shared_disk)(
         entry, save_group, still_here, report_every_s
@@ -113,7 +113,7 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
 
 
 def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
-    """Yield after each file or block of this rank's part, whose digest is then in `digests`."""
+    """Check this rank's share of the files, then put the digests of its blocks into `digests`; yield after each."""
     many = len(save_group.ranks)
     for file in manifest.files[save_group.me :: many]:
         hash_file(entry.path / file.name, file.size, file.digest)
@@ -141,7 +141,7 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
 def _keep_alive(
     save_group: SaveGroup, still_here: Callable[[], None], message: object, every_s: float
 ) -> Callable[[], None]:
-    """Return a function for rank 0 that calls `still_here`, and has the other ranks call it at intervals."""
+    """Return a function for rank 0 that calls `still_here`, and broadcasts `message` once in `every_s` seconds."""
     sent_at = time.monotonic()
 
     def after_part() -> None:

@@ -297,7 +297,7 @@ def _target_like(entry: TensorEntry, parameter: Tensor, device: torch.device, li
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
-    """Return what must be equal in two tensors so that the memory of one can be reused for the other."""
+    """Return shape, type, device and strides of a tensor; if they are equal, its memory can be reused for another."""
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
 
 

@@ -38,7 +38,7 @@ class MemoryTier:
     saver: Saver
     node: SaveGroup
     keep: int
-    copies: int = 0  # of another node's, of about the same size
+    copies: int = 0  # how many snapshots of another node this one keeps as well
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
 
     def steps(self, world: World) -> list[tuple[int, str]]:
@@ -60,7 +60,10 @@ class MemoryTier:
         return Entry("step", step, self.folder / folder_name(step))
 
     def fits(self, contents: Contents, world_group: SaveGroup) -> bool:
-        """Return whether all snapshots and one that is being written fit the limit; all nodes agree."""
+        """Return whether all snapshots and one that is being written fit the limit on every node; all ranks call it.
+
+        Only the first call measures it, and sets `enabled`.
+        """
         if self.enabled is None:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
             needed = (self.keep + 1 + self.copies) * sum(self.node.all_gather(mine))

@@ -161,7 +161,10 @@ class NewestState:
         return Loaded(step, path, size, from_memory=True, info=manifest.info, averages=reader.averages)
 
     def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
-        """Return whether all ranks can read their parts of a snapshot in memory; all ranks call it."""
+        """Call `read` and return whether it worked on all ranks, which all call this; else log why, and `otherwise`.
+
+        `read` None means that this rank's snapshot of that step has gone.
+        """
         problem, _ = read_patiently(read) if read is not None else ("it has gone", True)
         problems = [one for one in self._save_group.all_gather(problem) if one]
         if problems and self._save_group.is_first:
@@ -174,7 +177,7 @@ class NewestState:
 
 
 def _reject(entry: Entry, problem: str, damaged: bool) -> None:
-    """Pass over a checkpoint; rename a damaged one, so that no later start reads it again."""
+    """Log that a checkpoint is passed over because of `problem`; if it is damaged, try to rename it."""
     log.warning("falling back to the checkpoint before step %d: %s", entry.step, problem)
     if damaged:
         try:

@@ -32,8 +32,8 @@ class Part:
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     dtype: torch.dtype
-    at: int
-    size: int
+    at: int  # the offset in the file
+    size: int  # in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class WritePlan:
     parts: tuple[Part, ...]
     size: int  # of this rank's parts
     tensors: dict[str, TensorEntry]
-    signature: int  # of what this rank had to bring when the plan was made
+    signature: int  # of the tensors that this rank had when the plan was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,10 @@ def decode(decided: bytes) -> dict[str, TensorEntry]:
 
 
 def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
-    """Return rank `me`'s view of the plan. Raises TrainerError on all ranks if a tensor cannot be saved."""
+    """Return the plan with the parts that place `me` writes, and `mark` as its signature. Raises TrainerError.
+
+    The error, if a tensor is of a type that cannot be saved, is the same on all ranks.
+    """
     for entry in tensors.values():
         if entry.dtype not in ITEM_BYTES:
             raise TrainerError(f"checkpoint: a tensor of type {entry.dtype} cannot be kept")
@@ -86,7 +89,7 @@ def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
 
 
 def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
-    """Yield the parts that rank `me` writes."""
+    """Yield the parts that the rank at place `me` of the save group writes."""
     for name, entry in tensors.items():
         for row in entry.rows:
             number, rest = divmod(me - row.file, row.stride)
@@ -120,7 +123,7 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """Yield the share as rows whose parts are at the same offset of their files."""
+    """Yield the share as rows of parts at equal offsets; `first` writes its first part, `ats` has their offsets."""
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)
     for begin, end in zip([0, *cuts], [*cuts, share.count], strict=True):
@@ -140,7 +143,7 @@ def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> li
 
 
 def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
-    """Yield the parts of a row that overlap the box."""
+    """Yield a Need for each part of the row that overlaps the box of tensor `name`."""
     offsets, lengths = box
     for number in _overlapping(box, row):
         part = row.part(number) if row.count > 1 else row

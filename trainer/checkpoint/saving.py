@@ -42,7 +42,7 @@ class CheckpointDirectory:
     folder: Path
     token: FencingToken
     keep: int
-    run_dir: Path | None = None  # whose own fence is asked too
+    run_dir: Path | None = None  # the folder of the run, whose fence is checked too
     start: str = ""  # the same for all shelves of one start of a run: which snapshots belong together
 
 
@@ -63,9 +63,9 @@ class Outcome:
     """The outcome of a save; the same on all ranks."""
 
     step: int
-    path: Path | None = None
-    problem: str = ""
-    fenced: bool = False
+    path: Path | None = None  # of the checkpoint; None: the save failed
+    problem: str = ""  # why it failed
+    fenced: bool = False  # it failed because a newer start owns the folder
     finite: bool = True  # whether each weight is a number
 
 
@@ -84,7 +84,7 @@ class _NewSave:
 class _File:
     """The file that one rank has written, or the reason why it could not."""
 
-    entry: FileEntry | None
+    entry: FileEntry | None  # None: it could not be written
     documents: tuple[tuple[str, int, int], ...] = ()  # name, place, size
     finite: bool = True  # whether its weights are
     problem: str = ""
@@ -245,7 +245,7 @@ class Saver:
         return Outcome(request.step, self._directory.folder / folder_name(request.step), finite=manifest.finite)
 
     def _agree(self, outcome: Outcome) -> Outcome:
-        """Return the first problem of a rank that acts for a disk, or this outcome."""
+        """Return the failed outcome of a rank that acts for a disk, a fenced one first, else `outcome`."""
         outcomes = (
             self._save_group.all_gather(outcome)
             if self._save_group.separate_disks
@@ -360,7 +360,10 @@ class Saver:
             log.warning("after the checkpoint of step %d: %s", request.step, error)
 
     def _await_copies(self, step: int) -> list[Stock]:
-        """Return which files all disks have, once second copies are recent enough; all ranks call it."""
+        """Wait until second copies are recent enough and return each disk's files; all ranks call it. Raises OSError.
+
+        The error is raised if a disk cannot be read.
+        """
         lag, waits = self._copy_lag, True
         try:
             while waits:
@@ -413,7 +416,10 @@ class Saver:
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
-        """Keep a committed checkpoint in place of the previous best; all ranks call it."""
+        """Make a committed checkpoint the best and remove the previous one; all ranks call it.
+
+        Raises Fenced, OSError or CheckpointDamaged, and OSError if it failed on another node.
+        """
         directory, older, problem = self._directory, list[Path](), None
         if self._save_group.separate_disks:
             info = self._save_group.broadcast(info)

@@ -21,12 +21,12 @@ class Share(msgspec.Struct, array_like=True):
     """A row of parts along one dimension, the ranks that have them, and the ranks that have copies of the row."""
 
     first: int  # the place of the rank that has the first part
-    offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
-    count: int = 1
+    offsets: tuple[int, ...]  # of the first part in the tensor
+    lengths: tuple[int, ...]  # of each part
+    count: int = 1  # of parts in the row
     stride: int = 1  # from the rank of one part to that of the next one
-    dim: int = 0
-    copies: int = 1
+    dim: int = 0  # along which the parts follow each other
+    copies: int = 1  # of the row, itself included
     copy_stride: int = 0  # from a rank to the one that has a copy of the same part
 
 

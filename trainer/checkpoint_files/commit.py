@@ -205,7 +205,7 @@ def empty_trash(folder: Path) -> None:
 
 
 def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
-    """Make the draft folder, and check the fence afterwards."""
+    """Make the draft folder, then check the fence; if that fails, remove the folder and raise Fenced."""
     draft.mkdir(mode=0o700)
     with _discarding_on_error(draft, token, run_dir):
         draft.chmod(0o700)  # whatever the umask

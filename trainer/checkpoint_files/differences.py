@@ -30,17 +30,17 @@ class OtherTensor:
 
     name: str
     index: tuple[int, ...]
-    one: str
-    other: str
+    one: str  # the value in the first checkpoint
+    other: str  # the value in the second one
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
     """All differences between two checkpoints, as `differences` returns them."""
 
-    tensors: int  # that there are
+    tensors: int  # the number of tensors compared
     different: tuple[str, ...]  # the names of those that differ, in the order of the first checkpoint
-    first: OtherTensor | None  # of these
+    first: OtherTensor | None  # the first of `different`; None: no tensor differs
     kept: tuple[str, ...]  # places of other kept state that differ, as `rank/00001/generators/torch`
 
 
@@ -107,7 +107,7 @@ def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
 
 
 def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before: int) -> OtherTensor:
-    """Return the first different element of two pieces of a tensor, `before` bytes into it."""
+    """Return the first element in which two pieces differ that begin `before` bytes into tensor `name`."""
     item = ITEM_BYTES[entry.dtype]
     at = next(at for at in range(0, len(mine), item) if mine[at : at + item] != theirs[at : at + item])
     values = (_value(data[at : at + item], entry.dtype) for data in (mine, theirs))

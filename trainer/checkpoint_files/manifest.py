@@ -48,9 +48,9 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
     file: Size  # index into `files`
     at: Size  # byte offset in it
-    offsets: tuple[Size, ...]
-    lengths: tuple[Size, ...]
-    count: Many = 1
+    offsets: tuple[Size, ...]  # of the first part in the tensor
+    lengths: tuple[Size, ...]  # of each part
+    count: Many = 1  # of parts in the row
     stride: Many = 1
     dim: Size = 0
 
@@ -87,8 +87,8 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON document inside a file, holding everything that is not a tensor."""
 
-    file: Size
-    at: Size
+    file: Size  # index into the files of the manifest
+    at: Size  # byte offset in it
     size: Size
 
 
@@ -101,7 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[FileEntry, ...]
     tensors: dict[str, TensorEntry]
     trees: dict[str, TreeEntry]
-    ranks: tuple[Size, ...] | None = None  # whose state this is; None: everybody's, and nothing of it is missing
+    ranks: tuple[Size, ...] | None = None  # the ranks whose state this is, in a snapshot of one node; None: all ranks
     apart: bool = False  # written on several disks: each has some of the files, and may get copies of the others
     finite: bool = True  # whether each weight is a number: where one is not, it is no checkpoint to go on from
     attempt: int = 0
@@ -195,7 +195,7 @@ def _lengths(row: Chunk) -> tuple[int, ...]:
 
 
 def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int, ...]:
-    """Return the numbers with one of them replaced."""
+    """Return `numbers` with the one at index `at` replaced by `number`; empty ones as they are."""
     return (*numbers[:at], number, *numbers[at + 1 :]) if numbers else numbers
 
 

@@ -43,8 +43,8 @@ class Held:
     folder: str  # its name
     committed: bool  # False: a prepared draft, which counts only if another disk has it committed
     digest: str  # of the manifest, which is the same on all disks
-    present: tuple[str, ...]
-    missing: tuple[str, ...]  # or of another size
+    present: tuple[str, ...]  # the names of the files that the disk has in full
+    missing: tuple[str, ...]  # the names of those that it lacks or has in another size
 
     @classmethod
     def of(
@@ -84,8 +84,8 @@ class SaveOnDisks:
     """One committed checkpoint, and which of several disks have its manifest and each of its files."""
 
     held: Held  # as a disk has it that has committed it
-    with_manifest: list[int] = field(default_factory=list)
-    holders: dict[str, list[int]] = field(default_factory=dict)
+    with_manifest: list[int] = field(default_factory=list)  # the numbers of the disks that have its manifest
+    holders: dict[str, list[int]] = field(default_factory=dict)  # by file name, the numbers of the disks that have it
 
     @property
     def whole(self) -> bool:

@@ -95,9 +95,10 @@ def place_on_devices(module: nn.Module, blocks: Sequence[nn.Module], many: int, 
 
 
 def place_layers(module: nn.Module, blocks: Sequence[nn.Module], here: Sequence[torch.device]) -> None:
-    """Place blocks, and the layers before, between and after them, on these devices in turn.
+    """Place blocks, and the layers before, between and after them, on the devices `here` in turn.
 
-    Layers that share a parameter go to the same device.
+    Hooks move the inputs of each layer to its device, and the output to the first one. Layers that share a parameter go
+    to the same device. Raises BadSettings if there are fewer blocks than devices.
     """
     if len(blocks) < len(here):
         raise BadSettings(

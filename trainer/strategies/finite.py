@@ -18,7 +18,7 @@ class Skips:
     def __init__(self) -> None:
         self._total: int | Tensor = 0
         self._in_a_row: int | Tensor = 0
-        self.learned: bool | Tensor = False  # whether the last step was none of them
+        self.learned: bool | Tensor = False  # whether the last step was not skipped
 
     def note(self, finite: bool | Tensor) -> None:
         """Count a step, by whether it was finite."""
@@ -54,9 +54,9 @@ def first_gradient(loss: Tensor) -> Tensor | None:
 
 
 def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return, on the device, whether all gradients are finite.
+    """Return as a tensor on the gradients' device whether all of them are finite.
 
-    With `shared`, over all ranks, which meet here in `group`.
+    With `shared`, those of all ranks in `group`, which meet here.
     """
     flags = [_infinite(tensors, device) for (device, _), tensors in alike(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())

@@ -47,9 +47,9 @@ def clip_values(gradients: Iterable[Tensor], most: float) -> None:
 
 
 def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
-    """Scale this rank's shards as clip_grad_norm_ does, and return the norm over all ranks.
+    """Return the norm over all ranks, which meet here, and scale this rank's shards if it is over `most`.
 
-    `copies` is the number of copies of each shard.
+    `copies` is the number of ranks that have each shard; with `most` None nothing is scaled.
     """
     shards = [plain(gradient) for gradient in gradients]
     norms = [torch.linalg.vector_norm(shard, dtype=torch.double) for shard in shards]

@@ -93,7 +93,7 @@ class _Paging(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
-        """Yield the managed parameters that an operation's arguments belong to."""
+        """Yield a managed parameter and the argument for each of an operation's arguments that lies in its memory."""
         for value in tree_iter(values):
             if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
                 page = self._pages.get(value.untyped_storage()._cdata)  # noqa: SLF001 - its identity
@@ -101,9 +101,9 @@ class _Paging(TorchDispatchMode):
                     yield page, value
 
     def _bring(self, page: _Page, *, replaced: bool) -> None:
-        """Make a parameter whole, from the rows of all ranks.
+        """Make a parameter whole, from the rows of all ranks, which all call this; do nothing if it is.
 
-        With `replaced`, its values are about to be overwritten.
+        With `replaced`, only memory is allocated, as its values are about to be overwritten.
         """
         if page.rows is None:
             return
@@ -136,7 +136,7 @@ class _Paging(TorchDispatchMode):
         return page.rows
 
     def _own(self, whole: Tensor) -> Tensor:
-        """Return the rows that FSDP2 gives this rank."""
+        """Return a copy of the rows of a whole parameter that FSDP2 gives this rank."""
         rows = whole.chunk(self._count) if whole.ndim else (whole,)
         mine = self._world.rank % self._count
         return rows[mine].clone() if mine < len(rows) else whole[:0].clone()

@@ -120,7 +120,7 @@ class Pipeline:
     def settle(
         self, module: nn.Module, around: Callable[[], AbstractContextManager[None]], scaler: GradScaler | None
     ) -> None:
-        """Prepare the parameters that are trained; `around` is the context of forward and backward passes."""
+        """Store the context `around` of all passes and the scaler, and find which parameters other stages share."""
         self._around, self._scaler = around, scaler
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # it has a scale from then on, without a loss too
@@ -218,9 +218,9 @@ class Pipeline:
         return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
-        """Run a batch through the pipeline; return the last stage's output or losses.
+        """Run a batch through the pipeline, making a schedule if there is none for its shape; return the last output.
 
-        If it `learns`, a backward pass follows the forward pass.
+        If it `learns`, a backward pass follows the forward pass and no output is returned.
         """
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
         most = self.world.stages if not learns else self.settings.pp_microbatches

@@ -22,8 +22,8 @@ Rows = list[list[str]]  # the parts of each stage
 class Cut:
     """The stages of a pipeline, and how they were found."""
 
-    rows: Rows
-    way: str = BY_LAYERS
+    rows: Rows  # for each stage, the names of its parts
+    way: str = BY_LAYERS  # how it was cut: BY_LAYERS, BY_TIME, or "" where the parts were given
     seconds: tuple[float, ...] = ()  # of each stage a forward and a backward pass, where that was measured
     otherwise: float | None = None  # the share of the slowest stage, had it been cut by layers
 
@@ -62,7 +62,7 @@ _IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
 class Kept:
     """A cut that an earlier start saved."""
 
-    begins: list[str]
+    begins: list[str]  # these three as in Cut
     seconds: tuple[float, ...] = ()  # empty: they are not known any more
     otherwise: float | None = None
 
@@ -211,7 +211,7 @@ def how_cut(
 
 
 def _of_stages(rows: Rows, times: dict[str, float]) -> tuple[float, ...]:
-    """Return the time of each stage."""
+    """Return for each stage the sum of the times of its parts, which `times` gives by name."""
     return tuple(sum(times[name] for name in row) for row in rows)
 
 

@@ -66,7 +66,7 @@ class Work:
 
     backward: bool
     stage: int
-    micro: int
+    micro: int  # the number of the micro-batch
 
     def __str__(self) -> str:
         return f"{'B' if self.backward else 'F'}{self.micro}"

@@ -72,7 +72,9 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
 
 
 def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
-    """Return the contexts of the forward pass and of its repetition, which uses the same buffers and changes none.
+    """Return the contexts of the forward pass and of its repetition, made of those that `plain` returns.
+
+    The repetition uses copies of the buffers as they are now.
 
     Without them BatchNorm would count each batch twice.
     """

@@ -251,7 +251,7 @@ def number_of(norm: Tensor) -> float:
 
 
 def _added_up(norm: Tensor) -> Tensor:
-    """Return the norm over all ranks, if it is still the norm of this rank's part."""
+    """Return the norm over all ranks, which meet here if it is a DTensor; any other norm is returned as it is."""
     full = getattr(norm, "full_tensor", None)  # of a DTensor, which may still be the norm of this rank's part
     added: Tensor = norm if full is None else full()
     return added
@@ -259,7 +259,7 @@ def _added_up(norm: Tensor) -> Tensor:
 
 @contextmanager
 def undone(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore generators, buffers and gradients at the end of the context, which must not change parameters."""
+    """Drop gradients, and restore generators, buffers and gradients at the end; parameters must not change."""
     generators = state_of_generators(device)
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]

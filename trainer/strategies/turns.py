@@ -30,7 +30,7 @@ class Turns:
     ends_step: bool = True
     _weight: float = 1.0  # of a loss of this micro-batch in the mean over the step's samples and ranks
     _stepped: set[str] = field(default_factory=set)
-    _finite: list[Tensor] = field(default_factory=list)  # of those that had gradients
+    _finite: list[Tensor] = field(default_factory=list)  # of each optimizer stepped, whether its gradients were
     _norms: list[Tensor] = field(default_factory=list)
 
     @property
@@ -109,7 +109,7 @@ def refuse_to_turn(strategy: str) -> None:
 
 
 def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> None:
-    """Step one optimizer if its gradients are finite."""
+    """Step one optimizer if `finite` is true, or, with a scaler, if the scaler found no infinite gradient."""
     if scaler is None:
         step_where(finite, [optimizer])
     else:

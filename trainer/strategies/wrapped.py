@@ -22,7 +22,7 @@ class Wrapped:
 
     model: nn.Module
     syncing: Syncing = no_syncing
-    do: Callable[[Callable[[nn.Module], Any]], Any] | None = None  # with the module inside; None: there is no inside
+    do: Callable[[Callable[[nn.Module], Any]], Any] | None = None  # calls a function in the wrapper
     first_updates: bool = False  # the first rank alone has the sum of all gradients
     follows_first_rank: bool = True  # in its buffers, by itself
     around: Callable[[], AbstractContextManager[None]] = nullcontext  # forward and backward passes
