@@ -148,7 +148,7 @@ class Connections:
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:
-        """Have this GPU group aborted when the others are cut."""
+        """Abort this GPU group at the next `cut`, if launch may ask the ranks to meet again."""
         if "LAUNCH_CONTROL" in os.environ:
             self._group = group
 
@@ -171,7 +171,7 @@ class Connections:
         self._stores.add(os.readlink(f"{_FDS}/{listener.fileno()}"))
 
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Shut down all recorded connections.
+        """Abort the GPU group, if any, and shut down all recorded connections.
 
         `how` may limit the shutdown to reading while operations are under way.
         """
@@ -252,9 +252,9 @@ def _sockets() -> dict[int, str]:
 
 
 def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
-    """Return what `act` returns for the socket `fd`.
+    """Return what `act` returns for the socket `fd`, whose name in /proc was `name`.
 
-    None if the descriptor is another socket now, or the system refuses.
+    None if the descriptor has another name now, or the system refuses.
     """
     try:
         copy = os.dup(fd)  # gloo's own threads may close it at any moment

@@ -34,7 +34,7 @@ class KillPoints:
         return cls(Path(environ["LAUNCH_RUN_DIR"]), mine) if mine else None
 
     def is_reached(self, step: int) -> bool:
-        """Return whether the rank has to wait now that `step` is done, and mark that step as used."""
+        """Return whether a step up to `step` is one to wait at that has no mark yet, and mark it."""
         while self._steps and step >= self._steps[0]:
             try:
                 mark = os.open(

@@ -60,7 +60,7 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """Execute one opcode."""
+        """Execute the opcode of this name. Raises NotPlain if it is none that builds data."""
         if name == "MARK":
             self._marks.append(len(self.stack))
         elif name in _EMPTY:

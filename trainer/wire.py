@@ -64,10 +64,10 @@ class Launched:
     memory_copied: bool = False  # into another node's memory, by launch
     progress: Path | None = None
     control: Path | None = None  # where launch announces that ranks meet again
-    in_place_by_default: bool = False  # nobody asked for it: only where that loses no step and costs next to nothing
-    rank_state_dir: Path | None = None  # in memory, for what is this rank's alone at each step
+    in_place_by_default: bool = False  # nobody asked for it: hot only where it loses no step and costs next to nothing
+    rank_state_dir: Path | None = None  # the folder in memory for the states that only this rank has
     joins: bool = False  # the other ranks are in the middle of the training, and have its state
-    rank_states_copied: bool = False  # another node may take the place of a lost one: each note has a copy elsewhere
+    rank_states_copied: bool = False  # rank states are copied to another node, as a node may be replaced
     reserve: Path | None = None  # this process is no rank yet: where it reports that it waits
     lease_s: float = 0.0  # until launch considers a silent node lost
 
@@ -172,7 +172,7 @@ class Wire:
             self.report(done=False)
 
     def _send(self, patience_s: float, **values: Number | str) -> None:
-        """Write one report; wait at most `patience_s` for the agent to read."""
+        """Write one report if the agent reads within `patience_s`, else drop it; after an OSError report no more."""
         fd = self._fd  # checkpoints are reported from a thread of their own
         if fd is None:
             return

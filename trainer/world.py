@@ -314,7 +314,7 @@ def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
 
 
 def _joined(environ: Mapping[str, str], device: torch.device | None, timeout: dt.timedelta) -> World:
-    """Return the world after the ranks have met."""
+    """Make the gloo group for control messages, wait for all ranks in it, and return the world."""
     local_rank = _number(environ, "LOCAL_RANK", 0)
     size = dist.get_world_size()
     # Of its own, so that what is agreed on never waits behind gradients, nor needs a GPU.
@@ -344,7 +344,7 @@ def cpu_group(timeout: dt.timedelta | None = None) -> dist.ProcessGroup:
 
 
 def set_threads(environ: Mapping[str, str], size: int) -> None:
-    """Set torch's number of threads, which decides the last bits of many sums, by the environment alone."""
+    """Set torch's number of threads to OMP_NUM_THREADS, or to 1 if that is not set and there are several ranks."""
     wanted = environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         torch.set_num_threads(int(wanted))  # again, as a process that forked this one may have read another number
@@ -457,7 +457,7 @@ def _listener(address: str, port: int, waiting: int) -> socket.socket:
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
-    """Return the number in an environment variable. Raises BadSettings."""
+    """Return the number in the variable `name`, or `otherwise` if it is empty. Raises BadSettings for other text."""
     text = environ.get(name, "")
     if text and not text.isdigit():
         raise BadSettings(f"environment: {name}: expected a number, got {text!r}")

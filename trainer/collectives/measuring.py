@@ -20,7 +20,7 @@ class Timed:
     """The result of one operation with one size: the time of each repetition on the slowest rank."""
 
     operation: str
-    ranks: int
+    ranks: int  # how many took part
     size_bytes: int
     times_s: tuple[float, ...]
     wrong: int = 0  # numbers that were not as they must be, over all ranks and repetitions
@@ -59,7 +59,7 @@ def timed(
 
 
 def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
-    """Run one operation repeatedly and return its times, or the reason why the backend lacks it."""
+    """Run the operation `name` repeatedly; return its times and wrong results, or why the backend lacks it."""
     try:
         for _ in range(_WARM):
             one.fill()

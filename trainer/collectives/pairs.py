@@ -49,7 +49,7 @@ def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> 
 
 
 def _measured(world: World, ends: tuple[int, int], group: dist.ProcessGroup) -> tuple[float, float, float] | None:
-    """Return latency, torch's rate and a plain socket's rate between two ranks; None on all other ranks."""
+    """Return torch's rate, the seconds of a small round trip, and a plain socket's rate; None on other ranks."""
     where: list[tuple[str, int, bytes] | None] = [None]
     listener = None
     if world.rank == ends[0]:
@@ -92,7 +92,10 @@ def own_address() -> str:
 
 
 def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
-    """Return the seconds for as many bytes there and back over a plain socket, or 0 if it cannot connect."""
+    """Return the seconds of a round trip over a plain socket, or 0 if it cannot connect.
+
+    The side without a `listener` connects; `where` is the address, the port and the token that it has to send.
+    """
     address, port, token = where
     try:
         if listener is None:

@@ -44,7 +44,7 @@ class Canonical:
     def loaded(self, saved: Any, epoch: int, done: int) -> int | None:
         """Return the position that `saved` gave, or None to begin the epoch anew.
 
-        Raises BadSettings if shards differ.
+        Raises BadSettings if the number of shards has changed in the middle of an epoch.
         """
         if saved is None or not done:
             return None
@@ -87,7 +87,7 @@ class CanonicalReader:
         self._items = {shard: self._opened(shard, _slots(shard, 0, slot, dataset.shards)) for shard in self._own}
 
     def _opened(self, shard: int, slots: range) -> Iterator[Any]:
-        """Return the iterator of one shard, after the slots that were read before."""
+        """Seed the generators and return the iterator of one shard, after as many items as there are `slots`."""
         numbers = (self._reading.seed, self._epoch, _SHARD, shard)
         seed_draws(*numbers)
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*numbers)))
@@ -120,7 +120,7 @@ class CanonicalReader:
             yield Part(reading.into_batch(items or [self._filler]), len(items))
 
     def _any_item(self) -> Any:
-        """Return an item for a rank whose shards have all ended, as it has to compute with the others."""
+        """Return the first item of any shard, this rank's own first, or None if all are empty."""
         shards = (*self._own, *range(self._reading.dataset.shards))
         return next((item for shard in shards for item in self._opened(shard, range(0))), None)
 

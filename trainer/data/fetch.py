@@ -15,7 +15,7 @@ Collate = Callable[[list[Any]], Any]
 class Job(NamedTuple):
     """Samples to fetch for one micro-batch."""
 
-    indices: list[int]
+    indices: list[int]  # of the samples in the data set
     samples: int  # 0: the one index is a filler
     epoch: int
     micro: Micro

@@ -34,7 +34,7 @@ class Part(NamedTuple):
 class Step:
     """The samples of one step that a reader took from its stream; without parts the stream has ended."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # one for each micro-batch of this rank
     samples: int  # of the whole step, if the stream is shared; else those of this rank
     state: Any  # of the data set after it; None if it cannot tell
     ended: bool = False  # whether the stream was seen to end; its state may speak of the next epoch already
@@ -50,8 +50,8 @@ class Place:
 
     epoch: int = 0
     done: int = 0  # samples of the epoch, or for a sharding stream this reader's steps
-    state: Any = None
-    ended: bool = False
+    state: Any = None  # of the data set; None: it has none, or begins
+    ended: bool = False  # the stream has ended for this epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _Stream:
     epoch: int | None = None
     done: int = 0
     _items: Iterator[Any] | None = None
-    _loaded: bool = False  # and not read since
+    _loaded: bool = False  # the state was loaded, and nothing was read since
     _may_be_at_end: bool = False  # of the epoch before, in which case reading on means to begin anew
 
     @property
@@ -225,8 +225,8 @@ class ShardReader:
 class Turns:
     """The position of each reader of a stream that shards itself, and which reader is next."""
 
-    places: tuple[Place, ...]
-    turn: int = 0
+    places: tuple[Place, ...]  # by reader
+    turn: int = 0  # the reader that is next
     ended: frozenset[int] = frozenset()  # in this epoch
 
     def after(self, reader: int, step: Step) -> "Turns":

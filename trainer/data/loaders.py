@@ -97,7 +97,7 @@ class LoaderBatches:
         return {"loader": of_rank}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a position from which another number of ranks may go on."""
+        """Return the position for all ranks: with the loader's own state only if it serves any number of ranks."""
         of_rank = state["loader"]
         kept = {name: of_rank[name] for name in ("world_size", "given", "ended")}
         return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
@@ -162,7 +162,10 @@ class LoaderBatches:
             return [] if self._items is None else list(islice(self._items, self._sharing.accumulate))
 
     def _parts(self, step: list[Any], samples: list[int], total: int) -> Iterator[Batch]:
-        """Yield equally many batches on each rank, as models may meet the other ranks in each."""
+        """Yield the step's batches, with fillers up to `accumulate` if there are several ranks.
+
+        `samples` has the samples of each batch, `total` is those of the step over all ranks.
+        """
         sharing = self._sharing
         parts = list(zip(step, samples, strict=True))
         if step:
@@ -173,7 +176,7 @@ class LoaderBatches:
             yield Batch(data, count, count * sharing.world_size / total, number == len(parts), total, ())
 
     def _seed_for(self, what: int, epoch: int, done: int) -> None:
-        """Seed the generators for opening or reading the loader at this position."""
+        """Seed the generators for this rank at a position; `what` differs for opening and reading the loader."""
         seed_draws(self._seed, epoch, what, done, self._sharing.rank)
 
     def _state_of_loader(self) -> Any:

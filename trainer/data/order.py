@@ -52,7 +52,7 @@ class Micro(NamedTuple):
 
     start: int
     stop: int
-    number: int
+    number: int  # of the micro-batch in its step
     lo: int
     hi: int
 

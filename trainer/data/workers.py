@@ -46,7 +46,7 @@ class _Worker(NamedTuple):
     process: ForkProcess
     tasks: "connection.Connection[Any, Any]"
     answers: "connection.Connection[Any, Any]"
-    asked: deque[Any]
+    asked: deque[Any]  # the tasks without an answer, oldest first
     reaping: threading.Lock  # if two threads wait for one child, one of them gets an error
 
     def join(self, timeout: float | None = None) -> int | None:
@@ -111,7 +111,7 @@ class Workers:
         return answer
 
     def _lost(self, worker: int, error: Exception) -> Exception:
-        """Return the error to raise for a worker that sent no answer."""
+        """End all workers and return the error for a worker that has ended; return `error` if it still lives."""
         member = self._workers[worker]
         code = member.join(_END_S)
         if code is None:
@@ -161,11 +161,11 @@ def _end(workers: list[_Worker]) -> None:
 class _Life(NamedTuple):
     """Settings of a worker process that its parent passes on."""
 
-    number: int
-    size: int
+    number: int  # of the worker, from 0
+    size: int  # how many workers there are
     dataset: Any
     rank_pid: int
-    mask: set[int | signal.Signals]
+    mask: set[int | signal.Signals]  # the signals blocked before the fork
     of_main_thread: bool
 
 

@@ -21,7 +21,7 @@ class Row:
     step: int
     values: Mapping[str, float]
     at: float  # seconds since 1970
-    of_test: bool = False  # measured on the weights of that step, whenever that was
+    of_test: bool = False  # the values are of a test, of the weights of that step
 
 
 Earlier = Callable[[int | None], list[Row]]  # what was written down of the steps up to this one, or of all
@@ -57,7 +57,7 @@ class Sender:
         self._thread.start()
 
     def put(self, row: Row) -> None:
-        """Add a row to send."""
+        """Add a row to send, or count it as lost if too many are waiting."""
         with self._changed:
             if len(self._waiting) < _MOST:
                 self._waiting.append(row)
@@ -104,7 +104,7 @@ class Sender:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _wait_for_work(self) -> bool:
-        """Wait for rows; return True once no more will come."""
+        """Wait until there are rows or the end was asked for; return whether it was."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
             return self._ending.is_set()

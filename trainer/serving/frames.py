@@ -67,7 +67,7 @@ class MessageSocket:
         return None if head is None else message_in(self._read(length_of(head)) or b"")
 
     def receive_socket(self) -> socket.socket:
-        """Return the socket that came with the last message."""
+        """Remove and return the first socket that came with messages. Raises FrameBroken if none did."""
         if not self._received_fds:
             raise FrameBroken("expected a socket with it, got none")
         return socket.socket(fileno=self._received_fds.pop(0))

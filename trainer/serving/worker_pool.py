@@ -39,7 +39,7 @@ Answer = dict[str, Any]
 
 
 def serve_batches(server: MessageSocket, service: Service, model: Any, threads: int, number: int) -> None:
-    """Compute answers batch by batch until the server closes its end."""
+    """Use so many threads and the GPU of worker `number`, report ready, and answer batches until the server closes."""
     torch.set_num_threads(threads)
     model = on_device(model, number)
     server.send({"op": "ready", "pid": os.getpid()})
@@ -133,7 +133,7 @@ class WorkerPool:
                 self._renew(message)
 
     def _load(self, find: Any, checkpoint: Path) -> None:
-        """Load the service and its checkpoint, and send the server a description or the error."""
+        """Call `find` for the service, load its checkpoint, try the example, and send a description or the error."""
         try:
             service = self._service = find()
             self._model = service.load(checkpoint)
@@ -170,7 +170,7 @@ class WorkerPool:
         self._children.add(pid)
 
     def _work(self, end: socket.socket, message: dict[str, Any]) -> NoReturn:
-        """Be a worker on this socket, then exit."""
+        """Answer batches on the socket `end` until the server closes it, then exit: with 1 after an error, else 0."""
         code = 1
         try:
             assert self._service is not None, "the server asks for workers of what was loaded"  # noqa: S101 - the server's protocol

@@ -40,7 +40,7 @@ class Job:
     batch_size: int
     precision: str
     weights: str  # a digest
-    step: int
+    step: int  # of the checkpoint
 
     @property
     def described(self) -> dict[str, Any]:
@@ -122,7 +122,10 @@ class Answers:
         self._write(self._path(_name(shard)), [body, _to_json(proof)])
 
     def merge(self, mean: str) -> float:
-        """Write the file of all answers and its description, and return the mean over all samples; for one rank."""
+        """Write the file of all answers and its description; return the mean, which the description names `mean`.
+
+        Only one rank calls it. Raises BadSettings if a shard is not whole.
+        """
         sums: dict[range, float] = {}
         self._write(self._out, table(self._out, lambda: self._bodies(sums)))
         value = math.fsum(sums.values()) / self._job.samples
@@ -135,7 +138,7 @@ class Answers:
         sync_folder(self._folder.parent)
 
     def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
-        """Yield the lines of each shard, in order, and note its sum. Raises BadSettings if one is not whole."""
+        """Yield each shard's lines, in order, and put its sum into `sums`. Raises BadSettings if one is not whole."""
         for shard in self._job.shards():
             found = self._read(shard)
             if found is None:

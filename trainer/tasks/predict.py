@@ -174,7 +174,7 @@ class Queue:
             self._publish(len(self._shards))
 
     def _next(self) -> int:
-        """Return the number of the next shard, for this rank or those that share its samples."""
+        """Take the next shard and return its number; ranks that share samples get the one that the first has taken."""
         if self._follows:
             place = int(self._store.get(f"{self._key} {self._place_number}"))
             self._place_number += 1

@@ -15,8 +15,8 @@ from trainer.errors import BadSettings
 class Shape:
     """The sizes of a transformer; `tied`: the head uses the embedding's weights."""
 
-    tokens: int = 256
-    context: int = 128
+    tokens: int = 256  # the size of the vocabulary
+    context: int = 128  # the length of a window
     layers: int = 4
     heads: int = 4
     width: int = 128

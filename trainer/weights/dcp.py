@@ -30,8 +30,8 @@ class _Part:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
-    at: int
-    length: int
+    at: int  # the offset in the file
+    length: int  # in bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ _OF_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 class Which:
     """The choice of a checkpoint in a folder, and of a model in it."""
 
-    step: int | None = None
+    step: int | None = None  # None: the newest checkpoint
     best: bool = False
-    part: str | None = None
+    part: str | None = None  # the name of the model, if there are several
 
 
 @contextmanager
@@ -109,8 +109,8 @@ class Taken:
     """The result of loading weights: the model's tensors that were loaded, and those of the file that were not used."""
 
     taken: tuple[str, ...]
-    left: Mapping[str, str]  # of the model, which stay as they are: why
-    unused: tuple[str, ...]  # of the source
+    left: Mapping[str, str]  # the tensors of the model that stay as they are, and why
+    unused: tuple[str, ...]  # the tensors of the file that were not used
 
     def __str__(self) -> str:
         parts = [f"{len(self.taken)} of {len(self.taken) + len(self.left)} tensors taken"]
@@ -174,7 +174,10 @@ _TO_BE_LEFT = "to be left"
 
 
 def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Return the file's name of each tensor by its name in the model, without a prefix that a wrapper gave to all."""
+    """Return the file's name of each tensor by its renamed name, without a wrapper's prefix if that fits `known`.
+
+    Raises BadSettings if two become one.
+    """
     found: dict[str, str] = {}
     for name in there:
         now = clean(name)
