@@ -68,7 +68,10 @@ def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
-    """Return those secrets that can be read, for a page whose reader may read all of them anyway."""
+    """Return each secret once, up to the first record that cannot be read; raise no error for that record.
+
+    It is for a page whose reader may read all secrets anyway.
+    """
     found = list[str]()
     with contextlib.suppress(LaunchError, OSError):
         for one in secrets_of(run, attempt):

@@ -44,7 +44,7 @@ def logarithmic(low: float, high: float, begin: float, end: float) -> Place:
 
 
 def line(points: Iterable[tuple[float, float]], colour: str, dashes: str = "") -> str:
-    """Return a line through the points as SVG."""
+    """Return a line through the points as SVG, dashed by the lengths in `dashes` if that is not empty."""
     corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<polyline points="{corners}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>'
@@ -56,13 +56,13 @@ def dot(x: float, y: float, colour: str, tooltip: str) -> str:
 
 
 def words(x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start") -> str:
-    """Return a text as SVG."""
+    """Return a text as SVG; `anchor` is the part of it that is at `x`: start, middle or end."""
     look = f'fill="{colour}" font-size="12" text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{html.escape(text)}</text>'
 
 
 def picture(width: int, height: int, title: str, drawn: Iterable[str]) -> str:
-    """Return a picture as SVG."""
+    """Return a picture as SVG; `drawn` are its parts as SVG, and `title` is text."""
     inside = "\n".join(drawn)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '

@@ -29,7 +29,10 @@ def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[
 
 
 def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
-    """Return the best trials first, only one for each run, without runs that are active."""
+    """Return the best complete trial of each run, best first, without runs that have a running or paused trial.
+
+    The best value is the highest if `mode` is "max", else the lowest.
+    """
     sign, busy = 1 if mode == "max" else -1, {one.run for one in trials if one.state in ("running", "paused")}
     complete = [one for one in trials if one.state == "complete" and one.value is not None and one.run not in busy]
     ordered = sorted(complete, key=lambda one: (-sign * (one.value or 0.0), one.number))
@@ -37,7 +40,11 @@ def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
 
 
 def _check(sweep: SweepDir, record: SweepRecord, status: SweepState, overrides: Sequence[str]) -> None:
-    """Raise Refused or BadInput if trials cannot be trained further with these changes."""
+    """Check that trials can be trained further with `overrides`, and look at the spec with them.
+
+    Raise Refused if the sweep failed or its time is over, and BadInput if there are no overrides or one sets an option
+    of the sweep's space or an argument that the spec lacks. Errors of the look at the spec are raised too.
+    """
     limit_s = record.options.budget.time_s
     if status.state == "failed" or (limit_s is not None and time.time() > record.began_at + limit_s):
         why = status.message if status.state == "failed" else "its time is over"

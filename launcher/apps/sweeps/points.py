@@ -21,12 +21,15 @@ def override_of(key: str, value: Word) -> str:
 
 
 def applies(dimension: Dimension, point: Mapping[str, Word]) -> bool:
-    """Return whether the condition of an option holds, given the values of the options chosen before it."""
+    """Return whether an option has no condition, or `point`, the options chosen before it, meets its condition."""
     return dimension.when is None or point.get(dimension.when[0]) == dimension.when[1]
 
 
 def grid(space: Mapping[str, Dimension]) -> list[Point]:
-    """Return every combination of values; the last option changes fastest. Raise BadInput if there are too many."""
+    """Return every combination of values; the last option changes fastest.
+
+    A point lacks an option whose condition it does not meet. Raise BadInput if there are more than 100,000 points.
+    """
     found: list[Point] = [{}]
     for key, dimension in space.items():
         values = values_of(dimension)
@@ -74,7 +77,10 @@ def points_in(file: Path) -> list[Point]:
 
 
 def _points(file: Path, keys: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Point]:
-    """Yield the points in the lines of a CSV file; raise BadInput for a line that is wrong."""
+    """Yield a point for each of `lines`, those after the head of a CSV file, without its empty values.
+
+    Skip a line that is blank; raise BadInput for one with more or fewer values than `keys`, or with only empty values.
+    """
     for number, line in enumerate(lines, 2):
         if not line:
             continue

@@ -38,13 +38,13 @@ class UnprovedConnections(Generic[Held]):
         return len(self._address_of)
 
     def add(self, connection: Held, address: str) -> None:
-        """Add a connection as the newest."""
+        """Add a connection from `address` as the newest, also if it was in the list before."""
         self.discard(connection)
         self._address_of[connection] = address
         self._counts[address] += 1
 
     def are_too_many(self, address: str) -> bool:
-        """Return whether a connection must be dropped now that one of this address was added."""
+        """Return whether more connections are in the list than may be, from `address` or in total."""
         return self._counts[address] > self._per_address or len(self) > self._most
 
     def discard(self, connection: Held) -> None:
