@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -41,11 +42,21 @@ def test_hosts_are_asked_back_while_the_run_goes_on_and_while_it_waits_for_them(
     an attempt had been opened."""
     words = ("spare", "lost", "waiting", "up")
     nodes = tuple(NodeState(index, "10.0.0.1", word, host=f"gpu{index}") for index, word in enumerate(words))
-    folder = RunFolder(tmp_path / "train-7k3f").state(state, restarts=restarts, nodes=nodes)
+    folder = RunFolder(tmp_path / "train-7k3f").state(state, restarts=restarts, nodes=nodes, updated_at=time.time())
     started = []
     monkeypatch.setattr(subprocess, "Popen", lambda argv, **_: started.append(argv))
     ask_lost(folder.run)
     assert [argv[-2:] for argv in started] == ([["gpu1", "gpu2"]] if asked else [])
+
+
+def test_a_leader_that_writes_no_state_any_more_is_asked_back(tmp_path, monkeypatch):
+    """Its supervisor was killed, and its coordinator ended later: no host was lost, by the last state that it wrote."""
+    nodes = tuple(NodeState(index, "10.0.0.1", "up", host=f"gpu{index}") for index in range(3))
+    folder = RunFolder(tmp_path / "train-7k3f").state(State.RUNNING, nodes=nodes, updated_at=time.time() - 60.0)
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda argv, **_: started.append(argv))
+    ask_lost(folder.run)
+    assert [argv[-2:] for argv in started] == [[str(folder.run.path), "gpu0"]]
 
 
 def test_on_one_disk_each_host_finds_its_own_place_again(tmp_path, monkeypatch):

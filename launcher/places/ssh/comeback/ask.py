@@ -22,16 +22,18 @@ _GOES_ON = (State.RUNNING, State.REGROUPING)
 _BETWEEN = (State.QUEUED, State.STARTING)  # attempts, where there was one before
 _NOT_HERE = ("lost", "waiting")  # the latter of a host that an attempt went on without
 _EVERY_S = 15.0
+_SILENT_S = 30.0  # the coordinator writes the state much more often
 
 
 def ask_lost(run: RunDir) -> None:
-    """Start asking lost hosts of a run that continues without them, or waits for them; at most once every few
-    seconds.
+    """Start asking lost hosts of a run that continues without them, or waits for them, and its leader if that is
+    silent; at most once every few seconds.
     """
     last = readable(run.state, RunState)
     if last is None or not (last.state in _GOES_ON or (last.state in _BETWEEN and last.restarts)):
         return
-    lost = [node.host for node in last.nodes if node.state in _NOT_HERE and node.host]
+    silent = time.time() > last.updated_at + _SILENT_S
+    lost = [node.host for node in last.nodes if node.host and (node.state in _NOT_HERE or (silent and node.node == 0))]
     if lost and _is_time(run):
         subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, str(run.path), *lost],

@@ -1,7 +1,8 @@
 """Supervise a run on a host that was lost: restarted there, it takes part in the attempt that continues.
 
-It never leads what it led before and opens no attempt by itself, so if no host continues the run it exits. It has its
-newest vote in voter.json, and listens at the address that the others know.
+It never leads the attempt that it led before. If no host continues the run it exits, unless it led the run and the
+others still wait for a leader: then it takes part in their election. It has its newest vote in voter.json, and listens
+at the address that the others know.
 """
 
 import time
@@ -9,11 +10,14 @@ from typing import BinaryIO
 
 from launcher.errors import Exit, LaunchError
 from launcher.places.ssh.host import presence
+from launcher.places.ssh.host.follower import TakeOver
 from launcher.places.ssh.host.host_supervisor import carry_on, slots_for, to_its_end
-from launcher.places.ssh.host.supervisor_messages import OpenAttempt, Rejoin
+from launcher.places.ssh.host.leader import enough
+from launcher.places.ssh.host.supervisor_messages import Ask, OpenAttempt, Rejoin, statuses
 from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.places.ssh.messages import Opened, Peer
+from launcher.places.ssh.quorum.core import may_vote_from
 from launcher.remote.rpc.wire import encoded
 from launcher.run.durable import read_record
 from launcher.supervisor.strategy import Strategy
@@ -56,6 +60,7 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
     Return the exit code.
     """
     rules, slots, led_at = supervisor.plan.spec.recovery, slots_for(supervisor.plan, gpus), time.monotonic()
+    votes_from = may_vote_from(led_at, rules.lease_s)
     while not wakeup.stop_asked and time.monotonic() < led_at + rules.lease_s + rules.wait_s:
         if (goes_on := running_attempt(supervisor)) is not None:
             led_at = time.monotonic()
@@ -66,6 +71,15 @@ def come_back(supervisor: SupervisorState, wakeup: Wakeup, gpus: tuple[str, ...]
                 return _take_part(supervisor, wakeup)
         elif supervisor.rpc.all_gone(rules.lease_s):
             break  # the run is over
+        elif time.monotonic() > votes_from and is_missed(supervisor):
+            slots.enqueue()
+            supervisor.ready.take(slots)  # which its agent of before, and the coordinator there, hold to their end
+            if supervisor.ready.gpus is not None:
+                number = elect_again(supervisor, wakeup, within_s=rules.lease_s)
+                if number is not None:
+                    supervisor.move(number)
+                    return carry_on(supervisor, wakeup)
+                supervisor.ready.let_go(slots)
         wakeup.wait(_AGAIN_S)
     return Exit.OK
 
@@ -81,6 +95,43 @@ def running_attempt(supervisor: SupervisorState) -> OpenAttempt | None:
         if isinstance(one, OpenAttempt) and supervisor.ballot.is_attempt_of(number, one, supervisor.attempt.number)
     ]
     return max(sound, key=lambda one: one.attempt, default=None)
+
+
+def is_missed(supervisor: SupervisorState) -> bool:
+    """Return whether this host led the newest attempt that it knows, and all hosts that answer wait in that attempt for
+    a leader and are enough to continue with this one.
+    """
+    if not supervisor.plan.disks_apart or not supervisor.ballot.voter.has_vote:
+        return False
+    newest = supervisor.ballot.voter.newest.attempt
+    if not supervisor.run.attempt(newest).plan.exists():
+        return False  # too few had accepted it
+    if newest > supervisor.attempt.number:
+        supervisor.move(newest)
+    if not supervisor.leads or not supervisor.attempt.started.exists() or supervisor.has_ended():
+        return False
+    there = statuses(supervisor.rpc.ask(Ask()))
+    waiting = all(one.leaderless and one.began and one.attempt == newest for one in there.values())
+    return waiting and enough(supervisor, [number for number, one in there.items() if one.has_vote], leads=False)
+
+
+def elect_again(supervisor: SupervisorState, wakeup: Wakeup, *, within_s: float) -> int | None:
+    """Take part for `within_s` in the election of the next attempt's leader; return the attempt's number, or None if
+    there is none.
+    """
+    supervisor.ready.told = supervisor.ready.prepared = supervisor.ready.began = True
+    take_over, until = TakeOver(supervisor), time.monotonic() + within_s
+    take_over.open()
+    supervisor.returning, number = False, None
+    while number is None and not wakeup.stop_asked and not supervisor.has_ended() and time.monotonic() < until:
+        accepted = supervisor.ballot.accepted
+        number = accepted.attempt if accepted is not None else take_over.look()
+        if number is None:
+            wakeup.wait(_AGAIN_S)
+    if number is None:
+        supervisor.returning, supervisor.ready.prepared, supervisor.ready.began = True, False, False
+        supervisor.leader_answered()  # the others wait for this host no longer
+    return number
 
 
 def _take_part(supervisor: SupervisorState, wakeup: Wakeup) -> int:

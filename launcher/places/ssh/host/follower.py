@@ -211,10 +211,13 @@ class TakeOver:
         supervisor, lost = self._supervisor, self._supervisor.leader
         hosts = len(supervisor.plan.nodes) - len(supervisor.plan.away)
         text = f"{lost}, which led, is lost: {supervisor.host} takes over with {together} of {hosts} hosts"
+        if lost == supervisor.host:
+            text = f"{lost} was lost, and leads again with {together} of {hosts} hosts"
         evidence = f"no answer for {supervisor.plan.spec.recovery.lease_s:g} s"
         end = write_failure(
             supervisor.run, supervisor.attempt, supervisor.plan, Cause.NODE_LOST, text, evidence=evidence
         )
         until = end.ended_at + supervisor.plan.spec.recovery.avoid_s
-        avoid(supervisor.run, [Exclusion(lost, text, supervisor.attempt.number, end.ended_at, until)])
+        if lost != supervisor.host:
+            avoid(supervisor.run, [Exclusion(lost, text, supervisor.attempt.number, end.ended_at, until)])
         return end

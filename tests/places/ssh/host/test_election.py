@@ -21,6 +21,9 @@ from launcher.places.ssh.host.supervisor_messages import (
 )
 from launcher.run.attempts import read_intent, read_plan
 from launcher.run.avoided import include
+from launcher.run.durable import readable, write_record
+from launcher.run.identity import this_process
+from launcher.run.records import RunState
 from launcher.spec.model import Budget
 from launcher.states import Cause, State
 from tests.places.ssh.host import test_supervisors
@@ -105,6 +108,44 @@ def test_a_guest_holds_nobody_up(tmp_path):
         one._give_up_at = 0.0
         assert one.look() is None
         assert table.end(number).state is state, "there are two of the three nodes that it needs"
+
+
+def test_a_leader_whose_supervisor_was_killed_is_the_third_of_three_hosts_again(tmp_path):
+    """The others had votes enough, but too few nodes: the run failed, though all three hosts were up."""
+    table = Table(tmp_path, nodes_min=3)
+    for member in table.supervisors:
+        member.ready.began = True
+    write_record(table.supervisors[0].attempt.started, this_process())
+    table.lose(0)
+    assert not enough(table.supervisors[1], [2], leads=False)
+    table.silent = set()
+    again = started_again(table, 0)
+    assert comeback.is_missed(again)
+    again.ready.gpus = ()
+    assert comeback.elect_again(again, table.wakeups[0], within_s=1.0) == 2
+    assert [table.supervisors[number].ballot.accepted.attempt for number in (1, 2)] == [2, 2]
+    assert not again.run.avoided.exists()
+    last = readable(again.run.state, RunState)
+    assert last.failure.summary == "host0 was lost, and leads again with 3 of 3 hosts"
+
+
+@pytest.mark.parametrize("case", ["it is led", "it has not begun", "one is missing", "it did not lead"])
+def test_who_comes_back_elects_nobody_where(tmp_path, case):
+    table = Table(tmp_path, nodes_min=3)
+    number = 2 if case == "it did not lead" else 0
+    for member in table.supervisors:
+        member.ready.began = case != "it has not begun"
+    write_record(table.supervisors[number].attempt.started, this_process())
+    table.lose(number)
+    table.silent = {1} if case == "one is missing" else set()
+    if case == "it is led":
+        table.supervisors[1].ballot.leaderless = False
+    again = started_again(table, number)
+    assert not comeback.is_missed(again)
+    again.ready.gpus = ()
+    if case == "one is missing":
+        assert comeback.elect_again(again, table.wakeups[0], within_s=0.0) is None
+        assert again.returning and not again.ballot.leaderless
 
 
 def test_on_a_disk_that_all_share_nobody_votes(tmp_path):

@@ -22,7 +22,7 @@ from tests.places.ssh.simulator.hosts import LEASE_S, WAIT_S, Host, machines
 from tests.places.ssh.simulator.machine import World
 from tests.places.ssh.simulator.network import Network
 
-STORM_S, RETURNED_S = 30.0, 16.0
+STORM_S, RETURNED_S = 30.0, 26.0
 FAULTS = [*3 * ["cut"], *2 * ["part", "suspend", "rank"], "power", "fsync", "crash", "agent"]
 GIVES_UP_S = LEASE_S + 6 * WAIT_S  # from the last fault that heals to `interrupted`, of a run without a quorum
 PROGRESS_S = 4 * LEASE_S  # and to the next steps of one that has a quorum
