@@ -34,7 +34,14 @@ class NotFinite(TrainerError):
 
 
 class SaveFailed(TrainerError):
-    """Raised where so many saves in a row have failed that training on is pointless."""
+    """Raised where so many saves in a row have failed that training on is pointless.
+
+    `failed_rank` is the rank whose disk is why, or None if that is not known; `launch` then avoids that rank's node.
+    """
+
+    def __init__(self, message: str, failed_rank: int | None = None) -> None:
+        super().__init__(message)
+        self.failed_rank = failed_rank
 
 
 class Fenced(SystemExit):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from launcher.coordinator.classify import brief, classify, culprit, describe, error_kind, evidence, foretells_stop
 from launcher.coordinator.generation import Generation, Rank
 from launcher.coordinator.tracebacks import stuck_at
@@ -54,6 +56,10 @@ def of_exits(generation: Generation, preempting: bool) -> Verdict:
     """
     end = culprit(generation.failures)
     cause = classify(end)
+    if cause is Cause.DISK and end.failed_rank is not None and 0 <= end.failed_rank < len(generation.ranks):
+        named = generation.ranks[end.failed_rank]  # all ranks raise what one rank's disk has caused
+        log = named.exit.log if named.exit is not None else ""
+        end = replace(end, rank=named.number, local_rank=named.local, node=named.node, log=log)
     if preempting and foretells_stop(end):
         cause = Cause.PREEMPTED  # the cluster's signal reached this rank before our own
     exited = end.error is None and end.code is not None

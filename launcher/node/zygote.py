@@ -692,6 +692,9 @@ def report(error: BaseException, order: Order) -> None:
     words: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error), "line": last_line(error)}
     words["where"] = where(frames_of(error), order)
     words |= {"raised": [{"line": last_line(one), "module": raised_in(one)} for one in chain(error)]}
+    failed_rank = getattr(error, "failed_rank", None)
+    if type(failed_rank) is int and 0 <= failed_rank < 1 << 31:  # another number would void the report
+        words["failed_rank"] = failed_rank
     worker = of_a_worker(error)
     if worker is not None:
         words |= {"line": worker.line, "where": where(worker.frames, order)}
@@ -760,7 +763,7 @@ def cut(value: Any, length: int) -> Any:
         return value[:length]
     if isinstance(value, dict):
         return {name: cut(one, length) for name, one in value.items()}
-    return [cut(one, length) for one in value]
+    return [cut(one, length) for one in value] if isinstance(value, list) else value
 
 
 def fitting(words: dict[str, Any]) -> bytes:

@@ -173,6 +173,7 @@ class RankExit(msgspec.Struct, frozen=True):
     where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
     left_out: str = ""  # the file of the project that it missed, and that was not frozen
     raised: tuple[Raised, ...] = ()  # the exceptions of its traceback, the last one first
+    failed_rank: int | None = None  # the rank that its exception names as the one that failed
     oom: bool = False  # cgroup or kernel evidence, or CUDA's own words
     hung: bool = False  # killed by us because it made no progress
     fenced: bool = False  # it left because a newer start of the run writes the checkpoints

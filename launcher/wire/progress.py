@@ -27,7 +27,7 @@ import msgspec
 
 from launcher.decoding import converted
 from launcher.run.records import NotFinite, Raised
-from launcher.wire.messages import SlowRank, WentBack
+from launcher.wire.messages import Count, SlowRank, WentBack
 
 MAX_LINE_BYTES = 4096
 _READ_BYTES = 1 << 16
@@ -42,6 +42,7 @@ class ExceptionReport(msgspec.Struct, frozen=True):
     line: str = ""
     where: str = ""
     raised: tuple[Raised, ...] = ()  # it, and what it came from
+    failed_rank: Count | None = None  # the rank that it names as the one that failed, as where a disk takes no save
 
 
 class Report(msgspec.Struct, frozen=True):

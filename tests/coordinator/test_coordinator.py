@@ -1379,6 +1379,26 @@ def test_a_full_disk_is_a_cause_of_its_own_and_the_spare_steps_in() -> None:
     assert cluster.state().restarts == {"disk": 3}
 
 
+def test_a_full_disk_that_all_ranks_name_is_that_of_the_named_ranks_node_and_the_spare_steps_in() -> None:
+    cluster = running(3, spares=1)
+    text = "trainer.errors.SaveFailed: /r: 3 saves in a row have failed: rank 4: No space left on device"
+    for rank in (0, 4):
+        cluster.end_rank(rank, code=1, error=text, failed_rank=4)
+    cluster.advance(1, until=lambda: cluster.state().generation == 2)  # at once, without a wait
+    cluster.settle()
+    (failure,) = cluster.recorded("failure")
+    assert (failure.cause, failure.rank, failure.node) == (Cause.DISK, 4, 2)
+    assert sorted(cluster.starts(2)) == [0, 1, 3]
+
+
+@pytest.mark.parametrize(("error", "failed_rank"), [("OSError: [Errno 28] x", 99), ("ValueError: x", 4)])
+def test_a_rank_that_is_not_there_or_that_no_disk_failed_is_not_blamed(error: str, failed_rank: int) -> None:
+    cluster = running(3, spares=1)
+    cluster.end_rank(0, code=1, error=error, failed_rank=failed_rank)
+    cluster.advance(100, until=lambda: bool(cluster.recorded("failure")))
+    assert (cluster.recorded("failure")[0].rank, cluster.recorded("failure")[0].node) == (0, 0)
+
+
 def test_without_another_node_the_one_with_the_full_disk_is_tried_again() -> None:
     cluster = running(2)
     no_space(cluster, 3)

@@ -555,6 +555,14 @@ def test_where_an_exception_came_from(source, line, where, plain_zygote, tmp_pat
     assert report["line"].startswith(line) and report["where"] == where
 
 
+@pytest.mark.parametrize(("names", "reported"), [("2", 2), ("-1", None), ("1 << 70", None), ("'x'", None)])
+def test_the_rank_that_an_exception_names_is_reported(names, reported, plain_zygote, tmp_path, exceptions):
+    (tmp_path / "here.py").write_text(f"class E(Exception):\n  failed_rank = {names}\nraise E")
+    by_fork(order(tmp_path, "here.py", log=tmp_path / "log", progress=exceptions[0]), plain_zygote)
+    (report,) = exceptions[1]()
+    assert report["line"] == "E" and report.get("failed_rank") == reported
+
+
 FAILS = "def fail(x):\n  import json\n  json.loads('x')\n"
 IN_A_POOL = "with {module}.{pool}(1) as pool:\n  list(pool.map(fail, [1]))\n"
 FUTURES = f"import concurrent.futures as module\n{FAILS}{IN_A_POOL.format(module='module', pool='ProcessPoolExecutor')}"

@@ -66,6 +66,13 @@ def test_an_exception_alone_is_no_sign_of_life():
     assert progress.exception is not None and progress.exception.where == "a.py:1 in f"
 
 
+@pytest.mark.parametrize(("names", "taken"), [(2, 2), (-1, None), (1 << 70, None)])
+def test_the_rank_that_an_exception_names_is_taken_if_it_can_be_one(names, taken):
+    progress = Progress()
+    progress.take(json.dumps({"exception": {"line": "E", "failed_rank": names}}).encode())
+    assert (progress.exception and progress.exception.failed_rank) == taken
+
+
 def test_an_address_alone_is_no_sign_of_progress():
     progress = Progress()
     assert progress.take(b'{"address": "http://10.0.0.1:8000"}')

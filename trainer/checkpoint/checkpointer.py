@@ -394,7 +394,10 @@ class Checkpointer:
         if outcome is not None and outcome.fenced:
             log.warning("%s", problem)
             raise Fenced(problem)
-        raise SaveFailed(f"{self.folder}: {_MOST_FAILURES} saves in a row have failed, the last one with: {problem}")
+        raise SaveFailed(
+            f"{self.folder}: {_MOST_FAILURES} saves in a row have failed, the last one with: {problem}",
+            outcome.failed_rank if outcome else None,
+        )
 
     def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Keep the checkpoint of this step as the best one, unless its save failed.

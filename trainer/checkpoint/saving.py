@@ -67,6 +67,7 @@ class Outcome:
     problem: str = ""  # why it failed
     fenced: bool = False  # it failed because a newer start owns the folder
     finite: bool = True  # whether each weight is a number
+    failed_rank: int | None = None  # the rank whose file or disk is why it failed; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,7 @@ class Saver:
             draft = commit.begin(self._directory.folder, request.step, token, self._directory.run_dir)
             return _NewSave(draft.name, self._directory.start or new_nonce(), token.attempt, time.time(), info)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
-            return _failed(request.step, error)
+            return _failed(request.step, error, self._world.rank)
 
     def _write_file(self, draft: Path, request: SaveRequest) -> _File:
         """Write this rank's file into the draft; return its entry, or the error."""
@@ -318,12 +319,13 @@ class Saver:
             if save_group.separate_disks or any(file.problem for file in files):
                 fence.check(directory.folder, directory.token, directory.run_dir)
             if problem := "; ".join(file.problem for file in files if file.problem):
-                raise OSError(problem)
+                failed = next(rank for rank, file in zip(save_group.ranks, files, strict=True) if file.problem)
+                return Outcome(manifest.step, problem=problem, failed_rank=failed)
             if save_group.separate_disks and manifest.step not in self._finite:
                 commit.set_aside_partial(self._entry(manifest.step), directory.token, directory.run_dir)
             commit.prepare(draft, manifest, directory.token, directory.run_dir, away)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
-            return _failed(manifest.step, error)
+            return _failed(manifest.step, error, self._world.rank)
         return Outcome(manifest.step)
 
     def _place(self, draft: Path, manifest: Manifest) -> Outcome:
@@ -332,7 +334,7 @@ class Saver:
             if self._save_group.acts_for_disk:
                 commit.place(draft, manifest, self._directory.token, self._directory.run_dir)
         except (Fenced, Exception) as error:  # noqa: BLE001 - see above
-            return _failed(manifest.step, error)
+            return _failed(manifest.step, error, self._world.rank)
         return Outcome(manifest.step)
 
     def _undo(self, draft: Path, manifest: Manifest) -> None:
@@ -451,9 +453,9 @@ def try_take_over(folder: Path, attempt: int | None, generation: int) -> tuple[F
         return None, str(error), False
 
 
-def _failed(step: int, error: BaseException) -> Outcome:
-    """Return the outcome of a save that failed with this error."""
-    return Outcome(step, problem=_message_of(error), fenced=isinstance(error, Fenced))
+def _failed(step: int, error: BaseException, rank: int | None = None) -> Outcome:
+    """Return the outcome of a save that failed with this error, on `rank` if that is known."""
+    return Outcome(step, problem=_message_of(error), fenced=isinstance(error, Fenced), failed_rank=rank)
 
 
 def _message_of(error: BaseException) -> str:

@@ -418,6 +418,7 @@ class RankGroup:
             where=exception.where or None if exception else None,
             left_out=self._left_out(exception.line) if exception else "",
             raised=exception.raised if exception else (),
+            failed_rank=exception.failed_rank if exception else None,
             oom=death.signal == signal.SIGKILL and not self._stopping and self._home.oom.grew(),
             hung=rank.hung,
             fenced=death.code == Exit.FENCED and self._can_be_fenced(),

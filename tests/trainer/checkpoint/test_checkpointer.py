@@ -330,13 +330,13 @@ def finish_on_a_bad_disk(folder):
         limit_files(4096)
     try:
         checkpointer.finish(1)
-    except SaveFailed:
-        return "failed"
+    except SaveFailed as error:
+        return error.failed_rank
     return "finished"
 
 
-def test_an_end_that_cannot_be_saved_is_no_success(tmp_path):
-    assert spawn_ranks(finish_on_a_bad_disk, 2, tmp_path) == ["failed"] * 2
+def test_an_end_that_cannot_be_saved_is_no_success_and_all_ranks_name_the_one_that_failed(tmp_path):
+    assert spawn_ranks(finish_on_a_bad_disk, 2, tmp_path) == [1] * 2
 
 
 def stop_on_a_bad_disk(folder):
