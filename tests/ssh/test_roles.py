@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 from lab import command, log_of
@@ -249,6 +250,10 @@ def is_an_agents(pid):
 def test_the_shipped_learner_learns_on_a_pool_though_an_actor_is_killed(desk):
     for name in ("jobs", "templates"):
         shutil.copytree(shipped("jobs").parent / name, desk.project / name)
+    pool = desk.project / "pools.yaml"
+    pool.write_text(desk.hosts.clusters_yaml(python=sys.executable))
+    pool.chmod(0o600)
+    desk.env["LAUNCH_CLUSTERS"] = str(pool)
     run = desk.submit("jobs/actor_learner.yaml", "--on", "pool")
     desk.until_step_there(0, run, 10)
     strike(ranks_of(desk, run, 1, "actors-2")[0])
