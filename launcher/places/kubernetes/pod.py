@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class OtherPod:
 
     def __init__(self, run: RunDir, folder: Path, index: int) -> None:
         self._run, self._folder, self._index = run, folder, index
-        self._told_to_leave = False
+        self._told_to_leave = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         signal.signal(signal.SIGTERM, self._leave)
 
@@ -59,7 +60,7 @@ class OtherPod:
         is being removed.
         """
         served, host = 0, os.environ["JOB_LAUNCH_POD"]
-        while not self._told_to_leave:
+        while not self._told_to_leave.is_set():
             attempt = newest(self._run)
             end = readable(attempt.end, AttemptEnd) if attempt is not None else None
             if end is not None and end.state.ended:
@@ -76,14 +77,14 @@ class OtherPod:
                 continue
             served = attempt.number
             self._child = subprocess.Popen(node_command(_KIND, plan, attempt))
-            if self._told_to_leave:  # while the agent was being started, so that nobody has told the agent
+            if self._told_to_leave.is_set():  # while the agent was being started, so that nobody has told the agent
                 self._child.terminate()
             self._child.wait()
         return False
 
     def _leave(self, *_: object) -> None:
         """Record that the pod is being removed, and end its agent."""
-        self._told_to_leave = True
+        self._told_to_leave.set()
         if self._child is not None:
             self._child.terminate()
 
