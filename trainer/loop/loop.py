@@ -86,15 +86,15 @@ class Loop:
     count: StepCount = field(init=False)
     place: Placing = field(init=False)  # on this rank's device
     logs: bool = False  # the step under way is one to log
-    gathers: bool = False  # its losses are to be known
+    gathers: bool = False  # the losses of the step under way are gathered over ranks
     rates: dict[str, float] = field(default_factory=dict)  # of the last step that was logged
     means: dict[str, float] = field(default_factory=dict)  # of the losses of the step, where they are looked at
     validated: tuple[int, dict[str, float]] = (-1, {})  # a step, and what other ranks have found after it
-    goes_back: bool = False  # to the newest checkpoint, and on with the samples that come next
+    goes_back: bool = False  # a spike sends the training back to the newest checkpoint, past its samples
     out_of_time: bool = False
     left: int | None = None  # samples of the epoch that are still to come
     steps: int = 0  # since the last line of metrics
-    samples: int = 0
+    samples: int = 0  # since the last line of metrics
     spent: Spent = field(default_factory=lambda: ({}, 0.0))  # in these steps, where ranks met anew after them
     norm: Tensor | None = None  # of the last step's gradients, where they are clipped or logged; not read
     fingerprint: str = ""

@@ -18,7 +18,7 @@ class Progress:
         self.epoch = 0  # epochs done, their validation included
         self.validated = -1  # the step of the last validation
         self.values: dict[str, float] = {}  # what it found
-        self.ending = ""  # why it is over, where that is not a limit's doing
+        self.ending = ""  # the reason given to `Training.end`, if it was called
         self.float_metrics = "mean"  # what a plain number of a metrics function is; in trainings from before, a sum
         self.ending_stays = True  # after a restart too; else the callback decides again
         self._seconds = 0.0

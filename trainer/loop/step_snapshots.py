@@ -48,7 +48,7 @@ class StepSnapshots:
     snapshot: Snapshot | None = None  # of the last step
     source: Source | None = None  # with hsdp: what its part can be taken from
     part: ShardState | None = None
-    updating: bool = False  # the weights are of no step
+    updating: bool = False  # an update is under way, so that the weights are of no step
     drawn: GeneratorStates | None = None  # this rank's random generators as last recorded
     old_place: tuple[int, int] | None = None  # its rank and their number in its states
     validated: tuple[int, dict[str, float]] = (-1, {})  # the step of the last validation, and what it found

@@ -64,8 +64,8 @@ class Survivor:
     messages: LaunchMessages = field(default_factory=LaunchMessages)
     active: bool = False
     step_samples: int | None = None  # of the step after which it goes on; None: before the first one
-    step_at_loss: int = 0  # the step, when another rank was killed
-    reload_reason: str = ""  # where no rank has what was lost: why all load what was saved
+    step_at_loss: int = 0  # the steps done when another rank was killed
+    reload_reason: str = ""  # why all ranks load what was saved; empty if they need not
     _pace: Pace = field(default_factory=Pace)
     _plain: PlainState = field(default_factory=PlainState)
 
