@@ -19,7 +19,7 @@ def avoided(run: RunDir, now: float | None = None) -> list[Exclusion]:
 
 
 def is_over(run: RunDir, now: float) -> bool:
-    """Return whether an exclusion has expired by `now` that a waiting job may still observe."""
+    """Return whether the list still has an exclusion that has expired by `now`; a waiting job may observe it."""
     return any(exclusion.until <= now for exclusion in readable(run.avoided, list[Exclusion]) or [])
 
 
@@ -29,7 +29,7 @@ def forget(run: RunDir, now: float) -> None:
 
 
 def avoid(run: RunDir, exclusions: Collection[Exclusion]) -> None:
-    """Exclude nodes and devices for a while; an earlier exclusion of the same host is replaced."""
+    """Add exclusions of nodes and devices to the list, in place of earlier ones of the same hosts and expired ones."""
     hosts = {exclusion.host for exclusion in exclusions}
     kept = [exclusion for exclusion in avoided(run) if exclusion.host not in hosts]
     write_record(run.avoided, [*kept, *exclusions])

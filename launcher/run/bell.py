@@ -32,7 +32,10 @@ class Bell:
 
 
 def ringer_from(environ: MutableMapping[str, str]) -> Callable[[], None]:
-    """Return what rings the bell that the supervisor of this process waits for; without one it does nothing."""
+    """Remove the bell from `environ` and return a function that rings it, or that does nothing if there is no bell.
+
+    The supervisor of this process waits for the bell. Children of this process do not inherit its descriptor.
+    """
     word = environ.pop(BELL, "")
     try:
         is_bell = os.readlink(f"/proc/self/fd/{int(word)}") == _TARGET

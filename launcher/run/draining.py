@@ -21,7 +21,7 @@ class MoveAnswer:
         self._before = len(self._answers())
 
     def answer(self) -> Event | None:
-        """Return the first answer, or None if none has come yet."""
+        """Return the event that ranks were moved off the node or were not, the first since this was made, or None."""
         return next(iter(self._answers()[self._before :]), None)
 
     def _answers(self) -> list[Event]:

@@ -9,7 +9,7 @@ _LONGEST = 20  # digits
 
 
 def fence(run: RunDir) -> int:
-    """Return the number of the newest attempt that may write, or 0 if there is none yet."""
+    """Return the number of the newest attempt, or 0 if there is none yet; raise Damaged if the file holds no number."""
     text = read_bytes(run.fence)
     if text is None:
         return 0
@@ -21,7 +21,7 @@ def fence(run: RunDir) -> int:
 def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
     """Prevent attempts before `attempt` from writing, durably with `fsync`; the fence is never lowered.
 
-    Raise Fenced if a newer attempt exists.
+    Raise Fenced if a newer attempt exists, and Damaged if the file FENCE holds no number.
     """
     with locked(run.fence_lock, wait=True, optional=True):
         check_fence(run, attempt)
@@ -30,7 +30,7 @@ def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
 
 
 def check_fence(run: RunDir, attempt: int) -> None:
-    """Raise Fenced if a newer attempt exists."""
+    """Raise Fenced if an attempt newer than `attempt` exists, and Damaged if the file FENCE holds no number."""
     newest = fence(run)
     if newest > attempt:
         raise Fenced(f"attempt {attempt} of {run.path.name} is fenced: attempt {newest} took over")

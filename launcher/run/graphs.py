@@ -111,12 +111,15 @@ def find_graph(ref: str) -> GraphDir | None:
 
 
 def is_step_of(run: str, graph: GraphDir) -> bool:
-    """Return whether the run's id is that of a step of the graph."""
+    """Return whether the run's id begins with the graph's id and a hyphen, as those of its steps do."""
     return run.startswith(f"{graph.id}-")
 
 
 def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphRecord, GraphStep] | None:
-    """Return (the graph to which a run belongs, its step in it), or None if the run belongs to none."""
+    """Return (the record of the graph to which a run belongs, its step in it), or None if it belongs to none.
+
+    `path` is the folder of the run; only the graphs in `known` are tried.
+    """
     for graph in known:
         if is_step_of(run, graph) and path.parent == graph.runs:
             record = readable(graph.record, GraphRecord)
@@ -150,14 +153,14 @@ def missing_of(graph: GraphDir) -> list[GraphStep]:
 
 
 def remove_finished_graphs() -> None:
-    """Remove the graphs whose runs were all removed."""
+    """Remove each graph of this user that was started completely and of which no run exists."""
     for graph in known_graphs():
         if graph.complete.exists():
             remove_empty_graph(graph)
 
 
 def remove_empty_graph(graph: GraphDir) -> None:
-    """Remove the graph, unless one of its runs exists."""
+    """Remove the graph's id and folder, unless one of its runs exists; also if its record cannot be read."""
     record = readable(graph.record, GraphRecord)
     if record is None or not any((graph.runs / step.run).exists() for step in record.steps):
         forget_graph(graph)

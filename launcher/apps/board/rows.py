@@ -29,9 +29,9 @@ class LastValue(msgspec.Struct, frozen=True):
 class Figures(msgspec.Struct, frozen=True):
     """A summary of a run's metrics, which is empty until they have been read."""
 
-    best: dict[str, tuple[float, int]] = {}  # value and step
-    spark: list[float | None] = []
-    spark_of: str = ""
+    best: dict[str, tuple[float, int]] = {}  # by metric: its best value and the step of it
+    spark: list[float | None] = []  # the values of the small curve
+    spark_of: str = ""  # the metric that it shows
     last: LastValue | None = None  # of what the small curve is of
 
 
