@@ -34,7 +34,8 @@ class Bell:
 def ringer_from(environ: MutableMapping[str, str]) -> Callable[[], None]:
     """Remove the bell from `environ` and return a function that rings it, or that does nothing if there is no bell.
 
-    The supervisor of this process waits for the bell. Children of this process do not inherit its descriptor.
+    The supervisor of this process waits for the bell. Programs that this process executes do not inherit its
+    descriptor.
     """
     word = environ.pop(BELL, "")
     try:
