@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -14,7 +15,9 @@ from launcher.node.ranks.checkup import Checkup, NodeUnfit
 from launcher.node.ranks.group import Home
 from launcher.node.ranks.prepare import Preparation
 from launcher.node.ranks.reaper import Reaper
+from launcher.run.identity import process_id
 from launcher.spec.model import Recovery
+from tests.waits import eventually
 
 __all__ = ["processes_of_its_own"]
 pytestmark = pytest.mark.usefixtures("processes_of_its_own")
@@ -127,6 +130,37 @@ def test_who_asks_may_leave_and_takes_it_along(home, check, tmp_path):
             await asyncio.sleep(0.01)
         assert is_gone(tmp_path)
         await preparation.close()
+
+    play(scene)
+
+
+def a_check():
+    return subprocess.Popen(["sleep", "600"])
+
+
+class SlowZygote:
+    """A zygote that has forked the check, and answers only later."""
+
+    def __init__(self):
+        self.forked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def fork(self, order, tell):
+        self.child = a_check()
+        self.forked.set()
+        await self.answers.wait()
+        return self.child.pid
+
+
+def test_a_check_whose_start_nobody_awaits_any_more_is_ended_once_it_is_known(home):
+    async def scene():
+        zygote, reaper = SlowZygote(), Reaper(asyncio.get_running_loop())
+        looks = asyncio.create_task(Checkup(home, reaper).look(zygote, ["cpu"], BOUND_S))
+        await zygote.forked.wait()
+        looks.cancel()
+        await asyncio.wait([looks])
+        zygote.answers.set()
+        await eventually(lambda: process_id(zygote.child.pid) is None)
+        zygote.child.wait()
 
     play(scene)
 

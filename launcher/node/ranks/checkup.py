@@ -64,7 +64,7 @@ class Checkup:
         try:
             before = log.stat().st_size if log.exists() else 0
             start = self._starter(zygote, device).start({}, log, str(log.with_suffix(".progress")), ended.set_result)
-            pid = await asyncio.wait_for(start, bound_s)
+            pid = await _pid_of(asyncio.ensure_future(start), bound_s)
             ending = await self._ending(pid, ended, bound_s)
             said = _lines(log, before)
         except TimeoutError:
@@ -98,6 +98,24 @@ class Checkup:
             return Ending(death.code, death.signal)
         await asyncio.wait([ended], timeout=_LAST_S)
         return Ending(after_s=bound_s)
+
+
+async def _pid_of(start: "asyncio.Future[int]", bound_s: float) -> int:
+    """Return the pid of a check that is being started.
+
+    If that takes longer than `bound_s`, or this call is cancelled, the check is killed as soon as it runs.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.shield(start), bound_s)
+    except (TimeoutError, asyncio.CancelledError):
+        start.add_done_callback(_kill_started)
+        raise
+
+
+def _kill_started(start: "asyncio.Future[int]") -> None:
+    """Kill the check that has just been started, if it has."""
+    if not start.cancelled() and start.exception() is None and (process := process_id(start.result())) is not None:
+        signal_process(process, signal.SIGKILL)
 
 
 def _lines(log: Path, begin: int) -> list[bytes]:
