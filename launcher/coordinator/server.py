@@ -128,10 +128,10 @@ class CoordinatorServer:
         token: str,
         clock: Callable[[], float] = boottime,
         copies: HistoryCopies | None = None,
-        ring: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the run, its plan and its token; with `copies`, a restart waits a moment until half of the voters have
-        the record of its failure, and the end until they have its announcement. `ring` is called when other hosts
+        the record of its failure, and the end until they have its announcement. `notify` is called when other hosts
         need what was written.
         """
         self._loop = asyncio.get_running_loop()
@@ -145,8 +145,8 @@ class CoordinatorServer:
         used_s = time_used(run, attempt)
         self._clock, self._told_of_s = WakingClock(clock), 0.0
         self._coordinator = Coordinator(plan, attempt.number, read_lines(run.events, Event), self._now(), job, used_s)
-        self._ring = ring
-        self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s, ring)
+        self._notify = notify
+        self._record_writer = RecordWriter(run, attempt, self._record_writer_failed, plan.spec.recovery.lease_s, notify)
         self._hold = CopyHold(copies or HistoryCopies(), ends=bool(voters_of(plan)) and not plan.ends_with_all)
         self._wires: dict[int, Wire[ToCoordinator, ToAgent]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,7 +161,7 @@ class CoordinatorServer:
         here = Endpoint(self._address, port, this_process())
         with waiting_for_disks():  # no agent can have found us yet
             write_record(self._attempt.endpoint, here)
-        self._ring()
+        self._notify()
         self._write_state()
         self._set_timer()
         self._keep_until_done(self._keep_address_written(here))

@@ -25,7 +25,6 @@ from launcher.node.standing_by import COORDINATOR, agent_arguments, gate_from
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import own_gpus, voters_of
 from launcher.run.attempts import read_intent, read_plan
-from launcher.run.bell import ringer_from
 from launcher.run.durable import make_dir, readable, write_record
 from launcher.run.fence import check_fence
 from launcher.run.identity import alive, this_process
@@ -33,6 +32,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
 from launcher.run.processes import become_subreaper, die_with, forbid_core_dumps, name_this, raise_descriptors
 from launcher.run.records import AgentRecord, Intent, ProcessId, StopRequest
+from launcher.run.shared_event import setter_from
 from launcher.wire.interfaces import address_of, interface_of
 
 
@@ -46,7 +46,7 @@ def main() -> int:
     if words is None:
         return Exit.OK
     lease, gate = Lease.taken_from(os.environ), gate_from(os.environ)
-    lease.ring = ringer_from(os.environ)
+    lease.notify = setter_from(os.environ)
     run, number = RunDir(Path(words[0])), int(words[1])
     os.umask(0o077)
     forbid_core_dumps()
@@ -73,7 +73,7 @@ async def coordinate(run: RunDir, plan: Plan, number: int, lease: Lease) -> Exit
     """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code."""
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
     token, copies = read_intent(attempt).token, lease.copies if plan.disks_apart else None
-    server = CoordinatorServer(run, attempt, plan, plan.coordinator, token, copies=copies, ring=lease.ring)
+    server = CoordinatorServer(run, attempt, plan, plan.coordinator, token, copies=copies, notify=lease.notify)
 
     def stop() -> None:
         """Stop the coordinator, for the reason in the run's stop request."""
@@ -132,7 +132,7 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
         return await agent.run(), agent.goes_on
     lease, address = watchdog.lease, home.node.address
     copies = lease.copies if voters_of(home.plan) else None
-    host = CoordinatorServer(home.run, home.attempt, home.plan, address, token, copies=copies, ring=lease.ring)
+    host = CoordinatorServer(home.run, home.attempt, home.plan, address, token, copies=copies, notify=lease.notify)
     await host.start()
     working = asyncio.create_task(agent.run())
     await asyncio.wait([working, host.ended], return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from launcher.node.ranks.lease import LEASE
-from launcher.run.bell import BELL
+from launcher.run.shared_event import SHARED_EVENT
 
 GATE = "LAUNCH_NEXT_AGENT"  # the descriptor at which the next agent receives its arguments from the supervisor
 COORDINATOR = "coordinator"  # in place of NODE: no agent, but the coordinator of a plan that names its machine
@@ -57,7 +57,7 @@ def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
     os.environ.clear()
     os.environ.update(heard["env"])
     numbers = dict(zip(heard["fds"], fds, strict=True))
-    for name in (LEASE, GATE, BELL):
+    for name in (LEASE, GATE, SHARED_EVENT):
         if name in os.environ:
             os.environ[name] = str(numbers.get(int(os.environ[name]), -1))
     argv: Sequence[str] = heard["argv"]

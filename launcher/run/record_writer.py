@@ -51,12 +51,12 @@ class RecordWriter:
         attempt: AttemptDir,
         failed: Callable[[Exception], None],
         lease_s: float,
-        ring: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread that writes records; the first record that takes longer than `lease_s` to reach the disk is
-        reported. `ring` is called when a record that others need at once is on disk.
+        reported. `notify` is called when a record that others need at once is on disk.
         """
-        self._ring = ring
+        self._notify = notify
         self._lease_s, self._told, self._waited = lease_s, False, False
         self._run = run
         self._attempt = attempt
@@ -127,7 +127,7 @@ class RecordWriter:
                 append_lines(self._run.events, batch)
                 if kind in AWAITED:
                     self.awaited_on_disk = (self.awaited_on_disk[0] + 1, self._run.events.stat().st_size)
-                    self._ring()
+                    self._notify()
             case RankExit():
                 append_lines(self._attempt.exits, batch)
             case RunState() as state:

@@ -20,7 +20,6 @@ from launcher.node.environment import job_environment
 from launcher.node.ranks.lease import FAREWELL_S, AfterSuspend, Lease, LeaseWatch, after_suspend, shared_memory
 from launcher.node.standing_by import COORDINATOR, GATE, send_arguments, standby_argument
 from launcher.plan.model import Plan
-from launcher.run.bell import BELL, Bell
 from launcher.run.durable import make_dir
 from launcher.run.layout import AttemptDir
 from launcher.run.patience import patiently, say
@@ -35,6 +34,7 @@ from launcher.run.processes import (
     parent_of,
     runs,
 )
+from launcher.run.shared_event import SHARED_EVENT, SharedEvent
 from launcher.supervisor.wakeup import Wakeup
 
 Socket = socket.socket
@@ -317,35 +317,39 @@ def agent_process(
     *,
     keep: Sequence[int] = (),
     gpus: Sequence[str] | None = None,
-    bell: Bell | None = None,
+    records_due: SharedEvent | None = None,
 ) -> AgentProcess:
     """Return the agent process of a node on this machine.
 
-    `gpus` lists the GPUs that it may use; with None the plan decides, or it may use all. Its coordinator rings the
-    `bell`.
+    `gpus` lists the GPUs that it may use; with None the plan decides, or it may use all. Its coordinator sets
+    `records_due`.
     """
     argv = _argv(plan.run_dir, str(attempt.number), node)
     environment = _environment(os.environ, plan.run_dir)
     if gpus is not None:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as we count them
-    keep, environment = _with_bell(keep, environment, bell)
+    keep, environment = _with_event(keep, environment, records_due)
     return AgentProcess(argv, environment, attempt.agent_log(node), keep, slept=after_suspend(plan, node))
 
 
 def coordinator_process(
-    plan: Plan, attempt: AttemptDir, *, keep: Sequence[int] = (), bell: Bell | None = None
+    plan: Plan, attempt: AttemptDir, *, keep: Sequence[int] = (), records_due: SharedEvent | None = None
 ) -> AgentProcess:
     """Return the process that runs only the coordinator, for a plan whose agents are on other machines."""
     argv = _argv(plan.run_dir, str(attempt.number), COORDINATOR)
-    keep, environment = _with_bell(keep, _environment(os.environ, plan.run_dir), bell)
+    keep, environment = _with_event(keep, _environment(os.environ, plan.run_dir), records_due)
     return AgentProcess(argv, environment, attempt.coordinator_log, keep, slept=AfterSuspend.COUNTS)
 
 
-def _with_bell(
-    keep: Sequence[int], environment: dict[str, str], bell: Bell | None
+def _with_event(
+    keep: Sequence[int], environment: dict[str, str], records_due: SharedEvent | None
 ) -> tuple[Sequence[int], dict[str, str]]:
-    """Return a process's descriptors and environment, with those of the bell that it rings."""
-    return (keep, environment) if bell is None else ((*keep, bell.fd), environment | {BELL: str(bell.fd)})
+    """Return a process's descriptors and environment, with those of the event that it sets."""
+    return (
+        (keep, environment)
+        if records_due is None
+        else ((*keep, records_due.fd), environment | {SHARED_EVENT: str(records_due.fd)})
+    )
 
 
 def _argv(run_dir: str, attempt: str, node: int | str) -> Sequence[str]:

@@ -96,7 +96,7 @@ _NO_VARIABLES = {"LAUNCH_FAILED"}  # a state of Slurm's
 # Between two processes of ours, one of which takes it out of the environment: no user and no rank ever sees it.
 _OF_OURS_ALONE = {
     "LAUNCH_AGENT_PLACE",
-    "LAUNCH_BELL",
+    "LAUNCH_SHARED_EVENT",
     "LAUNCH_LEASE",
     "LAUNCH_NEXT_AGENT",
     "LAUNCH_TAG_ROOM",

@@ -53,7 +53,7 @@ class Lease:
         """
         self._shared = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("d")
         self.copies = HistoryCopies(self._shared[2:3])
-        self.ring: Callable[[], None] = lambda: None  # rings the bell of the supervisor that shares it
+        self.notify: Callable[[], None] = lambda: None  # sets the event of the supervisor that shares it
         if fd == -1:
             self.until = float("inf")
 

@@ -15,12 +15,12 @@ from launcher.places.ssh.host.supervisor_messages import OpenAttempt
 from launcher.plan.model import NodePlan, Plan
 from launcher.plan.on_hosts import with_addresses, with_hosts
 from launcher.run.attempts import attempts, read_intent, read_plan
-from launcher.run.bell import Bell
 from launcher.run.durable import make_dir, read_record, readable, sync_dir, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.identity import this_process
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Handle, Intent, RunState
+from launcher.run.shared_event import SharedEvent
 from launcher.states import LOCAL, Cause, State
 from launcher.supervisor.agent_processes import AgentProcess, agent_process, coordinator_process
 from launcher.supervisor.allocation import claim_attempt
@@ -54,19 +54,28 @@ class AttemptOnHost:
         """Return whether this host leads the attempt."""
         return self.index == 0
 
-    def agent(self, gpus: Sequence[str] | None, fds: Sequence[int], bell: Bell | None = None) -> AgentProcess:
-        """Return this node's agent, which sees only the GPUs that this host holds; its coordinator rings `bell`."""
-        return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus, bell=bell)
+    def agent(
+        self, gpus: Sequence[str] | None, fds: Sequence[int], records_due: SharedEvent | None = None
+    ) -> AgentProcess:
+        """Return this node's agent, which sees only the GPUs of this host; its coordinator sets `records_due`."""
+        return agent_process(self.plan, self.attempt, self.index, keep=fds, gpus=gpus, records_due=records_due)
 
     def role_agents(
-        self, gpus: Sequence[str] | None, fds: Sequence[int], bell: Bell | None, plan: Plan, attempt: AttemptDir
+        self,
+        gpus: Sequence[str] | None,
+        fds: Sequence[int],
+        records_due: SharedEvent | None,
+        plan: Plan,
+        attempt: AttemptDir,
     ) -> list[AgentProcess]:
         """Return the processes that this host runs for a role beside the main one; on the leader the first is the
         role's coordinator.
         """
         nodes = [node.index for node in plan.nodes if node.host == self.host]
         agents = [agent_process(plan, attempt, node, keep=fds, gpus=gpus) for node in nodes]
-        return [coordinator_process(plan, attempt, keep=fds, bell=bell), *agents] if self.leads else agents
+        return (
+            [coordinator_process(plan, attempt, keep=fds, records_due=records_due), *agents] if self.leads else agents
+        )
 
     def log_to(self) -> None:
         """Write this process's output to its log of the attempt from now on."""

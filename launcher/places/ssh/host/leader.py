@@ -29,11 +29,11 @@ from launcher.plan.model import Plan
 from launcher.plan.on_hosts import least_hosts
 from launcher.run.attempts import attempts, new_attempt
 from launcher.run.avoided import avoid, avoided
-from launcher.run.bell import Bell
 from launcher.run.durable import append_line, make_dir, read_lines, readable
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.patience import waiting_for_disks
 from launcher.run.records import NODE_UNFIT, AttemptEnd, Event, Exclusion, RunState
+from launcher.run.shared_event import SharedEvent
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcess
 from launcher.supervisor.allocation import Allocation, StopSignal
@@ -138,19 +138,19 @@ class Leader:
     def __init__(self, supervisor: SupervisorState, wakeup: Wakeup) -> None:
         self._supervisor, self._wakeup = supervisor, wakeup
         self._replicator: RecordReplicator | None = None
-        self._bell: Bell | None = None
+        self._records_due: SharedEvent | None = None
         self._histories: dict[str, AgentProcess] = {}  # by their names on the wire: who has the coordinator
 
     def carry_out(self) -> int | None:
         """Run the attempt until it has ended; return the number of the next attempt, or None if the run has ended."""
         supervisor = self._supervisor
-        bell = self._bell = Bell() if supervisor.plan.disks_apart else None
-        agent = self._histories[EVENTS] = supervisor.agent(bell)
+        records_due = self._records_due = SharedEvent() if supervisor.plan.disks_apart else None
+        agent = self._histories[EVENTS] = supervisor.agent(records_due)
         if supervisor.plan.disks_apart:
             voters = supervisor.ballot.voter.newest.voters - {supervisor.node}
             self._replicator = RecordReplicator(
                 supervisor.run, supervisor.attempt, supervisor.rpc, supervisor.role_names,
-                voters=voters, copies=self._copies, bell=bell,
+                voters=voters, copies=self._copies, records_due=records_due,
             )  # fmt: skip
         hearing = HostWatch(supervisor, self._wakeup)
         over = False
@@ -192,7 +192,9 @@ class Leader:
         Where too few voters answer for a moment, the run continues without them.
         """
         supervisor, run = self._supervisor, RunDir(Path(plan.run_dir))
-        agents = supervisor.here.role_agents(supervisor.ready.gpus, supervisor.ready.fds, self._bell, plan, attempt)
+        agents = supervisor.here.role_agents(
+            supervisor.ready.gpus, supervisor.ready.fds, self._records_due, plan, attempt
+        )
         for number in range(1, attempt.number):
             self._histories.pop(history_of(run.path.name, number), None)
         history = history_of(run.path.name, attempt.number)

@@ -1,6 +1,6 @@
 """Keep the leader's records on every host, so that any of them can report on the run and take it over.
 
-The leader sends what is new twice a second, and at once what its coordinator rings a bell for; hosts that share its
+The leader sends what is new twice a second, and at once when its coordinator sets an event; hosts that share its
 disk have them anyway. A record that is damaged on its disk is not sent, so the others keep the one before; of the
 history each intact line is. The coordinator's address is sent again and again, so that a damaged copy does not hide
 it.
@@ -28,10 +28,10 @@ from launcher.places.ssh.host.supervisor_messages import Replica, granted
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
 from launcher.plan.on_hosts import quorum
 from launcher.run.attempts import attempts
-from launcher.run.bell import Bell
 from launcher.run.durable import NOT_JSON, make_dir, readable, sync_dir, write_bytes
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, Endpoint, Event, Exclusion, Intent, RunState, StopRequest
+from launcher.run.shared_event import SharedEvent
 
 _WHOLE = -1
 _PIECE = 256 << 10
@@ -223,12 +223,12 @@ class RecordReplicator:
         cuts: bool = False,
         voters: Collection[int] = (),
         copies: Callable[[], Mapping[str, HistoryCopies]] = dict,
-        bell: Bell | None = None,
+        records_due: SharedEvent | None = None,
     ) -> None:
         """Start sending; a host that did not answer is skipped for `quiet_s`, so that the others need not wait.
 
         How much of a history half of the attempt's voters have (this host and `voters`) is passed to its coordinator
-        by `copies`, by the history's name on the wire. Each coordinator rings the `bell` once it has written what is to
+        by `copies`, by the history's name on the wire. Each coordinator sets `records_due` after it wrote what is to
         be sent at once; it is closed with this.
         """
         self._run, self._attempt, self._rpc, self._roles = run, attempt, rpc, roles
@@ -236,16 +236,16 @@ class RecordReplicator:
         self._voters, self._copies = tuple(voters), copies
         self._sent: dict[int, dict[str, object]] = {number: {} for number in (rpc.others if whom is None else whom)}
         self._quiet_until: dict[int, float] = {}
-        self._over, self._bell = False, bell or Bell()
+        self._over, self._records_due = False, records_due or SharedEvent()
         self._thread = threading.Thread(target=self._work, name="replicator", daemon=True)
         self._thread.start()
 
     def close(self) -> list[int]:
         """Send what is not sent yet, stop, and return the hosts that lack the record of the end."""
         self._over = True
-        self._bell.ring()
+        self._records_due.set()
         self._thread.join()
-        self._bell.close()
+        self._records_due.close()
         self._quiet_until.clear()
         self.send()
         return self.lacking_end()
@@ -255,17 +255,17 @@ class RecordReplicator:
         return [number for number, names in self._sent.items() if "end" not in names]
 
     def _work(self) -> None:
-        """Send when the bell rings and at intervals until closed."""
-        self._bell.wait(_EVERY_S)
+        """Send when the event is set and at intervals until closed."""
+        self._records_due.wait(_EVERY_S)
         while not self._over:
             self.send()
-            self._bell.wait(_EVERY_S)
+            self._records_due.wait(_EVERY_S)
 
     def await_half(self, history: str, size: int, within_s: float) -> bool:
         """Wait until half of the voters have so many bytes of a history, at most so long; return whether they do."""
         until = time.monotonic() + within_s
         if not self._over:
-            self._bell.ring()
+            self._records_due.set()
         while self._held_by_half(history) < size:
             if time.monotonic() >= until:
                 return False

@@ -33,12 +33,12 @@ from launcher.places.ssh.host.supervisor_messages import (
 from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc, addresses_of
 from launcher.plan.model import Plan
 from launcher.run.attempts import read_intent
-from launcher.run.bell import Bell
 from launcher.run.durable import make_dir, readable
 from launcher.run.fence import check_fence, raise_fence
 from launcher.run.identity import boot_id
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import AttemptEnd, RunState
+from launcher.run.shared_event import SharedEvent
 from launcher.states import Cause
 from launcher.supervisor.agent_processes import AgentPlace, AgentProcess
 from launcher.supervisor.attempt_end import ask_to_stop
@@ -189,9 +189,9 @@ class SupervisorState:
         """Return the names of the roles beside the main one, or of their ranks that restart alone."""
         return tuple(Path(one.run_dir).name for one in self.plan.roles)
 
-    def agent(self, bell: Bell | None = None) -> AgentProcess:
-        """Return this host's agent, with the GPUs and slots that it holds; its coordinator rings `bell`."""
-        agent = self.here.agent(self.ready.gpus, self.ready.fds, bell)
+    def agent(self, records_due: SharedEvent | None = None) -> AgentProcess:
+        """Return this host's agent, with the GPUs and slots that it holds; its coordinator sets `records_due`."""
+        agent = self.here.agent(self.ready.gpus, self.ready.fds, records_due)
         agent.place, self.place = self.place, None
         return agent
 

@@ -35,11 +35,11 @@ from launcher.places.ssh.messages import Peer
 from launcher.plan.model import NodePlan
 from launcher.run import identity, record_writer
 from launcher.run.attempts import new_attempt, read_intent
-from launcher.run.bell import BELL
 from launcher.run.durable import readable, write_record
 from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
 from launcher.run.records import AttemptEnd, ProcessId, RankExit, StopRequest
+from launcher.run.shared_event import SHARED_EVENT
 from launcher.spec.model import Budget, Recovery
 from launcher.states import State
 from launcher.supervisor import agent_processes, allocation
@@ -274,8 +274,8 @@ class SupervisedAgent(AgentProcess):
     def start(self):
         host = machine.World.current.process.host
         lease = Lease()
-        if self.environment[BELL] is not None:
-            lease.ring = self.environment[BELL].ring
+        if self.environment[SHARED_EVENT] is not None:
+            lease.notify = self.environment[SHARED_EVENT].set
         self.lease = SupervisedLease(lease, self.slept)
         self.agent = Agent(host, int(self.argv[-2]), int(self.argv[-1]), lease, self.slept)
         self.pid, self.started_at, self.returns_at = self.agent.pid, host.monotonic(), None
@@ -533,8 +533,8 @@ def machines(pool):
             (supervisor_state, "boot_id", lambda: f"boot-{here().boots}"),
             (leader, "threading", threads),
             (record_copies, "threading", threads),
-            (record_copies, "Bell", machine.Bell),
-            (leader, "Bell", machine.Bell),
+            (record_copies, "SharedEvent", machine.SharedEvent),
+            (leader, "SharedEvent", machine.SharedEvent),
             (record_writer, "threading", no_threads),
             (attempt_on_host, "log_to", lambda path: None),
             (host_supervisor, "close_tier", lambda *_: None),
@@ -557,6 +557,8 @@ def machines(pool):
         yield
 
 
-def _agent_process(plan, attempt, node, *, keep=(), gpus=None, bell=None):
+def _agent_process(plan, attempt, node, *, keep=(), gpus=None, records_due=None):
     words = ("agent", str(attempt.number), str(node))
-    return SupervisedAgent(words, {BELL: bell}, attempt.agent_log(node), keep, slept=after_suspend(plan, node))
+    return SupervisedAgent(
+        words, {SHARED_EVENT: records_due}, attempt.agent_log(node), keep, slept=after_suspend(plan, node)
+    )

@@ -101,8 +101,8 @@ class Thread:
             raise Killed
 
 
-class Bell:
-    """A bell of threads and processes, which pass it on without a descriptor."""
+class SharedEvent:
+    """An event of threads and processes, which pass it on without a descriptor."""
 
     fd = -1
 
@@ -112,7 +112,7 @@ class Bell:
     def close(self):
         pass
 
-    def ring(self):
+    def set(self):
         self._rung = True
         self._wake()
 
