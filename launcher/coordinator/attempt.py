@@ -26,7 +26,7 @@ class AttemptPhase(Enum):
     WAITING = auto()
     STARTING = auto()
     RUNNING = auto()
-    COPYING = auto()  # all ranks have finished, their last checkpoint lies on one disk only, or is not in the store yet
+    COPYING = auto()  # all ranks have finished; their last checkpoint is still copied to a second disk or to the store
     CLOSING = auto()
     OVER = auto()
 
@@ -40,10 +40,10 @@ class Closing:
     their answers.
     """
 
-    verdict: Verdict | None  # None: to be found among the exits
-    graceful: bool  # the attempt ends with it
+    verdict: Verdict | None  # why the generation is closed; None: derived from its ranks' exits
+    graceful: bool  # the attempt ends with this generation
     grace_s: float
-    waits: set[int]  # nodes that may still have processes of the generation
+    waits: set[int]  # nodes that have not yet answered that the generation's processes have ended
     gives_up_at: float
 
 
@@ -51,19 +51,19 @@ class Closing:
 class Joining:
     """The start of ranks on additional nodes, which join the next generation while the present ranks train on."""
 
-    generation: Generation  # the next one
-    newcomers: set[int]  # its members that have no part in the open one
-    after: int  # the number of the open one
+    generation: Generation  # the one that will open with the newcomers
+    newcomers: set[int]  # its members that are not in the open generation
+    after: int  # the number of the open generation
     began_at: float
     gives_up_at: float
 
 
 @dataclass(slots=True)
 class Awaited:
-    """A wait for absent nodes, which may have a complete checkpoint that no present node has."""
+    """A wait, until `until`, for absent nodes, which may have a complete checkpoint that no present node has."""
 
     verdict: Verdict
-    here: set[int]  # who was here when that was found
+    here: set[int]  # nodes that were present when the wait began; none of them has a complete checkpoint
     until: float
 
 

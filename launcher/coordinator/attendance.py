@@ -16,7 +16,7 @@ class Loss:
     """The loss of an agent for good, with all its ranks; `held` is the generation of these ranks, 0 for none."""
 
     node: int
-    held: int  # the generation of its ranks; 0: none
+    held: int
     text: str
     evidence: str
 
@@ -28,8 +28,8 @@ class Arrival:
     """
 
     node: KnownNode
-    carries_on: bool  # the very agent that was here before, and has not been given up in between
-    loss: Loss | None = None  # of the agent that was here before
+    carries_on: bool  # the same process as before, whose ranks were not given up in between
+    loss: Loss | None = None  # the loss of the node's previous agent
 
 
 class Attendance:

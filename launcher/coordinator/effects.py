@@ -52,7 +52,7 @@ class Move:
     """A request to move the ranks of one node to another node; the first then stays in use as a spare."""
 
     node: int
-    to: int | None = None  # None: on any that is ready and has no ranks
+    to: int | None = None  # None: any node that is ready and has no ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Known(TypedDict, total=False):
 
 
 class OfFailure(TypedDict, total=False):
-    """The fields that only a failure event has; the recovery policy decides from them."""
+    """The fields that only a failure event has; the recovery policy uses them. See `Verdict`."""
 
     where: str | None
     left_out: str

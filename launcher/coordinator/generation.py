@@ -18,20 +18,20 @@ class Rank:
     node: int
     pid: int | None = None
     step: int | None = None
-    active_at: float = 0.0  # its last report or output, by the coordinator's clock
+    active_at: float = 0.0  # time of its last report or output, by the coordinator's monotonic clock
     reported: bool = False
     frozen: bool = False
-    idle: bool = False  # for longer than the spec allows, as of its last heartbeat
-    breakpoint: str = ""  # where it waits for a debugger
-    address: str = ""  # where it answers requests
-    malformed: int = 0  # lines on its progress wire that were no reports
-    can_continue: bool | None = None  # in its process when another one is replaced; None: it has not said so far
-    resizes: bool = False  # and among fewer or more ranks, too
-    goes_back: bool = False  # to what was saved, among fewer ranks too
-    joins: bool = False  # it was started anew, to meet others that have the state of the training
-    waits: bool = False  # to meet ranks in the middle of the training, which are then asked to
+    idle: bool = False  # its GPU was idle for longer than the spec allows, according to the last heartbeat
+    breakpoint: str = ""  # the address at which a rank in a breakpoint waits for a debugger
+    address: str = ""  # the address at which it serves requests, if it serves a model
+    malformed: int = 0  # number of lines on its progress pipe that could not be parsed
+    can_continue: bool | None = None  # it can stay in its process when another rank is replaced; None: not reported yet
+    resizes: bool = False  # it can do so in a process group of another size, too
+    goes_back: bool = False  # it can return to its newest snapshot, in a smaller process group, too
+    joins: bool = False  # it has just been started and takes over the training's state from other ranks
+    waits: bool = False  # it waits to connect to ranks that are training, which are then asked to do so
     exit: RankExit | None = None
-    lost: bool = False  # went with its node
+    lost: bool = False  # its node was lost
 
     @property
     def live(self) -> bool:
@@ -186,7 +186,7 @@ class Generation:
 
     @property
     def may_be_stopped(self) -> bool:
-        """Return whether all ranks that failed by themselves, at least one, did as where the cluster stops the run."""
+        """Return whether ranks failed by themselves, all of them by a signal that clusters send before a stop."""
         return 0 < self._by_themselves == self._foretelling
 
     def fetch(self, node: int, fetched: int) -> bool:

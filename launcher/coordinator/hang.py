@@ -49,8 +49,8 @@ class _Wait:
     seq: int
     op: Collective
     waiting: tuple[RankLook, ...]
-    absent: tuple[RankLook, ...]  # have a Flight Recorder, and have not entered it
-    silent: tuple[RankLook, ...]  # have not answered
+    absent: tuple[RankLook, ...]  # ranks whose Flight Recorder shows that they have not entered the collective
+    silent: tuple[RankLook, ...]  # ranks that gave no answer
 
 
 def judge(looks: Sequence[RankLook]) -> HangVerdict:

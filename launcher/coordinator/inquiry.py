@@ -145,7 +145,7 @@ class Inquiry:
     def _is_silent(self, mono: float) -> bool:
         """Return whether no step was made, and some reporting rank was silent, for longer than steps explain.
 
-        All ranks are looked at only once that is possible again: it is asked on every event.
+        The check is made on every event, so it looks through all ranks only after the limit may have passed.
         """
         limit_s = self._times.suspicious_s()
         if self._times.still_s(mono) <= limit_s or mono - self._active_from <= limit_s:

@@ -17,10 +17,10 @@ class Presence(Enum):
     or lost.
     """
 
-    ABSENT = auto()  # it has never come
+    ABSENT = auto()  # its agent has never connected
     UP = auto()
-    UNKNOWN = auto()  # its connection is gone; it may be alive
-    LOST = auto()  # proven dead, or its lease has run out, at whose end it ends its ranks by itself
+    UNKNOWN = auto()  # its connection has closed; the agent may still run
+    LOST = auto()  # proven dead, or its lease has expired, after which it ends its ranks by itself
 
 
 @dataclass(slots=True, eq=False)
@@ -31,36 +31,36 @@ class KnownNode:
     address: str
     spare: bool
     host: str = ""
-    votes_only: bool = False  # its host is another role's: it never has ranks of this plan
+    votes_only: bool = False  # its host belongs to another role and only votes: it never has ranks of this plan
     link: Presence = Presence.ABSENT
     process: ProcessId | None = None
     ready: bool = False
-    preparing: str = ""  # what has to end before it is
+    preparing: str = ""  # the work that it has to complete before it is ready, such as an import
     preparing_since: float = 0.0
-    fault: str = ""  # why no ranks are given to it any more
-    unfit: bool = False  # that is what was seen of its devices, or of its links
-    drained: bool = False  # it is to have no ranks any more
-    failing: str = ""  # what its kernel reports of a device
-    leaves: str = ""  # why its host is about to leave: it gets no ranks then
-    leaves_by: float = 0.0  # when its ranks are to save at the latest
-    slow: str = ""  # which of its ranks all others waited for
-    moves: bool = False  # its ranks are about to move to another node, and it has none where others are enough
-    wanted: bool = False  # ranks are to move here
-    could_not_join: ProcessId | None = None  # the agent whose ranks failed, or were late, as they were to join others
-    suspected_at: float = 0.0  # when a generation last ended for its disk, or as a rank could not be started there
+    fault: str = ""  # why it gets no more ranks
+    unfit: bool = False  # the fault is a faulty device or a slow link
+    drained: bool = False  # it gets no more ranks, by request
+    failing: str = ""  # the kernel's report of a device that is about to fail
+    leaves: str = ""  # why its host is about to leave; it gets no more ranks
+    leaves_by: float = 0.0  # the latest time at which its ranks have to save
+    slow: str = ""  # text that names its rank which all others waited for
+    moves: bool = False  # its ranks are being moved to another node; it gets no ranks if other nodes suffice
+    wanted: bool = False  # ranks are to be moved to this node
+    could_not_join: ProcessId | None = None  # the agent whose ranks failed or were late when they had to join others
+    suspected_at: float = 0.0  # when its disk or the start of a rank on it last ended a generation
     port: int = 0
-    replica_port: int = 0  # where it gives and takes files of checkpoints; 0: none
-    link_port: int = 0  # where the link to it is measured; 0: nowhere
+    replica_port: int = 0  # the port at which it sends and receives checkpoint files; 0: none
+    link_port: int = 0  # the port at which the link to it is measured; 0: none
     heard_at: float = 0.0
-    follows_from: float = 0.0  # it counts its lease from then or later: a heartbeat may have been delayed
+    follows_from: float = 0.0  # its own lease began at this time or later, as a heartbeat may have been delayed
     answers: dict[int, float] = field(default_factory=dict)  # when each of its newest heartbeats was answered
     lost_at: float = 0.0
-    returns_by: float = 0.0  # its dead agent's supervisor surely starts another before that
-    holds: int = 0  # the generation whose ranks may still live there; 0: surely none
-    given_up: int = 0  # the newest generation whose ranks there were given up
-    stale_agent: ProcessId | None = None  # the agent before this one, which has ranks and may still live
+    returns_by: float = 0.0  # the time before which its supervisor starts a new agent after the old one has died
+    holds: int = 0  # the generation whose ranks may still run there; 0: none
+    given_up: int = 0  # the newest generation whose ranks there were given up, so that others may replace them
+    stale_agent: ProcessId | None = None  # the previous agent, which had ranks and may still run
     stale_until: float = 0.0
-    load: NodeLoad | None = None  # its newest sample
+    load: NodeLoad | None = None  # the newest sample of its CPUs, memory and GPUs
 
     def __str__(self) -> str:
         return f"node {self.index}{f' ({self.host})' if self.host else ''}"

@@ -22,9 +22,9 @@ class Search:
     """
 
     replicas: tuple[ReplicaAddress, ...] = ()
-    all_here: bool = True
-    kept: bool = False
-    anew: bool = False
+    all_here: bool = True  # every node that may have a checkpoint is among `replicas`
+    kept: bool = False  # the run is known to have a checkpoint
+    anew: bool = False  # ranks may begin without a checkpoint
 
 
 class Opener:

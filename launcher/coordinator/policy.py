@@ -29,7 +29,7 @@ class Decision:
 
     action: Action
     delay_s: float
-    cause: Cause  # the failure's own, or no_progress where that ends the run
+    cause: Cause  # the failure's cause, or no_progress if the run ends for that
     reason: str
 
 

@@ -19,7 +19,7 @@ class _Part:
     """A role that starts as a whole, or one rank of a role whose ranks restart alone."""
 
     role: str
-    starts_at: float = 0.0  # not before
+    starts_at: float = 0.0  # the earliest time of its next start
     is_there: bool = False
     is_ready: bool = False
     is_done: bool = False

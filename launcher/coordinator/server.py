@@ -271,7 +271,7 @@ class CoordinatorServer:
         return Now(self._clock.now(), time.time(), boottime())
 
     def _carry_out_all(self, effects: list[Out]) -> None:
-        """Carry out all effects that `RestartHold` does not hold back."""
+        """Carry out all effects that `CopyHold` does not hold back."""
         held_before = self._hold.holds
         for effect in self._hold.pass_on(effects):
             self._carry_out(effect)

@@ -30,9 +30,9 @@ class Standing:
     started_at: float | None = None
     end: AttemptEnd | None = None
     job: str | None = None
-    last_rank: LastRank | None = None  # that the others wait for, of the generation that runs
-    used_s: float = 0.0  # by attempts before this one
-    began_at: float = 0.0  # by the clock that decides
+    last_rank: LastRank | None = None  # the rank of the running generation that enters collectives last
+    used_s: float = 0.0  # seconds that earlier attempts took
+    began_at: float = 0.0  # by the monotonic clock
 
     def used_by(self, mono: float) -> float:
         """Return the seconds that all attempts of the run have taken together by `mono`, without the gaps between

@@ -40,13 +40,13 @@ class Verdict:
     log: str | None = None
     signal: int | None = None
     code: int | None = None
-    said: str = ""  # the last line of its rank's log, where that left without an exception
+    said: str = ""  # the last line of the rank's log if the rank ended without an exception
     error_kind: ErrorKind | None = None
-    left_out: str = ""  # the file that was not frozen, where that is why
-    brief: str = ""  # for who reads the log; "": `text` is brief enough
-    same: str = ""  # of a hang: by what it is known again, where no other start mends it
-    distrusted: int | None = None  # the node that may be why, of a hang: others are used first
-    planned: bool = False  # nothing has failed: ranks are wanted elsewhere. The cause counts where none can go on there
+    left_out: str = ""  # the missing file if the cause is a file that was not copied with the code
+    brief: str = ""  # a shorter form of `text` for log and status; "": `text` is short enough
+    same: str = ""  # a key that is equal for equal hangs which no restart can cure, else empty
+    distrusted: int | None = None  # the node that may have caused a hang; other nodes are preferred to it
+    planned: bool = False  # no failure: ranks are moved to other nodes; `cause` counts only if that is impossible
 
 
 def of_exits(generation: Generation, preempting: bool) -> Verdict:

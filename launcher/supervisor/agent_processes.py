@@ -75,19 +75,19 @@ class AgentProcess:
     argv: Sequence[str]
     environment: Mapping[str, str]
     log: Path
-    keep: Sequence[int] = ()  # descriptors that it is given: they hold what the run may use
-    place: "AgentPlace | None" = None  # a process that waits to become it, the first time
+    keep: Sequence[int] = ()  # descriptors that it inherits and that hold the run's slots and locks
+    place: "AgentPlace | None" = None  # a prepared child process that becomes the agent at the first start
     pid: int | None = None
     deaths: int = 0
-    last: int | None = None  # how it ended the last time: a wait status
+    last: int | None = None  # the wait status of its last exit
     started_at: float = 0.0
     returns_at: float | None = None
-    slept: AfterSuspend | None = None  # what its lease is worth after a suspend; None: it has no lease that we can see
-    lease: "SupervisedLease | None" = None  # that of the process which runs now
+    slept: AfterSuspend | None = None  # whether a lease that expired in a suspend counts; None: unseen
+    lease: "SupervisedLease | None" = None  # the lease of the running process
     frozen: FrozenWatch = field(default_factory=FrozenWatch)
-    leads: bool = False  # its end is that of its attempt: it is not brought back
-    stops_by: int = signal.SIGTERM  # the signal at which it has its ranks end, and leaves
-    gate: socket.socket | None = None  # over which its zygote's standby is asked to become the next agent
+    leads: bool = False  # its exit ends the attempt, so it is not restarted
+    stops_by: int = signal.SIGTERM  # the signal at which it ends its ranks and exits
+    gate: socket.socket | None = None  # the channel by which its zygote's standby is asked to become the next agent
 
     def start(self) -> int:
         """Start the process and return its pid."""
@@ -110,7 +110,7 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
-        """Start the process and return its pid; a prepared child process takes over its part if one lives."""
+        """Start the process and return its pid; if the prepared child in `place` lives, that child becomes the process."""
         place, self.place = self.place, None
         if place is not None and place.take(self.argv, environment, log, fds):
             return place.pid
@@ -129,9 +129,10 @@ class AgentProcess:
         return child.pid
 
     def died(self, status: int) -> None:
-        """Record that the process has ended, and take over the standby of its zygote if it has left one.
+        """Record that the process has ended with this wait status. If its zygote has left a standby, take over the
+        standby as the next `place`.
 
-        An agent that leaves ends its standby itself, unless another attempt follows.
+        An agent that exits in good order ends its standby itself, unless another attempt follows.
         """
         self.pid, self.last = None, status
         if self.gate is not None and not self.leads:
@@ -174,8 +175,8 @@ class AgentProcess:
         return due.look_s if frozen_s is None or due.look_s is None else min(due.look_s, _FROZEN_LOOK_S)
 
     def schedule_restart(self, now: float) -> None:
-        """Set when the dead process is started again: the delay grows with each death in a row, until a process lives
-        long enough.
+        """Set when the dead process is started again: the delay grows with each death in a row. It is reset once a
+        process has lived long enough.
         """
         if now - self.started_at >= _STEADY_S:
             self.deaths = 0
@@ -197,9 +198,9 @@ class AgentProcess:
 class Due(NamedTuple):
     """The supervisor's next step for an agent's lease: what to end now, and when to check again."""
 
-    end: bool  # what runs below the agent
-    kill: bool  # the agent too
-    look_s: float | None  # seconds to the next look; None: there is nothing left to do
+    end: bool  # end all processes below the agent
+    kill: bool  # kill the agent, too
+    look_s: float | None  # seconds to the next check; None: nothing is left to do
 
 
 class SupervisedLease:
@@ -296,7 +297,9 @@ class AgentPlace:
 
 
 def _last_sender(gate: socket.socket) -> int | None:
-    """Return the pid of the last sender on the socket, as the kernel reports it, or None if nothing was sent."""
+    """Return the pid of the process that sent the last message on the socket, as the kernel reports it, or None if
+    nothing was sent.
+    """
     pid, room = None, struct.calcsize("3i")
     while True:
         try:

@@ -43,13 +43,13 @@ def give_up(run: RunDir, attempt: AttemptDir, why: str) -> None:
 class Handover:
     """A request to a place to start attempts: one attempt, or the first attempts of runs submitted together."""
 
-    path: Path  # the attempt's folder, or the one that these runs share
-    intent: Intent  # of the attempt by which it was found
+    path: Path  # the attempt's folder, or the folder that runs submitted together share
+    intent: Intent  # the intent of the attempt by which the handover was found
     members: tuple[tuple[RunDir, AttemptDir], ...]
 
-    lock = NamedFile(".job-lock")  # held while a process may be handing it over
-    site = NamedFile("site.json")  # which of the clusters of its kind it is handed to
-    script = NamedFile("job.sh")  # what a batch system is given
+    lock = NamedFile(".job-lock")  # locked while a process may be handing the attempts over
+    site = NamedFile("site.json")  # names the cluster that the attempts are handed to
+    script = NamedFile("job.sh")  # the script that a batch system gets
 
     @classmethod
     def of(cls, run: RunDir, attempt: AttemptDir) -> "Handover":
@@ -109,7 +109,9 @@ class Handover:
                 give_up(run, attempt, why)
 
     def _was_left(self) -> bool:
-        """Return whether the submitter has finished the handover or has died."""
+        """Return whether the process that submitted the attempts has finished or has died, so that it will not hand
+        them over any more.
+        """
         try:
             return self.lock.stat().st_size > 0
         except FileNotFoundError:

@@ -42,11 +42,11 @@ class _Part:
     """One role, or one rank of a role whose ranks restart alone: its run directory, its attempt and its agents."""
 
     run: RunDir
-    plan: Plan  # with what is known of the run's code since it was frozen, and of all addresses
-    attempt: AttemptDir | None = None  # that goes on
-    agents: list[AgentProcess] = field(default_factory=list)  # of it
-    is_asked: bool = False  # to stop
-    lost: AttemptEnd | None = None  # how it ended for want of a host, where the run has spare ones
+    plan: Plan  # the role's plan, with the frozen code and the addresses of all roles filled in
+    attempt: AttemptDir | None = None  # the present attempt
+    agents: list[AgentProcess] = field(default_factory=list)  # the agents of that attempt
+    is_asked: bool = False  # a stop was requested
+    lost: AttemptEnd | None = None  # how it ended because a host was lost, if the run has spare hosts
 
     @property
     def name(self) -> str:

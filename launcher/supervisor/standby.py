@@ -94,7 +94,7 @@ class StandbySupervisor:
         self.close()
 
     def drop(self) -> None:
-        """Have the supervisor exit, as it has no attempt to run."""
+        """Have the supervisor exit without running anything, because the submit has failed."""
         self.close()
 
     def close(self) -> None:

@@ -16,9 +16,9 @@ from launcher.supervisor.own_log import log_to
 class Strategy:
     """The part of a supervisor that differs by place. Creating one starts nothing, as the process has yet to detach."""
 
-    stands_by = True  # it is started before it is needed, and begins on a message of its starter
-    leaves_with = int(Exit.OK)  # where the run continues without it
-    detached = False  # its starter has detached it already
+    stands_by = True  # the supervisor is started early and begins when its starter sends a message
+    leaves_with = int(Exit.OK)  # the exit code if the run continues without this process
+    detached = False  # the starter has already detached this process from itself
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         """Take the run's folder, and the arguments that follow it on the command line."""

@@ -36,7 +36,7 @@ class OtherRun:
     """The present state of another run; `state` is None if its folder was removed."""
 
     state: State | None
-    text: str = ""  # its state and the cause of that, for people
+    text: str = ""  # its state and the cause, as text for the user
     step: int | None = None
 
     @property

@@ -37,7 +37,7 @@ class TimedLogin:
     """A connection to a host, made as a run would make it, and the time that this took."""
 
     line: Line
-    key: str  # that opened
+    key: str  # the key that the host accepted
     took_s: float
 
 

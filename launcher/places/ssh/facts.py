@@ -57,13 +57,13 @@ class Facts(msgspec.Struct, frozen=True):
     libraries: tuple[str, ...]
     cpus: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     gpus: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=4096)]
-    sockets: tuple[str, ...]  # their names show what any user there wants
+    sockets: tuple[str, ...]  # names of sockets that show which runs of any user hold or await slots
     disk_free: _Count
     inodes_free: _Count | None
     writable: bool
     memory: _Count
     clock: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-    exposed: _Word = ""  # a folder by which others could put something in the place of ours there
+    exposed: _Word = ""  # a folder in which other users could replace the launcher's files there
 
 
 @dataclass(frozen=True, slots=True)

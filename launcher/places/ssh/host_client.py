@@ -33,9 +33,9 @@ T = TypeVar("T")
 class HostLimits:
     """The time limits of a host's answers, in seconds."""
 
-    soon_s: float = 10.0  # where that takes no work
+    soon_s: float = 10.0  # for requests that take no work
     answer_s: float = 120.0
-    ends_s: float = 60.0  # beyond the grace: until what is left of a run there has been killed
+    ends_s: float = 60.0  # beyond the grace period: for killing what is left of a run
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Place(msgspec.Struct, frozen=True):
 
     host: SshHost
     agent: bool  # whether the keys of the SSH agent may be used
-    python: str  # of our own environment there; "~/" is the host's to fill in, in `workdir` too
+    python: str  # of the launcher's environment there; the host expands "~/", in `workdir` too
     workdir: str
     address: str
 
@@ -140,7 +140,7 @@ class HostClient:
         return LaunchError(f"{self.place.host.name}: does not speak as expected: {what}")
 
     def over(self, line: Line) -> bool:
-        """Return whether the client uses the connection `line`."""
+        """Return whether the client's server was started over the connection `line`."""
         return self._line is line
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ def client_to(place: Place, limits: HostLimits | None = None) -> HostClient:
 def lines_to(places: Sequence[Place], *, anew: bool = False) -> dict[str, Line | LaunchError]:
     """Return connections to all hosts, opened at the same time, or the error for each.
 
-    A host that was silent a moment ago is skipped, unless `anew`.
+    A host that did not answer a moment ago is skipped, unless `anew` is set.
     """
     lines: dict[str, Line | LaunchError] = {
         place.host.name: why for place in places if not anew and (why := _silent.why(place)) is not None
@@ -58,7 +58,7 @@ def ask_all(
 ) -> dict[str, T | LaunchError]:
     """Return the result of `work` for each host, all at the same time, or the error that prevented it.
 
-    A host that was silent a moment ago is skipped, unless `anew`.
+    A host that did not answer a moment ago is skipped, unless `anew` is set.
     """
     by_name = {place.host.name: place for place in places}
     lines = lines_to([*by_name.values()], anew=anew)

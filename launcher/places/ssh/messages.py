@@ -29,7 +29,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 class Peer(msgspec.Struct, frozen=True):
     """The address at which other supervisors reach a run's supervisor."""
 
-    host: str  # as the pool calls it
+    host: str  # its name in the pool
     address: str
     port: int
 
@@ -38,13 +38,13 @@ class OfRun(msgspec.Struct, frozen=True):
     """A question about one run on a host."""
 
     run_id: RunId
-    workdir: str  # of all runs there
+    workdir: str  # the folder of all runs on the host
 
 
 class OfCheckpoints(OfRun, frozen=True):
     """A question about a run's checkpoints."""
 
-    folder: str  # inside the run's
+    folder: str  # relative to the run's folder
 
 
 class Open(OfRun, frozen=True, tag="open"):
@@ -52,9 +52,9 @@ class Open(OfRun, frozen=True, tag="open"):
 
     node: int
     plan: msgspec.Raw
-    code: str  # the digest of the user's
+    code: str  # the digest of the user's code
     intent: Intent
-    gpus: tuple[str, ...]  # of the host, that may be used
+    gpus: tuple[str, ...]  # the host's GPUs that may be used
     records: tuple[Part, ...]
 
     @property
@@ -68,8 +68,8 @@ class Opened(msgspec.Struct, frozen=True):
     a disk.
     """
 
-    port: Port | None  # of the waiting supervisor; None: the code is not there
-    on_one_disk: bool = False  # it shares its disk with another host, unlike the plan says; no supervisor was started
+    port: Port | None  # the port of the waiting supervisor; None: the code is not on the host yet
+    on_one_disk: bool = False  # it shares its disk with another host, against the plan; no supervisor was started
 
 
 class CodeTree(msgspec.Struct, frozen=True, tag="code"):
@@ -104,13 +104,13 @@ class ListRuns(msgspec.Struct, frozen=True, tag="runs"):
 class AskReport(OfRun, frozen=True, tag="look"):
     """Ask for the state of a run and the new part of its records. → RunReport"""
 
-    events_from: int  # bytes of events.jsonl that are known
+    events_from: int  # bytes of events.jsonl that the asker has
 
 
 class OpenedByHosts(msgspec.Struct, frozen=True):
     """An attempt that hosts opened by themselves, so that only they know of it."""
 
-    hosts: tuple[str, ...]  # of its nodes, in order
+    hosts: tuple[str, ...]  # the hosts of its nodes, in order
     cause: Cause | None
     created_at: float
 
@@ -118,20 +118,20 @@ class OpenedByHosts(msgspec.Struct, frozen=True):
 class RunReport(msgspec.Struct, frozen=True):
     """The state of a run, followed by files: the new part of events.jsonl, and logs of the attempt."""
 
-    state: State | None  # None: there is no such run here
+    state: State | None  # None: the host has no such run
     message: str = ""
     cause: Cause | None = None
-    attempt: Attempt = 0  # the newest
-    began: bool = False  # its supervisor was told to begin
+    attempt: Attempt = 0  # the number of its newest attempt
+    began: bool = False  # the attempt's supervisor was told to begin
     begun: OpenedByHosts | None = None
-    last: RunState | None = None  # its state.json
+    last: RunState | None = None  # the content of its state.json
     avoided: tuple[Exclusion, ...] | None = None
     stop: StopRequest | None = None
     end: AttemptEnd | None = None
-    roles: tuple[RoleReport, ...] = ()  # beside the main one
+    roles: tuple[RoleReport, ...] = ()  # reports on the roles beside the main one
     files: tuple[Part, ...] = ()
-    more: bool = False  # events than fit into this answer
-    stale: bool = False  # its coordinator has been silent for a while: the message has the time
+    more: bool = False  # there are more events than fit into this answer
+    stale: bool = False  # its coordinator has been silent for a while; `message` says since when
 
 
 class AskSubmitted(OfRun, frozen=True, tag="submitted"):
@@ -144,21 +144,21 @@ class Submitted(msgspec.Struct, frozen=True):
     spec: str
     overrides: tuple[str, ...]
     submitted_at: float
-    hosts: tuple[str, ...]  # of its newest plan
+    hosts: tuple[str, ...]  # the hosts of its newest plan
 
 
 class AskTails(OfRun, frozen=True, tag="logs"):
     """Ask for the new parts of the files in `folders` of the run. → Tails"""
 
     folders: tuple[str, ...]
-    known: Mapping[str, int]  # bytes that are there already, by name
+    known: Mapping[str, int]  # by file name, how many bytes the asker has
 
 
 class Tails(msgspec.Struct, frozen=True):
     """The sizes of the parts of files that follow."""
 
     parts: tuple[Part, ...]
-    more: bool  # there is more than fits into one answer
+    more: bool  # more is new than fits into one answer
 
 
 class ListCheckpoints(OfCheckpoints, frozen=True, tag="inventory"):
@@ -170,7 +170,7 @@ class SendFile(OfCheckpoints, frozen=True, tag="give"):
 
     step: int
     name: str
-    digest: str = ""  # of its manifest, which a draft of it has too; "": whichever is committed
+    digest: str = ""  # of its manifest; a draft with this digest will do, too. "": only a committed checkpoint
     kind: Kind = "step"
 
 
@@ -213,13 +213,13 @@ class Tidy(msgspec.Struct, frozen=True, tag="tidy"):
 
     workdir: str
     runs: tuple[RunId, ...]
-    remove: bool  # and take it away, but for what lives
+    remove: bool  # delete everything but live runs
 
 
 class Tidied(msgspec.Struct, frozen=True):
     """The bytes of the runs, and of unneeded code, that are on the host's disk or were deleted from it."""
 
-    runs: Mapping[RunId, Size]  # bytes of those of which anything is
+    runs: Mapping[RunId, Size]  # bytes that each run takes; runs without any are left out
     code: Size
     live: tuple[RunId, ...] = ()
 

@@ -1,4 +1,6 @@
-"""Find the hosts that a run is and has been on: those that its attempts were handed to, without those given up."""
+"""Find the hosts that a run is or was on: those that its attempts were handed to. Users can give up hosts that are
+gone.
+"""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -21,7 +23,9 @@ def handed_to(run: RunDir, attempt: AttemptDir) -> list[Place]:
 
 
 def places_ever(run: RunDir, of: Sequence[AttemptDir] | None = None) -> dict[str, Place]:
-    """Return every host that an attempt, or one of `of`, was handed to, with its newest record."""
+    """Return, by name, every host that an attempt, or one of `of`, was handed to, with its newest address; hosts that a
+    user gave up are left out.
+    """
     last = {one.host: one.attempt for one in _records(run)}
     handed = _handed(attempts(run) if of is None else of)
     return {place.host.name: place for number, place in handed if last.get(place.host.name, 0) < number}
@@ -38,7 +42,9 @@ def gone(run: RunDir) -> set[str]:
 
 
 def is_there(attempt: AttemptDir) -> bool:
-    """Return whether the attempt's ranks write on hosts of a pool, and not into the run's folder on this machine."""
+    """Return whether the attempt's ranks run on hosts of a pool, and so write to those hosts' disks instead of this
+    machine's.
+    """
     intent = read_record(attempt.intent, Intent)
     return intent is None or intent.cluster_kind == "ssh"
 
@@ -68,5 +74,5 @@ def _handed(of: Sequence[AttemptDir]) -> Iterator[tuple[int, Place]]:
 
 
 def _records(run: RunDir) -> list[Gone]:
-    """Return the records of hosts that users gave up."""
+    """Return the records of which hosts users gave up, oldest first."""
     return read_record(run.gone, list[Gone]) or []

@@ -97,7 +97,7 @@ class Follower:
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
-        """Return whether the agent has exited, though it may be started again."""
+        """Return whether no agent process runs now, though one may be started again."""
         return self._agent.pid is None
 
     def _next_look(self) -> float | None:

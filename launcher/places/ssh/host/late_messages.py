@@ -40,7 +40,7 @@ _SURE_S = 60.0
 class Patience:
     """The intervals and time limits, in seconds, for informing other supervisors."""
 
-    again_s: float = 0.5  # between two tries to inform the rest
+    again_s: float = 0.5  # pause between two tries to inform the remaining hosts
     ask_s: float = 2.0
     nobody_s: float = 8.0  # beyond the lease: a host that refuses connections this long has no supervisor
     quiet_s: float = QUIET_S

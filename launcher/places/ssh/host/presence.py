@@ -95,8 +95,8 @@ def begun(run: RunDir) -> tuple[AttemptDir, tuple[Peer, ...]] | None:
 
 
 def decided(run: RunDir) -> AttemptDir | None:
-    """Return the newest attempt, once its supervisor was told to begin or is gone; raise LaunchError if that
-    takes too long.
+    """Return the newest attempt, once its supervisor was told to begin or has exited; until then wait, and raise
+    LaunchError if that takes too long.
     """
     deadline = time.monotonic() + _DECIDES_S
     while True:

@@ -30,7 +30,7 @@ class _Here:
     plan: Plan
     attempt: AttemptDir
     agents: list[AgentProcess]
-    sure_at: float | None = None  # when what is left of it is ended
+    sure_at: float | None = None  # the time at which its remaining processes are killed
 
 
 class RolesOnHost:

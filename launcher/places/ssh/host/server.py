@@ -242,7 +242,7 @@ def _with_files(found: Sequence[tails.Tail], answer: object) -> WithBytes:
 
 
 def _submitted(run: RunDir) -> Submitted:
-    """Return how the run was submitted."""
+    """Return the spec, the overrides, the time and the hosts of the run's submission."""
     attempt = newest(run)
     if attempt is None:
         raise LaunchError("there is no such run")

@@ -27,23 +27,23 @@ Text = Annotated[str, msgspec.Meta(max_length=1000)]
 class SupervisorStatus(msgspec.Struct, frozen=True, tag="status", tag_field="t"):
     """The state of a supervisor, its host's slots and its votes."""
 
-    node: Number  # in the plan that the supervisors were started with
-    attempt: Number  # the one it carries out, or waits to
+    node: Number  # its number in the plan that the supervisors were started with
+    attempt: Number  # the attempt that it runs or waits to run
     has_slots: bool
-    told: bool  # to begin, by the submitter
+    told: bool  # the submitter has told it to begin
     began: bool
     leads: bool
     leaderless: bool  # its leader was silent for a whole lease
-    accepted: Number = 0  # the newest attempt that it has accepted, with its leader's history
-    settled: bool = True  # and knows that enough voters have
+    accepted: Number = 0  # the newest attempt that it has accepted, after copying the leader's history
+    settled: bool = True  # it knows that enough voters have accepted that attempt
     has_vote: bool = True  # it is a voter of that attempt
-    history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # bytes
+    history: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0  # size in bytes
     waits_for: Text = ""
-    prepared: bool = False  # it keeps what it has; the leader: it asks whether all do
-    voted_for: Number = 0  # the newest attempt that had its vote
+    prepared: bool = False  # it keeps its slots until all have prepared; of the leader: it asks whether all have
+    voted_for: Number = 0  # the newest attempt number for which it has voted
     led_by: Text = ""  # the host that leads its attempt
-    held_back: bool = False  # by something that comes before any host is wanted
-    silent_s: Age = 0.0  # the leader: since its coordinator spoke, where it should; by a clock that it alone reads
+    held_back: bool = False  # the run waits for something other than hosts, such as a start time
+    silent_s: Age = 0.0  # of the leader: seconds since its coordinator last wrote its state, by its own clock
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask", tag_field="t"):
@@ -55,10 +55,10 @@ class Replica(msgspec.Struct, frozen=True, tag="replica", tag_field="t"):
 
     node: Number  # of the sender
     attempt: Number
-    name: Text  # see record_copies.py
-    at: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # where in the file the data belongs; -1: it is the whole file
+    name: Text  # the record's name, as in record_copies.py
+    at: Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]  # byte offset of the data; -1: it is the whole file
     data: str
-    ends: bool = False  # of a candidate's history: what comes after it goes
+    ends: bool = False  # the last piece of a candidate's history: whatever the host has after it is cut off
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="begin", tag_field="t"):
@@ -103,10 +103,10 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="open", tag_field="t"):
 
     attempt: Number
     node: Number  # of the leader
-    hosts: tuple[Text, ...]  # the leader first: they are the attempt's voters
+    hosts: tuple[Text, ...]  # the attempt's voters, the leader first
     cause: Cause | None  # why the attempt before it ended
     away: tuple[Text, ...]  # hosts that were lost, and may take part once they are back
-    before: tuple[OpeningSaid, ...]  # openings that are not known to be settled, and the one that is
+    before: tuple[OpeningSaid, ...]  # earlier attempts that may not be settled, and the last settled one
     records: RecordsSaid
 
 

@@ -103,7 +103,7 @@ class Readiness:
 
     def take_back(self, preparation: int) -> None:
         """Become free to release slots again, because the leader no longer asks to keep them and its message about that
-        was lost.
+        was lost; `preparation` is the number of that request.
         """
         with self._lock:
             if self.preparations == preparation and not self.began:

@@ -68,7 +68,7 @@ class Open:
     """The attempt that an elected candidate opens, with all earlier attempts that are not known to be settled."""
 
     openings: tuple[Opening, ...]
-    records: Records  # the candidate's; a host that accepts has the same
+    records: Records  # the candidate's records, which a host copies before it accepts
 
     @property
     def newest(self) -> Opening:

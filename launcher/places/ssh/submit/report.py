@@ -77,8 +77,8 @@ def with_the_run(said: Mapping[str, HostReport | LaunchError]) -> list[HostRepor
 def best_of(heard: Sequence[HostReport], *, apart: bool = True) -> HostReport | None:
     """Return the report that knows most among those of the newest attempt, or None without any.
 
-    An end counts most, then a live run, then the least doubtful state; of equals the first. `apart` says that hosts
-    share no disk.
+    An end counts most, then a live run, then the more certain state; of equal reports the first is returned. `apart`
+    says that hosts share no disk.
     """
     # On a shared disk only the leader's host can tell whether its supervisor lives; else each host knows its own.
     order = (State.LOST, State.UNKNOWN) if apart else (State.UNKNOWN, State.LOST)
