@@ -81,14 +81,14 @@ class Soak:
 
 
 @contextlib.contextmanager
-def soak_of(kind: str) -> Iterator[Soak]:
+def soak_of(kind: str, hosts: int) -> Iterator[Soak]:
     world = KINDS[kind]
     if issubclass(world, Local):
         yield Soak(kind, None)
         return
     with (
         open_folder() as folder,
-        HostLab(folder, disk_size=world.disk_size) if issubclass(world, Pool) else SlurmLab(folder) as lab,
+        HostLab(folder, hosts + 1, disk_size=world.disk_size) if issubclass(world, Pool) else SlurmLab(folder) as lab,
     ):
         yield Soak(kind, lab)
 
@@ -98,12 +98,13 @@ def main() -> int:
     words.add_argument("kind", choices=KINDS)
     words.add_argument("--minutes", type=float, default=5.0)
     words.add_argument("--strikes", type=int, default=8, help="faults for each run (default: %(default)s)")
+    words.add_argument("--hosts", type=int, default=3, help="hosts that a run of kind ssh takes (default: %(default)s)")
     words.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     words.add_argument("--schedule", type=parse, help="this one, instead of what a seed draws")
     words.add_argument("--go-on", action="store_true", help="tell of violations, do not look for a shorter schedule")
     chosen = words.parse_args()
     deadline, seed, fired, runs, wrong = time.monotonic() + 60 * chosen.minutes, chosen.seed, Counter[str](), 0, 0
-    with soak_of(chosen.kind) as soak:
+    with soak_of(chosen.kind, chosen.hosts) as soak:
         while True:
             kinds = KINDS[chosen.kind].kinds
             schedule = chosen.schedule or drawn(seed, kinds, chosen.strikes, GAPS_S[chosen.kind])

@@ -563,7 +563,7 @@ WIRES = dict.fromkeys(("cut-both", "cut-in", "cut-out", "cut-link", "cut-pair"),
 
 
 class Pool(World):
-    """Four hosts, of which a run uses two and has one to spare: one may go for good, as none comes back by itself."""
+    """Hosts of which a run uses all but two and has one to spare: one may go for good, as none comes back by itself."""
 
     kinds: ClassVar = {
         "kill-rank": Kind(4),
@@ -591,6 +591,7 @@ class Pool(World):
     def __init__(self, desk: Desk, folder: Path) -> None:
         super().__init__(desk, folder)
         self.machines = desk.hosts.nodes
+        self.nodes = desk.hosts.size - 2
         self.clock_names = [node.name for node in self.machines]
         (folder / "elsewhere").mkdir()
         self.observers["another machine"] = Desk(folder / "elsewhere", desk.hosts)
