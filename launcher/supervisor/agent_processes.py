@@ -110,7 +110,7 @@ class AgentProcess:
         return self.pid
 
     def _started(self, environment: Mapping[str, str], log: int, fds: Sequence[int]) -> int:
-        """Start the process and return its pid; if the prepared child in `place` lives, that child becomes the process."""
+        """Start the process and return its pid; a live child in `place` becomes that process."""
         place, self.place = self.place, None
         if place is not None and place.take(self.argv, environment, log, fds):
             return place.pid
