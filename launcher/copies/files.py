@@ -72,6 +72,11 @@ class ReplicaFiles:
         with self.open(save, name) as file:
             return os.fstat(file.fileno()).st_size
 
+    def present(self, save: Save) -> frozenset[str]:
+        """Return the names of the files that the folder has of a checkpoint; empty if it is not committed here."""
+        held = (one.present for one in self.list() if one.committed and Save.of(one) == save)
+        return frozenset(next(held, ()))
+
     def has(self, save: Save, name: str, size: int) -> bool:
         """Return whether the file exists in the folder with this size."""
         try:

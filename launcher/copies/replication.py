@@ -127,6 +127,7 @@ class Replication:
                 await self._fetch(start, decision.load)
                 await self._fetch_best(start, decision.best)
                 await self._wait_for_others(start)
+                await self._fetch(start, decision.load)  # what was set aside as damaged when others asked for it
         except SaveGone as error:
             raise NotBrought(str(error) if start.group_rank == 0 else _as_reported(start, str(error))) from error
         except (WireError, TimeoutError, CheckpointDamaged) as error:
@@ -245,7 +246,8 @@ class Replication:
         servers = {server.node: server for server in start.replicas if server.node != self._node}
         whole, manifest = await self._manifest(save, choice, servers)
         holders_of = {file: choice.holders.get(file.name, ()) for file in manifest.files}
-        lacking = [file for file, nodes in holders_of.items() if self._node not in nodes]
+        here = await asyncio.to_thread(self._files.present, save)
+        lacking = [file for file in manifest.files if file.name not in here]
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def bring(file: FileEntry, place: int) -> None:
