@@ -20,6 +20,7 @@ from launcher.places.ssh.host.supervisor_messages import Ask, SupervisorStatus, 
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid
+from launcher.run.durable import readable
 from launcher.run.records import AttemptEnd, Exclusion
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcesses
@@ -83,11 +84,11 @@ class Follower:
                 self._stopped()
                 return None
             if self._is_deserted():
-                if self._agent.last == Exit.OK:  # the attempt is over, and no leader is left to open another
+                if self._agent.last == Exit.OK and not self._is_to_be_followed():  # no leader is left, nor needed
                     if (end := announced_end(supervisor)) is not None and not supervisor.has_ended():
                         write_end(supervisor.run, supervisor.attempt, end, supervisor.plan)
                     return None
-                self._take_over.open()  # it left for a newer attempt, and does not miss the coordinator any more
+                self._take_over.open()  # the agent left for a newer attempt, and misses no coordinator any more
             if supervisor.ballot.leaderless and (taken := self._take_over.look()) is not None:
                 return taken
 
@@ -135,6 +136,11 @@ class Follower:
                 self._leader_heard_at = boottime()
             supervisor.check_part_in(leader.attempt)
         return boottime() > self._leader_heard_at + supervisor.plan.spec.recovery.lease_s
+
+    def _is_to_be_followed(self) -> bool:
+        """Return whether another attempt is to follow this one, which has ended."""
+        end = readable(self._supervisor.attempt.end, AttemptEnd)
+        return end is not None and end.state is State.QUEUED
 
     def _stopped(self) -> None:
         """Write that the run was cancelled, if a user stopped it on this host without reaching the leader."""

@@ -233,6 +233,19 @@ def test_who_has_no_agent_any_more_notices_a_lost_leader_itself(tmp_path, agents
     assert table.supervisors[1].ballot.leaderless
 
 
+def test_a_host_whose_attempt_is_to_be_followed_does_not_leave(tmp_path, agents):
+    """The leader had too few hosts for the next attempt. The others' supervisors exited after one lease, and the run
+    failed with all its hosts up."""
+    table = Table(tmp_path, lease_s=1000.0)
+    follows = Follower(table.supervisors[1], table.wakeups[1])
+    write_record(follows._supervisor.attempt.end, ENDED)
+    follows._agent.last = Exit.OK
+    follows._leader_heard_at -= 2000.0
+    table.lose(0)
+    table.supervisors[1].ballot.leaderless = False
+    assert follows._keep() == 2
+
+
 class Slots:
     """The slots of a host on which an older run waits."""
 
