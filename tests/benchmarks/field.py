@@ -1,4 +1,4 @@
-"""Measure the time from kill -9 of a rank to the next step: launch, torchft, NVRx in process, Ray Train and torchrun.
+"""Measure the time from kill -9 of a rank to the next step: launch, torchft, NVRx in process, Ray, Monarch, torchrun.
 
     uv run python tests/benchmarks/field.py [--peers launch torchft NVRx …] [--starts 5] [--write]
 
@@ -31,13 +31,16 @@ from results import benchmark_parser, installed, publish
 from resume_step import PRELOAD
 from sides import take_turns
 
-TORCHFT, NVRX, NVRX_SHORT, RAY = "torchft", "NVRx", "NVRx, shorter time-outs", "Ray Train"
+TORCHFT, NVRX, NVRX_SHORT, RAY, MONARCH = "torchft", "NVRx", "NVRx, shorter time-outs", "Ray Train", "Monarch"
 PACKAGES = {
     TORCHFT: "torchft-nightly",
     NVRX: "nvidia-resiliency-ext",
     NVRX_SHORT: "nvidia-resiliency-ext",
     RAY: "ray[train]",
+    MONARCH: "torchmonarch",
 }
+# Its newest wheels are for glibc 2.39; what the race uses of it is plain Python, which runs with an older one.
+PLATFORM = {"nvidia-resiliency-ext": ["--python-platform", "x86_64-manylinux_2_39"]}
 LIMITS = {NVRX: ["--patience-s", 10], NVRX_SHORT: ["--patience-s", 1, "--look-s", 0.1]}
 PAUSE_S = (0.5, 1.5)
 START_S = 400  # Ray takes minutes on a busy machine
@@ -51,7 +54,8 @@ class Peer(Race):  # type: ignore[misc] # found on the path of scripts
         self.python, self.kills = python, kills
 
     def _command(self):
-        return {TORCHFT: self._torchft, NVRX: self._nvrx, NVRX_SHORT: self._nvrx, RAY: self._ray}[self.peer]()
+        how = {TORCHFT: self._torchft, NVRX: self._nvrx, NVRX_SHORT: self._nvrx, RAY: self._ray, MONARCH: self._monarch}
+        return how[self.peer]()
 
     def _steps(self, name, *words):
         return shlex.join(map(str, [self.python, self.script, name, "--ranks", self.ranks, *self._words, *words]))
@@ -85,6 +89,9 @@ class Peer(Race):  # type: ignore[misc] # found on the path of scripts
         more = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_AUTH_MODE": "disabled"}
         return shlex.split(self._steps("ray")), {"PYTHONPATH": str(self.folder / "project"), **more}
 
+    def _monarch(self):
+        return shlex.split(self._steps("monarch")), {"PYTHONPATH": str(self.folder / "project")}
+
 
 def in_shell(commands):
     return ["sh", "-c", "\n".join([*(f"({command}) &" for command in commands), "wait"])]
@@ -100,7 +107,8 @@ def python_with(package, folder):
     if not where.exists():
         torch = f"torch=={installed('torch').partition('+')[0]}"
         output_of(["uv", "venv", "--quiet", "--python", sys.executable, where])
-        output_of(["uv", "pip", "install", "--quiet", "--python", where, torch, "numpy", package])
+        platform = PLATFORM.get(package, [])
+        output_of(["uv", "pip", "install", "--quiet", *platform, "--python", where, torch, "numpy", package])
     return where / "bin" / "python"
 
 
@@ -181,7 +189,7 @@ def starter(peer, args, folder):
 
 
 def main():
-    peers = [HOT, TORCHFT, NVRX, NVRX_SHORT, RAY, WITH_VARIABLE]
+    peers = [HOT, TORCHFT, NVRX, NVRX_SHORT, RAY, MONARCH, WITH_VARIABLE]
     parser = benchmark_parser(__doc__, seed=True)
     parser.add_argument("--peers", nargs="+", choices=peers, default=peers, help="that race launch, hot")
     parser.add_argument("--ranks", type=int, default=4)

@@ -1,4 +1,4 @@
-"""The training of field.py under those who keep a training running through a lost rank: torchft, NVRx and Ray Train.
+"""The training of field.py under other tools that keep a training running through a lost rank.
 
 Each as its documentation shows it. Model, data, batch and optimizer are those of tiny_mlp.py, a step is as long, and
 who begins again from a checkpoint writes one every so many steps. Notes are written as ddp_steps.py does.
@@ -7,6 +7,7 @@ who begins again from a checkpoint writes one every so many steps. Notes are wri
 import argparse
 import datetime as dt
 import os
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -185,7 +186,52 @@ def ray_train(args):
     ).fit()
 
 
-PEERS = {"torchft": torchft, "nvrx": nvrx, "ray": ray_train}
+def monarch_actors(args):
+    """A mesh of actors, one for each rank: once one is lost, all are stopped and others are spawned."""
+    import monarch.actor
+    from monarch.actor import Actor, current_rank, endpoint, this_host
+
+    class Trainer(Actor):
+        @endpoint
+        def train(self, port):
+            torch.set_num_threads(1)
+            rank, patience = current_rank().rank, dt.timedelta(seconds=args.patience_s)
+            store = dist.TCPStore("127.0.0.1", port, args.ranks, is_master=rank == 0)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=args.ranks, timeout=patience)
+            model, optimizer = made()
+            replicated = nn.parallel.DistributedDataParallel(model)
+            saved, step, notes = args.out.with_name("monarch.pt"), 0, Notes(args, rank)
+            if saved.exists():
+                state = torch.load(saved)
+                model.load_state_dict(state["model"])
+                optimizer.load_state_dict(state["optimizer"])
+                step = state["step"]
+            for batch in epochs(loader_of(args, rank)):
+                optimizer.zero_grad()
+                tiny_mlp.loss(replicated, batch).backward()
+                optimizer.step()
+                step += 1
+                if step % args.every == 0:
+                    dist.barrier()
+                    if rank == 0:
+                        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                        torch.save(state, saved.with_suffix(".new"))
+                        saved.with_suffix(".new").replace(saved)
+                notes.step(step)
+
+    monarch.actor.unhandled_fault_hook = lambda _failure: None  # else a lost actor ends this process
+    while True:
+        ranks = this_host().spawn_procs(per_host={"ranks": args.ranks})
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        try:
+            ranks.spawn("trainer", Trainer).train.call(port).get()
+        except Exception as error:  # of a type that Monarch does not name
+            print(f"a rank is lost: {type(error).__name__}", flush=True)
+            ranks.stop().get()
+
+
+PEERS = {"torchft": torchft, "nvrx": nvrx, "ray": ray_train, "monarch": monarch_actors}
 
 
 def main():
