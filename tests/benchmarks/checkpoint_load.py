@@ -1,4 +1,4 @@
-"""Measure the time to load and verify a checkpoint, compared with reading its bytes and loading without verifying.
+"""Compare the time to load and verify a checkpoint with that to read its bytes, and with dcp.load, without verifying.
 
     uv run python tests/benchmarks/checkpoint_load.py [--write]
 

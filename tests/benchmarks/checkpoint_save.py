@@ -1,4 +1,4 @@
-"""Measure what a checkpoint costs a training: Checkpointer against torch.save and DCP's async_save.
+"""Measure how long saving a checkpoint delays a training, with `Checkpointer`, torch.save and DCP's async_save.
 
     uv run python tests/benchmarks/checkpoint_save.py [--write]
 
@@ -319,8 +319,11 @@ def tables(args):
                 costs, args.ranks, folder, megabytes, window_s, args.rounds, args.methods
             )
         yield from cost_rows(megabytes, args.ranks, found)
-        notes.append(f"{megabytes} MB: {size / 1e6:.0f} MB in truth, {count} steps of {step_s * 1000:.0f} ms to a save")
-    yield f"\n{'; '.join(notes)}.\n"
+        notes.append(
+            f"The state called {megabytes} MB had {size / 1e6:.0f} MB, and was saved every {count} steps of "
+            f"{step_s * 1000:.0f} ms."
+        )
+    yield f"\n{' '.join(notes)}\n"
     yield "| state | on disk, s | range | bare write and fsync, s | range | ours / this |"
     yield "|---|---|---|---|---|---|"
     for megabytes in args.megabytes:

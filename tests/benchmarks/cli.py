@@ -1,4 +1,4 @@
-"""Measure how long frequent commands take as whole processes, compared with a bare Python.
+"""Measure how long frequent commands take, from the start of the process to its end, beside `python -c pass`.
 
 uv run python tests/benchmarks/cli.py [--write]
 """

@@ -1,4 +1,4 @@
-"""Measure how the coordinator scales: 10 to 12,500 simulated agents of 8 ranks over real sockets.
+"""Measure the coordinator, the process that starts and restarts all ranks of a run, with up to 12,500 simulated nodes.
 
     uv run python tests/benchmarks/coordinator.py [--write]
 

@@ -1,4 +1,4 @@
-"""Measure what second copies of checkpoints cost a training on two hosts of one rank each.
+"""Measure how much copying checkpoints to a second host slows a training on two hosts of one rank each.
 
     uv run python tests/benchmarks/copies.py [--write]
 
@@ -95,9 +95,10 @@ def main():
     table += [f"| with copies | {spread([one * 1e3 for one in periods[0::2]])} |"]
     table += [f"| without | {spread([one * 1e3 for one in periods[1::2]])} |"]
     notes = (
-        f"{args.megabytes:g} MB every {args.every_s:g} s. With copies slower by {statistics.median(slower):+.1%} than"
-        f" the periods before and after (median of {len(slower)}, {slower[0]:+.1%} to {slower[-1]:+.1%}). Both agents"
-        f" used {cpu_s:.1f} s of CPU in {args.seconds:g} s."
+        f"A checkpoint of {args.megabytes:g} MB was saved every {args.every_s:g} s, and every second one was copied."
+        f" The time of a step in a period with a copy differed by {statistics.median(slower):+.1%} from the periods"
+        f" before and after it (median of {len(slower)} periods, {slower[0]:+.1%} to {slower[-1]:+.1%}). The two agents together"
+        f" used {cpu_s:.1f} s of CPU time in {args.seconds:g} s."
     )
     publish("copies", "\n".join([*table, "", notes]), write=args.write)
 

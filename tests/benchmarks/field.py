@@ -1,4 +1,4 @@
-"""Measure the time from kill -9 of a rank to the next step: launch, torchft, NVRx in process, Ray, Monarch, torchrun.
+"""Measure the time from kill -9 of a rank to the next step: launch, torchft, NVRx, Ray Train, Monarch and torchrun.
 
     uv run python tests/benchmarks/field.py [--peers launch torchft NVRx …] [--starts 5] [--write]
 
@@ -240,7 +240,10 @@ def table(taken, steps):
 
 
 def legend(args, versions, failed):
-    yield "; ".join([f"{args.ranks} ranks, {args.starts} starts of {args.kills} kills", f"seed {args.seed}", *versions])
+    counts = (
+        f"Each program trained {args.ranks} ranks, was started {args.starts} times, and had {args.kills} kills a start"
+    )
+    yield f"{counts} (seed {args.seed}). Versions: {', '.join(versions)}."
     yield from (f"{peer} was not measured: `{error}`" for peer, error in failed.items())
 
 

@@ -1,4 +1,4 @@
-"""Measure how long it takes to copy the code of a large project into a run.
+"""Measure how long launch takes to copy the code of a project with 50,000 files into a run.
 
 uv run python tests/benchmarks/freeze.py [--files 50000] [--turns 5] [--write]
 

@@ -1,4 +1,4 @@
-"""Measure which share of the time is training while faults occur: launch, torchrun and torchft with the same model.
+"""Measure which share of the time is training while faults occur, with launch, torchrun and torchft.
 
     uv run [--with torchft-nightly] python tests/benchmarks/goodput.py [--minutes 6 --gaps 20 60] [--write]
     uv run python tests/benchmarks/goodput.py --only [--rounds 3] [--write]
@@ -253,10 +253,10 @@ def measure_phases(args):
                 rounds.append((0.0, *measure_one_by_one(place, args, hosts)))
             rows += itertools.islice(cost_rows(place, {("", 0, LAUNCH): rounds}), 2, None)
     text = (
-        f"Each kind of fault alone, {args.rounds} of each; one that ends lasts {LASTS_S:g} s, the lease is 4 s. "
-        f"`import torch` alone took {import_s():.1f} s. {PHASES_MEAN}"
+        f"Each kind of fault was injected alone, {args.rounds} of each. A fault that passes by itself lasted "
+        f"{LASTS_S:g} s; the lease of an agent was 4 s. `import torch` took {import_s():.1f} s. {PHASES_MEAN}"
     )
-    publish("goodput_phases", "\n".join([*rows, "", text]), write=args.write, title="goodput.py --only")
+    publish("goodput_phases", "\n".join([*rows, "", text]), write=args.write, title="goodput.py --only", what=ALONE)
 
 
 def import_s():
@@ -277,20 +277,23 @@ def lab_of(place, *, disk_size=""):
         yield stack.enter_context(HostLab(Path(name), NODES + 1, disk_size=disk_size)) if place == HOSTS else None
 
 
+ALONE = "Measure the phases of launch's recovery from each kind of fault alone."
 PHASES_MEAN = (
-    "Phases in seconds, medians, each until the last rank was there: the failure `noticed` and all ranks ended, the "
-    "next start `decided`, scripts `begun`, their modules `imported`, the others `met`, the state `loaded`, the first "
-    "`step`. `next step` is their sum or, where a fault started no rank anew, the longest time without a step, beyond "
-    "that of a step; `made again`: steps since the last checkpoint, which are made a second time."
+    "A phase of a recovery is shown in seconds, as a median, and ends when the last rank has done it: the failure is "
+    "`noticed` and all ranks have ended, the next start is `decided`, scripts have `begun`, their modules are "
+    "`imported`, ranks have `met`, the state is `loaded`, the first `step` is done. `next step` is the sum of these "
+    "phases. If a fault started no rank again, `next step` is the longest time without a step, less the usual time of "
+    "one step. `made again` is the time of the steps since the last checkpoint, which are repeated."
 )
 
 
 def legend(args, missing):
     return (
-        f"{NODES} nodes of one rank, {args.minutes:g} minutes of each, a checkpoint every {args.every} steps; seed "
-        f"{args.seed}. {PHASES_MEAN} What a peer does not tell is in its first phase. What is `reckoned` has each "
-        "fault cost what it did here: too little where a side was not back when the next one came."
-        + (" torchft was not installed." if missing else "")
+        f"The training ran on {NODES} nodes with one rank each, {args.minutes:g} minutes with each program and kind of "
+        f"fault, and saved a checkpoint every {args.every} steps (seed {args.seed}). {PHASES_MEAN} If a program does "
+        "not report the end of a phase, its time is part of the next phase that is shown. Goodputs that are `reckoned` "
+        "are computed for rarer faults, from what each fault cost in the row above. That is too little if a program "
+        "had not recovered when the next fault occurred." + (" torchft was not installed." if missing else "")
     )
 
 

@@ -1,4 +1,4 @@
-"""Measure on one NVIDIA GPU the gpt job's speed and memory, hidden communication, and the cost of a checkpoint.
+"""Measure the gpt job on one NVIDIA GPU: its speed, its memory, the communication that is hidden, the cost of a save.
 
     uv run python tests/benchmarks/gpu.py [--write]
 
@@ -487,8 +487,13 @@ def main():
             table.append(row)
             print(row, file=sys.stderr, flush=True)  # all of it takes a while
     card = torch.cuda.get_device_name() if args.device == "cuda" else "no GPU"
-    shape = f"{args.layers} layers of {args.width}, {args.batch_size} windows of {args.context} bytes a step"
-    publish("gpu", "\n".join([*table[1:], "", f"{card}, CUDA {torch.version.cuda}. {shape}."]), write=args.write)
+    shape = f"The model has {args.layers} layers of {args.width}"
+    shape += f"; a step has {args.batch_size} windows of {args.context} bytes"
+    publish(
+        "gpu",
+        "\n".join([*table[1:], "", f"The GPU was: {card}, with CUDA {torch.version.cuda}. {shape}."]),
+        write=args.write,
+    )
 
 
 if __name__ == "__main__":

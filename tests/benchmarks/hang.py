@@ -1,4 +1,4 @@
-"""Measure how often and how soon the rank that others wait for is named correctly when a training hangs.
+"""Measure how often and how soon launch names the rank that the others wait for when a training hangs.
 
     uv run python tests/benchmarks/hang.py [--kinds order,data] [--styles hand,ddp] [--shapes 1x2,2x2] [--repeats 10]
     uv run python tests/benchmarks/hang.py --calm 60 [--styles ddp]    # false alarms in an hour of healthy trainings
@@ -38,6 +38,8 @@ KINDS = {
 # A rank that has no more batches ends neither of these: both train for a number of steps that all ranks agree on.
 INAPPLICABLE = {("left_early", "trainer"), ("left_early", "lightning")}
 CULPRIT = 1
+CALM = "Count how often launch reports or ends a healthy training as hanging."
+OTHERS_TOO = "Compare what launch, torchrun and NVRx report about the same hangs."
 START_S, PATIENCE_S = 240.0, 60.0
 HEALTHY = ("validation", "saving", "compile", "uneven", "suspended", "starved")
 STOPPED_S, STOPPED_EVERY_S = 60.0, 90.0
@@ -302,9 +304,11 @@ def main():
     parser.add_argument("--others", action="store_true", help="what torch itself and NVRx tell, instead")
     options = parser.parse_args()
     if options.calm is not None:
-        publish("hang-calm", "\n".join(healthy(options)), write=options.write, title="hang.py, false alarms")
+        publish("hang-calm", "\n".join(healthy(options)), write=options.write, title="hang.py, false alarms", what=CALM)
     elif options.others:
-        publish("hang-others", "\n".join(by_others(options)), write=options.write, title="hang.py, others")
+        publish(
+            "hang-others", "\n".join(by_others(options)), write=options.write, title="hang.py, others", what=OTHERS_TOO
+        )
     else:
         publish("hang", "\n".join(hangs(options)), write=options.write)
 

@@ -1,4 +1,4 @@
-"""Measure what `recovery: {health: true}` costs a restart, from kill -9 of a rank to the next step of all.
+"""Measure how much longer the recovery from kill -9 of a rank takes with `recovery: {health: true}`.
 
     uv run python tests/benchmarks/health.py [--pairs 10] [--ranks 2] [--write]
 
@@ -48,7 +48,10 @@ def main():
         spread = f"{good[0]:.2f}-{good[-1]:.2f}"
         table.append(f"| {health} | {len(good)} of {len(every)} | {middle:.2f} | {spread} | {middle / base:.2f} |")
     told = f"{statistics.median(checks):.2f} s ({min(checks):.2f}-{max(checks):.2f})"
-    notes = f"{args.ranks} ranks, one node, no GPU; a check took {told} by itself. Seed {args.seed}."
+    notes = (
+        f"The job had {args.ranks} ranks on one node without a GPU. One check of the node's health took {told}. "
+        f"Seed {args.seed}."
+    )
     publish("health", "\n".join([*table, "", notes]), write=args.write)
 
 

@@ -1,4 +1,4 @@
-"""Measure the CPU time of an agent while its ranks run and nothing happens.
+"""Measure the CPU time and the memory of launch's own processes while the ranks of a run only wait.
 
 uv run python tests/benchmarks/idle.py [--write]
 """
@@ -47,7 +47,10 @@ def main():
             share = (cpu_s(pid) - before[pid]) / args.seconds
             rss, pss = memory_mb(pid)
             table.append(f"| {kind(pid)} | {share:.2%} | {rss:.0f} | {pss:.0f} |")
-    notes = f"{args.ranks} ranks that wait, over {args.seconds:g} s. The agent carries the coordinator too."
+    notes = (
+        f"Measured over {args.seconds:g} s, while {args.ranks} ranks wait. The agent's process contains the run's "
+        "coordinator."
+    )
     publish("idle", "\n".join([*table, "", notes]), write=args.write)
 
 

@@ -1,4 +1,4 @@
-"""Measure how much longer a step takes with `recovery: {mode: hot}` than without.
+"""Measure how much longer a step takes with `recovery: {mode: hot}` than without that option.
 
 The same training on two ranks, one thread each, sides in turn. What counts is the processor's time of a rank, so that
 other work on the machine matters little. A step is the median of one training's; what is shown is the median over the

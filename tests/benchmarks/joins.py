@@ -1,4 +1,4 @@
-"""Measure how long the remaining rank stands still when a node is lost without a spare, and when it returns.
+"""Measure how long the other rank makes no step when one of two nodes is lost, and when that node returns.
 
     uv run python tests/benchmarks/joins.py [--job image] [--pairs 5] [--lease-s 5] [--write]
 
@@ -139,7 +139,8 @@ def main():
     warm_s = statistics.median(one.alone_s for one in taken[LAUNCH])
     table += [row(peer, found, warm_s) for peer, found in taken.items()]
     notes = (
-        f"Job `{args.job}`, `nodes: 1..2` of one rank; lease {args.lease_s:g} s; seed {args.seed}. `launch` is warm."
+        f"The run was the job `{args.job}` with `nodes: 1..2`, one rank on each, and a lease of {args.lease_s:g} s "
+        f"(seed {args.seed}). `launch` is with `recovery: {{mode: warm}}`, `launch, hot` with `mode: hot`."
     )
     publish("joins", "\n".join([*table, "", notes]), write=args.write)
 

@@ -155,7 +155,11 @@ def main():
     for training in args.trainings:
         lines.append(row(training, args.mode, args.kills, args.seed))
         print(lines[-1], file=sys.stderr, flush=True)
-    publish("kills", "\n".join([*lines, "", f"Seed {args.seed}."]), write=args.write)
+    publish(
+        "kills",
+        "\n".join([*lines, "", f"The moments of the kills were drawn with seed {args.seed}."]),
+        write=args.write,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure the CPU time of the thread that samples a node's load, by the size of the machine.
+"""Measure the CPU time of the agent's thread that samples a node's load, on machines with many processes.
 
 uv run python tests/benchmarks/load.py [--write]
 """
@@ -70,7 +70,10 @@ def main():
                 f"| {count} x {1 + args.children} | {there} | {mean * 1000:.2f} | {max(costs) * 1000:.2f} "
                 f"| {mean / EVERY_S:.3%} |"
             )
-    notes = f"One sample every {EVERY_S:g} s; every twelfth looks at all processes anew, and is counted."
+    notes = (
+        f"The thread takes a sample every {EVERY_S:g} s. Every twelfth sample searches all processes of the machine "
+        "for new ones, and is included."
+    )
     publish("load", "\n".join([*table, "", notes]), write=args.write)
 
 

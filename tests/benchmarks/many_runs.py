@@ -1,4 +1,4 @@
-"""Measure the time and CPU of commands that find and delete runs among many.
+"""Measure the time and the CPU time of commands that search or delete runs when there are many runs.
 
 uv run python tests/benchmarks/many_runs.py [--write]
 """

@@ -1,4 +1,4 @@
-"""Measure the memory of the ranks before there is a model, after init_process_group: launch against torchrun.
+"""Measure the memory of ranks after init_process_group, before a model is made, with launch and with torchrun.
 
     uv run python tests/benchmarks/memory.py [--write]
 
@@ -48,7 +48,7 @@ def main():
     for peer, (own, others) in middles.items():
         ratios = f"{our_ranks / own:.2f} | {(our_ranks + our_others) / (own + others):.2f}"
         table.append(f"| {peer} | {own:.0f} | {others:.0f} | {own + others:.0f} | {ratios} |")
-    publish("memory", "\n".join([*table, "", f"{args.ranks} ranks. {LEGEND}"]), write=args.write)
+    publish("memory", "\n".join([*table, "", f"The job has {args.ranks} ranks. {LEGEND}"]), write=args.write)
 
 
 if __name__ == "__main__":

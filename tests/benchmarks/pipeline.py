@@ -1,4 +1,4 @@
-"""Compare a pipeline of two stages with two copies and with one process: steps a second, and the bubble.
+"""Compare the steps a second of a pipeline with two stages with those of DDP on two ranks and of one process.
 
     uv run python tests/benchmarks/pipeline.py [--fsdp | --cut] [--write]
 
@@ -27,6 +27,8 @@ from trainer.strategies.pipeline_schedule import bubble
 from trainer.tasks import gpt
 
 STAGES = 2
+FSDP = "Compare the steps a second of a pipeline with two stages with those of FSDP on two ranks."
+CUT = "Compare pipeline stages with the same number of layers with stages of the same measured time."
 SIDES = {
     "one process": (1, lambda parts: ["--strategy", "none", "--accumulate", str(parts)]),
     "ddp, 2 ranks": (2, lambda parts: ["--strategy", "ddp", "--accumulate", str(parts)]),
@@ -132,7 +134,7 @@ def table_of_cut(options):
         lines.append(
             f"| {parts} | {speeds_of(rows)} | {statistics.median(beside):.2f} ({min(beside):.2f}-{max(beside):.2f}) |"
         )
-    return "\n".join([*lines, "", f"Stages cut {told}."])
+    return "\n".join([*lines, "", f"The stages were cut {told} of the time of a step."])
 
 
 def seconds(side, parts, options):
@@ -193,9 +195,9 @@ def main():
     parser.add_argument("--cut", action="store_true", help="stages cut by time beside by layers, in a table of its own")
     options = parser.parse_args()
     if options.cut:
-        publish("pipeline-cut", table_of_cut(options), write=options.write, title="pipeline.py --cut")
+        publish("pipeline-cut", table_of_cut(options), write=options.write, title="pipeline.py --cut", what=CUT)
     elif options.fsdp:
-        publish("pipeline-fsdp", table_of_fsdp(options), write=options.write, title="pipeline.py --fsdp")
+        publish("pipeline-fsdp", table_of_fsdp(options), write=options.write, title="pipeline.py --fsdp", what=FSDP)
     else:
         publish("pipeline", table(options), write=options.write)
 

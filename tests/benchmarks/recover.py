@@ -1,4 +1,4 @@
-"""Measure the time from kill -9 of a rank to the next optimizer step of all ranks: launch against torchrun.
+"""Measure the time from kill -9 of a rank to the next optimizer step of all ranks, with launch and with torchrun.
 
     uv run python tests/benchmarks/recover.py [--write]
 
@@ -92,7 +92,10 @@ def main():
     ours = statistics.median([one for one in taken[LAUNCH] if one is not None])
     head = "| | recovered | kill to next step of all, s | range | launch / this |"
     table = [head, "|---|---|---|---|---|", *(row(peer, taken[peer], ours) for peer in args.peers)]
-    notes = f"{args.ranks} ranks; a failed kill had {args.patience_s:g} s; seed {args.seed}. {LEGEND}"
+    notes = (
+        f"The job has {args.ranks} ranks. A kill counts as failed if not all ranks make a step within "
+        f"{args.patience_s:g} s. Seed {args.seed}. {LEGEND}"
+    )
     publish("recover", "\n".join([*table, "", notes]), write=args.write)
 
 

@@ -15,7 +15,7 @@ LOAD_BEFORE = os.getloadavg()[0]
 _HEAD = """# Figures
 
 Each section is written by the script of its name: `uv run python tests/benchmarks/NAME.py --write`. The two sides of a
-comparison take turns in one run on one machine; what is shown is the median. No test passes or fails by these figures.
+comparison take turns in one run on one machine, and the tables show medians. No test depends on these figures.
 """
 
 
@@ -30,13 +30,14 @@ def benchmark_parser(text, *, pairs=None, seed=False):
     return parser
 
 
-def publish(name: str, table: str, *, write: bool, title: str = "") -> None:
-    """Show a benchmark's table; with `write`, it replaces that benchmark's section of RESULTS.md.
+def publish(name: str, table: str, *, write: bool, title: str = "", what: str = "") -> None:
+    """Print a benchmark's table, and with `write` replace the benchmark's section of RESULTS.md by it.
 
-    `title`: where it is not that of the script that has its name.
+    `title` is the section's heading, by default the script's name. `what` is the sentence that says what is measured,
+    by default the first one of the script's docstring.
     """
-    what = (sys.modules["__main__"].__doc__ or "").partition("\n\n")[0]  # of the script: what it measures
-    parts = (f"<!-- {name} -->\n## {title or f'{name}.py'}", what, circumstances(), f"{table}\n<!-- /{name} -->\n")
+    what = what or (sys.modules["__main__"].__doc__ or "").partition("\n\n")[0]
+    parts = (f"<!-- {name} -->", f"## {title or f'{name}.py'}", what, circumstances(), f"{table}\n<!-- /{name} -->\n")
     section = "\n\n".join(part for part in parts if part)
     print(f"{circumstances()}\n\n{table}", flush=True)
     if write:
@@ -47,17 +48,18 @@ def publish(name: str, table: str, *, write: bool, title: str = "") -> None:
 
 
 def circumstances() -> str:
-    """The machine and the versions, in one line."""
+    """Return the date, the command, the machine and the versions, in one line."""
     cores = len(os.sched_getaffinity(0))
     words = [
-        dt.datetime.now(dt.UTC).date().isoformat(),
         f"{cores} cores ({processor()})",
         f"Linux {platform.release().partition('-')[0]}",
         f"Python {platform.python_version()}",
-        *(f"{package} {installed(package)}" for package in ("torch", "msgspec")),
-        f"load before {LOAD_BEFORE:.1f}",
+        f"torch {installed('torch')} and msgspec {installed('msgspec')}",
     ]
-    return f"{', '.join(words)}. `{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`"
+    today = dt.datetime.now(dt.UTC).date().isoformat()
+    command = f"`{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}`"
+    machine = f"Measured on {today} with {command}, on a machine with {', '.join(words)}."
+    return f"{machine} Its load average before the start was {LOAD_BEFORE:.1f}."
 
 
 def processor() -> str:

@@ -1,4 +1,4 @@
-"""Measure the time from kill -9 of a rank to the next step of all ranks in the same trainer: launch against torchrun.
+"""Measure the time from kill -9 of a rank to the next step of all ranks when launch or torchrun runs the same trainer.
 
     uv run python tests/benchmarks/resume_step.py [--jobs image mlp] [--write]
 
@@ -86,8 +86,10 @@ def main():
             return kills(start, count, chance, args.patience_s, args.pause_s, note)
 
         table += rows(job, ranks, in_turns(args.peers, counts, some_kills), steps)
-    had = f"a failed kill had {args.patience_s:g} s; seed {args.seed}"
-    notes = f"Checkpoints every 10 steps, of the MLP each second; {had}."
+    notes = (
+        "The image job saved a checkpoint every 10 steps, the MLP once a second. A kill counts as failed if not all "
+        f"ranks make a step within {args.patience_s:g} s. Seed {args.seed}."
+    )
     publish("resume_step", "\n".join([*table, "", notes]), write=args.write)
 
 

@@ -1,4 +1,4 @@
-"""Measure how soon the main program of several makes its first step, and what a killed actor costs the learner.
+"""Measure the start of a training that has other programs beside it, and what a killed actor costs the learner.
 
     uv run python tests/benchmarks/roles.py [--pairs 7] [--kills 30] [--write]
 
@@ -157,7 +157,11 @@ def main():
         "|---|---|---|---|---|---|---|",
         kill_row(args.kills, args.seed),
     ]
-    publish("roles", "\n".join([*table, "", f"Seed {args.seed}."]), write=args.write)
+    publish(
+        "roles",
+        "\n".join([*table, "", f"The moments of the kills were drawn with seed {args.seed}."]),
+        write=args.write,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure what a search finds for a training that is a formula: TPE against random, with and without early stopping.
+"""Compare the best values that two searches (TPE and random) find, with and without early stopping of trials.
 
 uv run python tests/benchmarks/search.py [--write]
 

@@ -1,4 +1,4 @@
-"""Measure requests a second and their times: launch serve, a plain FastAPI handler, BentoML and LitServe.
+"""Measure requests a second and response times of launch serve, a plain FastAPI handler, BentoML and LitServe.
 
 uv run python tests/benchmarks/serving.py [--peers plain BentoML LitServe] [--write]
 
@@ -372,7 +372,7 @@ def table(args, rates, computed, kept, p99s, bounds):
         return [1000 * one for one in values]
 
     return [
-        f"{args.model}, {args.pixels} pixels as JSON numbers, {args.clients} clients, {args.pairs} pairs",
+        f"{args.clients} clients sent images of {args.pixels} x {args.pixels} pixels as JSON to servers of {args.model}.",
         "",
         "| of what | median | range | asked |",
         "|---|---|---|---|",

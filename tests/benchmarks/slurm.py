@@ -1,4 +1,4 @@
-"""Measure how long Slurm users wait: submit, arrays, status, first step, a killed rank, a lost node; against torchrun.
+"""Measure how long Slurm users wait: to submit, for a status, a first step, after a killed rank and after a lost node.
 
     uv run python tests/benchmarks/slurm.py [--write]
 

@@ -1,4 +1,4 @@
-"""Measure the time from the loss of a node to the next step of all ranks, with a spare: mode hot against warm.
+"""Measure the time from the loss of a node to the next step of all ranks, when a spare node replaces the lost one.
 
     uv run python tests/benchmarks/spare.py [--pairs 5] [--lease-s 5] [--write]
 
@@ -31,6 +31,7 @@ from resume_step import JOBS, PRELOAD
 
 POWER_CUT, FROZEN = "power cut", "frozen"
 HIT = 1
+SHARDS = "Measure how many steps a lost node costs with FSDP when snapshots in memory have a copy on the other node."
 PAUSE_S = (1.5, 3.0)  # so that there is a checkpoint
 EVERY_S = 4  # with shards: seconds from one on disk to the next
 
@@ -161,10 +162,11 @@ def beside_copies(args, chance):
                 taken[way].append(loss(POWER_CUT, HOT, args, chance, strategy, checkpoint))
         table += [row_of_way(strategy, way, losses, taken["memory_every"]) for way, losses in taken.items()]
     notes = (
-        f"A power cut, `{HOT}`: 2 nodes of one rank and a spare; memory_every {args.memory_every} steps, a checkpoint "
-        f"on disk every {EVERY_S} s; seed {args.seed}."
+        f"The power of one of 2 nodes with one rank each was cut, and a spare node replaced it (`{HOT}`). Snapshots "
+        f"were made in memory every {args.memory_every} steps, and a checkpoint on disk every {EVERY_S} s. "
+        f"Seed {args.seed}."
     )
-    publish("spare-shards", "\n".join([*table, "", notes]), write=args.write, title="spare.py --shards")
+    publish("spare-shards", "\n".join([*table, "", notes]), write=args.write, title="spare.py --shards", what=SHARDS)
 
 
 def row_of_way(strategy, way, losses, beside):
@@ -200,7 +202,10 @@ def main():
             for peer, losses in taken.items():
                 losses.append(loss(fault, peer, args, chance))
         table += [row(fault, peer, losses, taken[LAUNCH]) for peer, losses in taken.items()]
-    notes = f"2 nodes of one rank and a spare; lease {args.lease_s:g} s; seed {args.seed}. `launch` is `mode: warm`."
+    notes = (
+        f"The run had 2 nodes with one rank each, a spare node, and a lease of {args.lease_s:g} s (seed {args.seed}). "
+        "`launch` is with `recovery: {mode: warm}`, `launch, hot` with `mode: hot`."
+    )
     publish("spare", "\n".join([*table, "", notes]), write=args.write)
 
 

@@ -1,4 +1,4 @@
-"""Measure how long users of SSH hosts wait: submit, status, first step, a killed rank, a lost host; against torchrun.
+"""Measure how long users of SSH hosts wait: to submit, for a status, a first step, after a lost rank or host.
 
     uv run python tests/benchmarks/ssh.py [--write]
 

@@ -1,4 +1,4 @@
-"""Measure the time from the command to the first optimizer step of every rank: launch against torchrun.
+"""Measure the time from the command to the first optimizer step of every rank, with launch and with torchrun.
 
     uv run python tests/benchmarks/start.py [--write]
 

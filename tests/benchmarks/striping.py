@@ -1,4 +1,4 @@
-"""Measure how fast a new rank gets the state of a training: from one rank, from three, and from memory on its node.
+"""Measure how fast a new rank gets a training's state: from one rank, from three, and from memory on its node.
 
     uv run python tests/benchmarks/striping.py [--megabytes 300] [--mbit 1000] [--pairs 7] [--write]
 
@@ -150,7 +150,10 @@ def main():
         *rows("loopback", measure(args, None)),
         *(row for mbit in args.mbit for row in rows(f"{mbit} Mbit/s from each", measure(args, mbit))),
     ]
-    notes = f"Medians of {args.pairs} pairs, by turns in the same processes; the last column is that of their ratios."
+    notes = (
+        f"The times are medians of {args.pairs} measurements, by turns in the same processes. The last column is the "
+        "median of the ratios to the time from one rank."
+    )
     publish("striping", "\n".join([*table, "", notes]), write=args.write)
 
 

@@ -1,4 +1,4 @@
-"""Measure twenty trials of two seconds, two at a time: `launch sweep`, Optuna in one process, and Ray Tune.
+"""Measure how long twenty trials of two seconds take, two at a time, with launch sweep, Optuna and Ray Tune.
 
 uv run python tests/benchmarks/sweeps.py [--peers launch Optuna "Ray Tune"] [--write]
 

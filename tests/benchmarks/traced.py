@@ -1,4 +1,4 @@
-"""Compare the communication that traces show with the time that a step is shorter without it.
+"""Compare the communication time in profiler traces with how much shorter a step is without communication.
 
     uv run python tests/benchmarks/traced.py [--write]
 

@@ -1,4 +1,4 @@
-"""Compare the step of Trainer with the same training as a loop by hand, in Lightning, and with Accelerate.
+"""Compare a training step of `Trainer` with one of the same training by hand, in Lightning and with Accelerate.
 
     uv run --with lightning --with accelerate python tests/benchmarks/train_step.py [--write]
 
