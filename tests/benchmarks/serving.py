@@ -372,7 +372,7 @@ def table(args, rates, computed, kept, p99s, bounds):
         return [1000 * one for one in values]
 
     return [
-        f"{args.clients} clients sent images of {args.pixels} x {args.pixels} pixels as JSON to servers of {args.model}.",
+        f"{args.clients} clients sent images of {args.pixels} x {args.pixels} pixels as JSON to {args.model}.",
         "",
         "| of what | median | range | asked |",
         "|---|---|---|---|",
