@@ -98,7 +98,7 @@ def main():
         f"A checkpoint of {args.megabytes:g} MB was saved every {args.every_s:g} s, and every second one was copied."
         f" The time of a step in a period with a copy differed by {statistics.median(slower):+.1%} from the periods"
         f" before and after it (median of {len(slower)} periods, {slower[0]:+.1%} to {slower[-1]:+.1%}). The two agents"
-        f" together used {cpu_s:.1f} s of CPU time in {args.seconds:g} s."
+        f" (launch's process on each host) together used {cpu_s:.1f} s of CPU time in {args.seconds:g} s."
     )
     publish("copies", "\n".join([*table, "", notes]), write=args.write)
 

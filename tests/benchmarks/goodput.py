@@ -254,7 +254,8 @@ def measure_phases(args):
             rows += itertools.islice(cost_rows(place, {("", 0, LAUNCH): rounds}), 2, None)
     text = (
         f"Each kind of fault was injected alone, {args.rounds} of each. A fault that passes by itself lasted "
-        f"{LASTS_S:g} s; the lease of an agent was 4 s. `import torch` took {import_s():.1f} s. {PHASES_MEAN}"
+        f"{LASTS_S:g} s. A node without contact counts as lost after 4 s. `import torch` took {import_s():.1f} s. "
+        f"{PHASES_MEAN}"
     )
     publish("goodput_phases", "\n".join([*rows, "", text]), write=args.write, title="goodput.py --only", what=ALONE)
 

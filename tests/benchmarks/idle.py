@@ -48,8 +48,8 @@ def main():
             rss, pss = memory_mb(pid)
             table.append(f"| {kind(pid)} | {share:.2%} | {rss:.0f} | {pss:.0f} |")
     notes = (
-        f"Measured over {args.seconds:g} s, while {args.ranks} ranks wait. The agent's process contains the run's "
-        "coordinator."
+        f"Measured over {args.seconds:g} s, while {args.ranks} ranks wait. The agent is the process that starts a "
+        "node's ranks. It contains the run's coordinator, which decides about restarts."
     )
     publish("idle", "\n".join([*table, "", notes]), write=args.write)
 

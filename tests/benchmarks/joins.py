@@ -139,8 +139,9 @@ def main():
     warm_s = statistics.median(one.alone_s for one in taken[LAUNCH])
     table += [row(peer, found, warm_s) for peer, found in taken.items()]
     notes = (
-        f"The run was the job `{args.job}` with `nodes: 1..2`, one rank on each, and a lease of {args.lease_s:g} s "
-        f"(seed {args.seed}). `launch` is with `recovery: {{mode: warm}}`, `launch, hot` with `mode: hot`."
+        f"The run was the job `{args.job}` with `nodes: 1..2`, with one rank on each "
+        f"(seed {args.seed}). A node without contact counts as lost after {args.lease_s:g} s. "
+        "`launch` is with `recovery: {mode: warm}`, `launch, hot` with `mode: hot`."
     )
     publish("joins", "\n".join([*table, "", notes]), write=args.write)
 

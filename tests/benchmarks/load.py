@@ -1,4 +1,4 @@
-"""Measure the CPU time of the agent's thread that samples a node's load, on machines with many processes.
+"""Measure the CPU time of the thread that samples a node's load for launch, on machines with many processes.
 
 uv run python tests/benchmarks/load.py [--write]
 """

@@ -203,7 +203,8 @@ def main():
                 losses.append(loss(fault, peer, args, chance))
         table += [row(fault, peer, losses, taken[LAUNCH]) for peer, losses in taken.items()]
     notes = (
-        f"The run had 2 nodes with one rank each, a spare node, and a lease of {args.lease_s:g} s (seed {args.seed}). "
+        f"The run had 2 nodes with one rank each, and a spare node (seed {args.seed}). A node without "
+        f"contact counts as lost after {args.lease_s:g} s. "
         "`launch` is with `recovery: {mode: warm}`, `launch, hot` with `mode: hot`."
     )
     publish("spare", "\n".join([*table, "", notes]), write=args.write)
