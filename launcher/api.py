@@ -79,16 +79,17 @@ class Run:
         return run(ref)
 
     def status(self, fresh_s: float = 0.0) -> "RunStatus":
-        """Return the run's status as far as this machine can know it; a cluster's answer may be `fresh_s`
-        seconds old.
+        """Return the run's status as far as this machine can know it.
+
+        With `fresh_s`, an answer of the run's cluster up to that many seconds old is used instead of a new query.
         """
         return statuses([self], fresh_s)[0]
 
     def logs(
         self, *, ranks: Collection[int] | None = None, follow: bool = False, choice: LogChoice | None = None
     ) -> "Iterator[LogLine]":
-        """Yield the merged log of all ranks, or of the chosen part; with `follow`, also the lines that are written
-        until the run ends.
+        """Yield the merged log lines of all ranks, or of those in `ranks`, filtered by `choice`; with `follow`,
+        continue until the run ends.
         """
         lost = self.replacement()
         return merged_logs(
@@ -97,9 +98,7 @@ class Run:
         )  # fmt: skip
 
     def renew(self) -> "RunStatus":
-        """Return the run's status, after fetching the logs that ranks on other machines have written; of an ended run,
-        all of them.
-        """
+        """Fetch what ranks on other machines have logged since the last fetch, and return the run's status."""
         status = self.status(WATCH_S)
         run = RunDir(self.path)
         for place in _places_of(run):
@@ -107,15 +106,13 @@ class Run:
         return status
 
     def replacement(self) -> "Replacement":
-        """Return an object that resumes the run on other hosts after it has lost some, while a command waits for the
-        run.
-        """
+        """Return an object that a waiting command uses to resume the run on other hosts after it has lost some."""
         from launcher.submission.replacing import Replacement  # late: of no use to `status`
 
         return Replacement(RunDir(self.path), self.resume)
 
     def about(self) -> "About":
-        """Return the run's arguments, commit and description, and its name, tags and note."""
+        """Return the run's arguments, its commit and description, and the name, tags and note that its user gave it."""
         from launcher.status.about import about  # late: the table of runs does without
 
         run = RunDir(self.path)
@@ -160,7 +157,9 @@ class Run:
         return new
 
     def checkpoints(self, *, verify: bool = False) -> "Iterator[Checkpoint]":
-        """Yield the committed checkpoints, the newest first; with `verify` every byte is read and compared."""
+        """Yield the committed checkpoints, the newest first; with `verify`, every byte is read and compared with its
+        checksum.
+        """
         from launcher.status.checkpoints import checkpoints  # late: 10 ms that no other question needs
 
         run = RunDir(self.path)
@@ -170,17 +169,20 @@ class Run:
         return checkpoints(run, verify=verify)
 
     def metrics(self) -> "Rows":
-        """Return the metrics of the run by step: the values, and `at`, the Unix time where it is known."""
+        """Return the metrics of the run as one row per step: each metric's value, and `at`, the Unix time if it is
+        known.
+        """
         from launcher.status.series import read_rows  # late: of no use to `status`
 
         self.renew()
         return read_rows(RunDir(self.path))
 
     def iter_metrics(self, *, follow: bool = False) -> "Iterator[tuple[int, Row]]":
-        """Yield each step once, in order, with its values: all there are, or with `follow` until the run ends.
+        """Yield (step, row of its values) once for each step, in order: the recorded steps or, with `follow`, all until
+        the run ends.
 
-        With `follow`, a step is yielded once a later one exists, and steps that are repeated after a restart are not
-        yielded again.
+        With `follow`, a step is yielded once a later one exists, and a step that is repeated after a restart is yielded
+        only the first time.
         """
         from launcher.status.series import each_step  # late: of no use to `status`
 
@@ -222,11 +224,11 @@ class Run:
         return result_of(run, status, unpickle=unpickle)
 
     def fetch(self, checkpoint: str = "newest") -> list[str]:
-        """Fetch logs, metrics and a checkpoint (`newest`, `none` or a step) from other machines; return a line of text
-        for each.
+        """Fetch logs, metrics and a checkpoint (`newest`, `none` or a step) from other machines; return one line of
+        text for each fetched item, to be shown to the user.
 
-        With the newest checkpoint the best one is fetched too. What no machine has is fetched from the run's object
-        store.
+        With `newest` the best checkpoint is fetched as well. A file that no machine has is fetched from the run's
+        object store.
         """
         from launcher.copies import stored  # late: of no use to `status`
 
@@ -249,8 +251,11 @@ class Run:
         return lines + brought
 
     def fetch_outputs(self) -> list[str]:
-        """Fetch what ranks wrote beside their code to `fetched-outputs` in the run's folder, and return one line per
-        place. `run.outputs` of the spec selects the files; without it all files come that are not part of the code.
+        """Fetch files that ranks wrote beside their code into `fetched-outputs` in the run's folder; return one line of
+        text per machine.
+
+        `run.outputs` of the spec selects the files; without it, every file is fetched that is not part of the frozen
+        code.
         """
         from launcher.run.code import outputs  # late: only for this
         from launcher.run.drafts import new_draft, remove  # late: likewise
@@ -276,11 +281,13 @@ class Run:
         self, target: str | Path, *, step: int | None = None, best: bool = False, model: str | None = None,
         dtype: str | None = None, most_bytes_per_file: int | None = None, overwrite: bool = False,
     ) -> "Exported":  # fmt: skip
-        """Write the weights of the run's newest checkpoint, of its best one (`best`), or of that of a `step`.
+        """Write the weights of a checkpoint to a file or folder: the newest, the best one (`best`), or that of a
+        `step`.
 
         The target is `model.safetensors`, `model.pt` for torch.load, `model.dcp` for torch.distributed.checkpoint, or
-        `model`, a folder as Hugging Face reads it. An existing target is replaced only with `overwrite`. Checkpoints on
-        other machines are fetched first.
+        `model`, a folder as Hugging Face reads it. With `model` or `dtype` the weights of that one model, or converted
+        to that type, are written. An existing target is replaced only with `overwrite`. Checkpoints on other machines
+        are fetched first.
         """
         from launcher.copies import news, stored  # late: `status` does not fetch
         from launcher.submission import exporting  # late: of no use to `status`
@@ -299,13 +306,15 @@ class Run:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the run's checkpoints are on other machines, so that only fetched ones are listed here."""
+        """Whether the run's checkpoints are on other machines, so that this one lists only those that were fetched."""
         place = _place_of(newest(RunDir(self.path)))
         return place is not None and place.remote and not place.lists_checkpoints
 
     def saved_by_script(self, step: int | None) -> bool:
-        """Return whether the reported checkpoint is in the script's own format, because the run never had one of the
-        trainer's. Return False if checkpoints are on other machines, whose folders alone could tell.
+        """Return whether the checkpoint that the run reported at `step` is in the script's own format.
+
+        The criterion: the run never had a checkpoint in the trainer's format. Return False if `step` is None, and if
+        the checkpoints are on other machines, whose folders cannot be examined.
         """
         from launcher.status.checkpoints import kept  # late: 10 ms that no other question needs
 
@@ -350,15 +359,17 @@ class Run:
         return readable(found[-1], HangReport) if found else None
 
     def visit(self, node: int) -> "Visit":
-        """Start a program on the node that answers questions about the run's ranks there, and return the connection to
-        it; close that after use.
+        """Start a program on the node that answers questions about the run's ranks, and return the connection to it;
+        the caller closes it.
         """
         from launcher.node.inside.visit import Visit  # late: only who looks inside needs it
 
         return Visit(self.reach(node))
 
     def reach(self, node: int) -> "Running":
-        """Return a running program on the node, for a caller that relays messages to it."""
+        """Start that program on the node without speaking to it, and return the running process for a caller that
+        relays its messages.
+        """
         run = RunDir(self.path)
         place, state = _place_of(newest(run)), readable(run.state, RunState)
         if state is None or place is None:
@@ -389,10 +400,11 @@ class Run:
     ) -> "Run":
         """Open a new attempt of an ended or lost run, and return the run.
 
-        With `anew` it may start from nothing if no checkpoint is complete. With `code` it gets the project's present
-        code. `without` are hosts of a pool that are gone for good; ranks that are left on the others are ended first.
-        Hosts that the pool's command no longer names count as gone too. Raise Refused for an active run, or if another
-        process resumed it; NothingToDo for a run that has succeeded and would not change.
+        `on` names another cluster, and `overrides` change the spec. With `anew` the run may start from nothing if no
+        checkpoint is complete. With `code` it gets the project's present code. `without` are hosts of a pool that are
+        gone for good; ranks that are left on the others are ended first. Hosts that the pool's command no longer names
+        count as gone. Raise Refused for an active run, or if another process resumed it; NothingToDo for a run that has
+        succeeded and would not change.
         """
         from launcher.submission.reopening import reopen  # late: it reads YAML, which `status` must not pay for
         from launcher.submission.replacing import unlisted  # late: likewise
@@ -435,11 +447,12 @@ def predict(
     on: str = LOCAL,
     overrides: Sequence[str] = (),
 ) -> Run:
-    """Start a run with the frozen code and arguments of `one` that writes a line for each sample.
+    """Start a run that loads a checkpoint of `one` and writes its prediction for each sample of `data` to `output`, one
+    per line.
 
-    It uses the best checkpoint, else the newest, or `checkpoint`. The run must be of a module that takes --predict and
-    --checkpoint, as the shipped tasks do. `data` is the value of its `--data`; of trainer.tasks.gpt that of `--text`,
-    of trainer.tasks.resnet that of `--root`.
+    It runs the frozen code and arguments of `one`, with `checkpoint`, else its best one, else its newest. The run must
+    be of a module that takes --predict and --checkpoint, as the shipped tasks do. `data` is the value of its `--data`
+    (of `--text` for trainer.tasks.gpt, of `--root` for trainer.tasks.resnet).
     """
     from launcher.submission.predicting import open_prediction  # late: it reads YAML: see above
 
@@ -471,10 +484,10 @@ def release(one: Run) -> None:
 
 
 def drain(one: Run, node: str) -> int:
-    """Move the ranks of a run off a node, given by a number or its machine, and return the node's number.
+    """Ask a run to move its ranks off a node, which is given by its number or host name; return the node's number.
 
-    They move as soon as other nodes can take them, and the node gets no more ranks. Raise Refused if that is
-    impossible.
+    The ranks move as soon as other nodes can take them, and the node gets no more ranks. Raise Refused if the run has
+    ended, has separate disks, or the node coordinates the others.
     """
     attempt, status = _with_nodes(one, "drained")
     index = _node_to_free(one, status, node, "drained").node
@@ -483,10 +496,11 @@ def drain(one: Run, node: str) -> int:
 
 
 def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
-    """Move the ranks of a run from one node to the spare `to`, or to any spare; the first node is a spare afterwards.
+    """Ask a run to move its ranks from one node to the spare `to`, or to any spare; the first node is a spare
+    afterwards.
 
-    Nodes are given by a number or their machine. The ranks move at once or not at all; the object returned reads which.
-    Raise Refused if that is impossible.
+    Nodes are given by number or host name. The ranks move at once or not at all; the returned object reads from the
+    run's records which it was. Raise Refused if the run has no ready spare or the node has no ranks.
     """
     from launcher.run.draining import MoveAnswer  # late: of no use to `status`
 
@@ -510,8 +524,10 @@ def move(one: Run, node: str, to: str | None = None) -> "MoveAnswer":
 
 
 def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
-    """Return (newest attempt, status) of a run that has nodes now; raise Refused, which names what was to be `done`,
-    for any other.
+    """Return (newest attempt, status) of an active run whose nodes can be changed.
+
+    Raise Refused for an ended run or one without a shared disk; the message says that no node can be `done`, such as
+    "drained".
     """
     status = one.status()
     attempt, hint = newest(RunDir(one.path)), f"hint: launch status {one.id}"
@@ -524,7 +540,9 @@ def _with_nodes(one: Run, done: str) -> "tuple[AttemptDir, RunStatus]":
 
 
 def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeState:
-    """Return the node from which ranks are to be moved; raise Refused if it has none."""
+    """Return the node called `name`, from which ranks are to be moved; raise Refused if there is none, or if it
+    coordinates the others and cannot be `done`, such as "drained".
+    """
     node = _node_of(one, status, name)
     if node == status.nodes[0]:
         hint = f"hint: launch status {one.id}"
@@ -533,7 +551,9 @@ def _node_to_free(one: Run, status: "RunStatus", name: str, done: str) -> NodeSt
 
 
 def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
-    """Return the node with this number or machine; raise Refused if there is none."""
+    """Return the node whose number or host name is `name`; raise Refused if there is none, or if it belongs to a side
+    role.
+    """
     for node in status.nodes:
         if name in (str(node.node), node.host):
             return node
@@ -547,10 +567,11 @@ def _node_of(one: Run, status: "RunStatus", name: str) -> NodeState:
 
 
 def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
-    """Delete runs that have ended: first on other machines, then here; return what other machines answered.
+    """Delete runs that have ended, first on other machines, then here; return the report of each machine that keeps a
+    part of one.
 
-    Runs that are active somewhere after all are kept. Unless `anyway`, a run is also kept if a machine that does not
-    answer may have a part of it.
+    A run that turns out to be active on a machine is kept. Unless `anyway`, a run is also kept if a machine that may
+    have a part of it does not answer.
     """
     from launcher.places.elsewhere import kept_elsewhere  # late: only for tidying
     from launcher.run.graphs import remove_finished_graphs  # late: only for tidying
@@ -569,23 +590,24 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
 
 
 def still_there(kept: KeptRemote) -> str:
-    """Return a line of text that says what was not deleted on a machine, and why."""
+    """Return a line of text for the user that says what was not deleted on a machine, and why."""
     if kept.silent:
         return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"
     return f"{kept.where}: processes of {', '.join(kept.live)} are there: its files stay"
 
 
 def refuse_live(status: "RunStatus") -> None:
-    """Raise Refused if any process of the run may still write."""
+    """Raise Refused unless the run has ended, because a process of it may still write."""
     if not status.state.ended:
         said = f": {status.message}" if status.state is State.UNKNOWN and status.message else ""
         raise Refused(f"{status.run} is {status.state}{said}", f"hint: launch cancel {status.run} ends it first")
 
 
 def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool = True) -> "list[RunStatus]":
-    """Return the status of each run; a cluster is queried once about all of its active runs.
+    """Return the status of each run, with one query per kind of cluster.
 
-    With `restart_lost`, a lost run of this machine is restarted if its records allow it.
+    With `restart_lost`, a run of this machine whose processes have died is restarted if its records allow it. A
+    cluster's answer may be `fresh_s` seconds old.
     """
     facts = [read_facts(one.path) for one in runs_]
     left = list(range(len(runs_)))
@@ -608,9 +630,9 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
 
 
 def _carried_on(fact: RunFacts, *, restart: bool) -> "RunStatus":
-    """Return the status of a run.
+    """Return the status of a run from its facts.
 
-    If this machine had lost the run, write its end or, with `restart`, restart it first.
+    If the run was on this machine and its supervisor has died, first restart it, or without `restart` record its end.
     """
     status = derive(fact)
     if status.state is not State.LOST or not fact.asks or _is_asked(fact):
@@ -638,20 +660,23 @@ def compare(runs_: "Sequence[Run]") -> "Comparison":
 
 
 def uncommitted(run: Run) -> "CodeComparison":
-    """Return how the run's code differs from the commit of its project at submit."""
+    """Return how the code that the run froze differs from the commit that was checked out when it was submitted."""
     from launcher.status.compared import since_commit  # late: likewise
 
     return since_commit(RunDir(run.path), run.status().attempt)
 
 
 def _is_asked(fact: RunFacts) -> bool:
-    """Return whether the run's cluster is to be queried."""
+    """Return whether the state of the run is known only to its cluster, so that this has to be queried."""
     kind = kind_named(fact.asks) if fact.asks else None
     return kind is not None and kind.asked
 
 
 def line_to(one: Run, node: int) -> "Line":
-    """Return the connection to the machine of a node of the run; raise Unreachable or Refused."""
+    """Return the shell connection to the machine that is this node of the run.
+
+    Raise Unreachable if it cannot be made, and Refused if the run has no nodes yet.
+    """
     run = RunDir(one.path)
     place = _place_of(newest(run))
     if place is None:
@@ -672,10 +697,10 @@ def _places_of(run: RunDir) -> list[Place]:
 
 
 def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s: float) -> "list[ClusterAnswer | None]":
-    """Return the cluster's answers about the attempts, at most `fresh_s` old, or None where it knows no more than the
-    run's folder.
+    """Return the cluster's answer about each attempt, at most `fresh_s` seconds old, or None where the run's folder
+    says as much.
 
-    Answers are kept because a watcher asks ten times a second.
+    Answers are cached because a command that follows a run asks ten times a second.
     """
     now = time.monotonic()
     known = kind_named(kind)
@@ -732,7 +757,7 @@ def submit_many(
 
 
 def prepare(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "tuple[Plan, CodeList]":
-    """Return what `submit` would do: the plan, and the code that it would freeze. Nothing is started or written."""
+    """Return what `submit` would use: the plan, and the list of code files to freeze. Nothing is started or written."""
     from launcher.submission.requests import prepare as prepare_run  # late: it reads YAML: see above
 
     return prepare_run(_file(spec), on=on, overrides=tuple(overrides))
@@ -755,7 +780,11 @@ def validate(spec: Spec, *, overrides: Sequence[str] = ()) -> None:
 
 @contextlib.contextmanager
 def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Path]]]:
-    """Yield (each spec as a file, the projects of files made here); errors in the files made here name `spec`."""
+    """Write each spec that is not a file to a temporary one; yield (the file of each spec, {temporary file: its
+    project's folder}).
+
+    Errors raised inside name `spec` in place of a temporary file. The files are deleted on exit.
+    """
     if all(isinstance(spec, str | Path) for spec in specs):
         yield [_file(spec) for spec in specs if isinstance(spec, str | Path)], {}
         return
@@ -784,14 +813,16 @@ def as_files(specs: Sequence[Spec]) -> Iterator[tuple[list[Path], dict[Path, Pat
 
 
 def _renamed(line: str, names: Mapping[str, str]) -> str:
-    """Return an error's line with the spec's own name in place of a temporary file."""
+    """Return an error's line with the name in `names` in place of the temporary file that it begins with."""
     for file, name in names.items():
         line = re.sub(rf"^{re.escape(file)}(:\d+:\d+)?(?=: )", name, line)
     return line
 
 
 def notifying(spec: str | Path) -> "Notifying | None":
-    """Return who would be notified of a run of this spec, or None if nobody would; raise BadInput for a wrong spec."""
+    """Return the addressees that the spec names for notifications of a run, or None if there are none; raise BadInput
+    for a wrong spec.
+    """
     from launcher.submission.requests import notifying_in  # late: it reads YAML, which `status` must not pay for
 
     return notifying_in(_file(spec))
@@ -806,7 +837,10 @@ def _file(spec: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a run with records of its own: the run itself, a role, or a rank that restarts alone."""
+    """A part of a run with records of its own: the run itself, a role, or a rank that restarts alone. `run` is the run
+    with the part's folder as its path, `name` how the part is shown, and `rank` the rank's number in its role if it
+    restarts alone.
+    """
 
     run: Run  # whose path is the part's
     name: str
@@ -814,8 +848,8 @@ class Part:
 
 
 def parts(run: Run, role: str) -> list[Part]:
-    """Return the parts of the run with this role, or the part with this name, such as `actors-1`; raise BadInput if
-    there is none.
+    """Return the parts of the run with this role, or the one part with this name, such as `actors-1`; raise BadInput if
+    none has it.
     """
     plans = [(path, read_plan(RunDir(path), 1)) for path in (run.path, *role_dirs(RunDir(run.path)))]
     (_, own), *beside = plans
@@ -833,7 +867,9 @@ def parts(run: Run, role: str) -> list[Part]:
 
 
 def run(ref: str) -> Run:
-    """Return the run with this id, unique beginning of an id, or `last`."""
+    """Return the run with this id, unique beginning of an id, name given by its user, or `last`; raise NoSuchRun if
+    there is none.
+    """
     if not ref.strip():
         raise BadInput("expected the id of a run, got nothing", "hint: `launch status` shows all runs")
     try:
@@ -849,7 +885,11 @@ def run(ref: str) -> Run:
 
 
 def unlisted(ref: str = "") -> list[Run]:
-    """Return the current project's runs whose ids begin with `ref` and that only another HOME or state folder lists."""
+    """Return runs in the current project's folder that this user's list of runs lacks, because they were submitted with
+    another HOME or state folder.
+
+    Only runs whose ids begin with `ref` are returned.
+    """
     return [Run(run_id, path) for run_id, path in registry.unlisted(Path.cwd()) if run_id.startswith(ref)]
 
 
@@ -859,21 +899,24 @@ def as_it_lies(run: Run) -> RunStatus:
 
 
 def _as_it_lies(facts: RunFacts) -> RunStatus:
-    """Return the status from the facts, without a next command for the user."""
+    """Return the status that the facts give if the cluster cannot be queried, without a suggested next command."""
     if _is_asked(facts):
         facts = replace(facts, word=ClusterAnswer("unknown", "", 0.0, silent=UNLISTED))
     return msgspec.structs.replace(derive(facts), next="")
 
 
 def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
-    """Return (the status from local records, without waiting; the kind of cluster that knows more, or "")."""
+    """Return (the status from local records alone, the kind of the cluster that would have to be queried for more, or
+    "").
+    """
     facts = read_facts(run.path)
     return (_as_it_lies(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
 
 
 def _discovered(ref: str) -> Path | None:
-    """Return the folder made here for a run that was submitted on another machine to a cluster that this machine also
-    uses, or None if no cluster has such a run.
+    """Ask each cluster of the clusters file for a run with this id that was submitted on another machine.
+
+    Return the run folder that is made here for it, or None if no cluster has such a run.
     """
     from launcher.places.clusters_file import clusters_file, named_clusters  # late: it reads YAML
 
@@ -900,7 +943,10 @@ class Runs(list[Run]):
 
 
 def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
-    """Wait until one of the runs ends and return it; raise TimeoutError, and ValueError for an empty list."""
+    """Wait until one of the runs ends and return it.
+
+    Raise TimeoutError if none ends within `timeout_s`, and ValueError for an empty list.
+    """
     if not runs_:
         raise ValueError("expected a run to wait for, got none")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,4 +1,6 @@
-"""The clock by which leases are measured, their length on either side, and the time that a process was suspended."""
+"""The clock that measures leases, and how long a lease and the time between heartbeats are. An agent renews its lease
+with the coordinator by heartbeats; when the lease runs out, a watchdog ends the ranks of its node.
+"""
 
 import time
 from collections.abc import Callable
@@ -10,45 +12,47 @@ ENDING_S = 1.0  # that a guard has to end the ranks of a node, before others tak
 
 
 def boottime() -> float:
-    """Return the seconds since this machine was started, including those in which it was suspended, because others
-    did not wait meanwhile.
+    """Return the seconds since this machine was started, including time in which it was suspended, because other
+    machines count that time.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def lease_of_ranks(lease_s: float) -> float:
-    """Return for how long ranks run on a node that receives no answers: they are ended in the last second of the lease.
+    """Return for how many seconds ranks may run on a node that receives no answers from the coordinator.
 
-    Other nodes can then take their places right after it. A fifth of a short lease is reserved instead, so that enough
-    heartbeats remain to renew it.
+    They are ended in the last second of the lease, so that other nodes can take over right after it. A fifth of a short
+    lease is reserved instead, so that enough heartbeats remain to renew it.
     """
     return lease_s - min(ENDING_S, lease_s / 5)
 
 
 def lease_of_places(lease_s: float) -> float:
-    """Return for how long a silent node keeps its ranks' places: the ranks' lease, and the time that a watchdog needs
-    to end them.
+    """Return for how many seconds the coordinator keeps the ranks of a silent node: their lease, and the second that a
+    watchdog needs to end them.
     """
     return lease_of_ranks(lease_s) + ENDING_S
 
 
 def heartbeat_every_s(lease_s: float, nodes: int) -> float:
-    """Return the longest time between two heartbeats of one of so many nodes, for the lease of its ranks."""
+    """Return the longest time in seconds between two heartbeats of one node, given the lease of its ranks and the
+    number of nodes.
+    """
     return max(min(HEARTBEAT_S, lease_s / HEARTBEATS), heartbeat_turn_s(lease_s, nodes))
 
 
 def heartbeat_turn_s(lease_s: float, nodes: int) -> float:
-    """Return the shortest time between two heartbeats of one of so many nodes, so that the coordinator of thousands
-    keeps up with ranks that report every step.
+    """Return the shortest time in seconds between two heartbeats of one node.
+
+    It grows with the number of nodes, so that the coordinator keeps up with ranks that report every step.
     """
     return min(nodes / _MOST_A_SECOND, lease_s / HEARTBEATS)
 
 
 class WakingClock:
-    """A clock that stops while its own process does: suspended, starved, or on a machine that sleeps.
-
-    By it, others get only the time in which this process could receive their messages. It must be read often: time
-    beyond STEP_S between two reads counts as suspended.
+    """A clock that stops while its own process is suspended or starved, or its machine is. Timeouts for other machines
+    are measured with it, because in that time their messages could not be received. It must be read often: time beyond
+    STEP_S between two reads counts as suspended.
     """
 
     def __init__(self, clock: Callable[[], float] = boottime) -> None:
@@ -57,7 +61,7 @@ class WakingClock:
         self.slept_s = 0.0  # in all
 
     def now(self) -> float:
-        """Return the time without suspended periods."""
+        """Return the clock's seconds: those since boot, without suspended periods."""
         at = self._clock()
         self.slept_s += max(0.0, at - self._looked_at - STEP_S)
         self._looked_at = at

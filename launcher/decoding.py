@@ -1,8 +1,4 @@
-"""Decoders of records, each made once and by one thread.
-
-msgspec inspects a class when it is first decoded, and stores the result in the class before it is complete. Another
-thread that decodes the class at that moment ends the process (SIGSEGV, in msgspec 0.20 to 0.22).
-"""
+"""Decoders for records: each type is prepared once, under a lock, before any thread decodes it."""
 
 import threading
 from typing import Any, TypeVar
@@ -17,7 +13,10 @@ _making = threading.Lock()
 
 
 def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Return the decoder of this type; after this call any thread may decode it with any of msgspec's functions."""
+    """Return the decoder of this type.
+
+    After this call, any thread may decode the type with any of msgspec's functions.
+    """
     found = _made.get(kind)
     if found is None:
         with _making:
@@ -26,21 +25,21 @@ def decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def converted(found: Any, kind: type[T]) -> T:
-    """Return a value that was decoded without a type as one of `kind`; raise msgspec.ValidationError if it does not
-    fit.
+    """Convert `found`, which was decoded to plain dicts and lists, to `kind`; raise msgspec.ValidationError if it does
+    not fit.
     """
     decoder_of(kind)
     return msgspec.convert(found, kind)
 
 
 class OutOfBounds(ValueError):
-    """Raised when a part of an answer is larger than anything that the launcher sends."""
+    """Raised if a text, list or number in a decoded answer is larger than any that the launcher sends."""
 
 
 def within_bounds(answer: T, longest_text: int, most_items: int) -> T:
-    """Return the answer; raise OutOfBounds if a text or a list in it is too large.
+    """Return `answer`; raise OutOfBounds if a text, a list or a number in it is too large.
 
-    Bytes are limited by the line that they came in.
+    Bytes are not checked: the length of the received line limits them.
     """
     left = [msgspec.to_builtins(answer, builtin_types=(bytes,))]
     while left:

@@ -83,7 +83,9 @@ MEANING = {
 
 
 class LaunchError(Exception):
-    """An error in words for the user: what went wrong, where, and what to do; lower case, no final stop."""
+    """An error whose `lines` tell the user what went wrong, where, and what to do; lower case, no final stop.
+    `exit_code` is that of `launch`, and `runs` are (id, folder) of runs that a failed submit has created nevertheless.
+    """
 
     exit_code: Exit = Exit.INTERNAL
     runs: Runs = ()  # that a failed submit has made all the same
@@ -103,11 +105,11 @@ class BadInput(LaunchError):
 
 
 class NotStarted(BadInput):
-    """Raised if the cluster refuses a job; nothing of it was started."""
+    """Raised if the cluster refuses a job, of which nothing was started."""
 
 
 class NoSuchRun(LaunchError):
-    """Raised if no run, or more than one, has that name."""
+    """Raised if no run has the given name, or if several have it."""
 
     exit_code = Exit.NO_SUCH_RUN
 
@@ -123,11 +125,11 @@ class NotSupported(Refused):
 
 
 class RunFailed(LaunchError):
-    """Raised if a run has ended without its result; the exit code is that of its end."""
+    """Raised if a run has ended without a result; `exit_code` is that of the run."""
 
 
 class NothingToDo(LaunchError):
-    """Raised if nothing is left to do, as what was asked for is so already."""
+    """Raised if the requested state exists already, so that nothing is left to do."""
 
     exit_code = Exit.OK
 
@@ -145,7 +147,9 @@ class Fenced(LaunchError):
 
 
 def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchError:
-    """Return an error that names the runs that exist, so that its exit code does not say that nothing was started."""
+    """Return the error with `hint` and with the `runs` that exist; its exit code is never the one for "nothing was
+    started".
+    """
     lines = error.lines if isinstance(error, LaunchError) else (said_by_the_system(error),)
     kind = Refused if isinstance(error, BadInput) else Unreachable if isinstance(error, Unreachable) else LaunchError
     told = kind(*lines, f"hint: {hint}")
@@ -156,8 +160,8 @@ def with_runs(error: LaunchError | OSError, runs: Runs, hint: str) -> LaunchErro
 
 
 def some_exist(error: LaunchError | OSError, before: Runs, wanted: int) -> LaunchError:
-    """Return the error of a submit of `wanted` runs, of which those in `before` had been started and others may exist
-    too.
+    """Return the error of a submit of `wanted` runs after those in `before` had been started; it lists every run that
+    exists.
     """
     runs = (*before, *(error.runs if isinstance(error, LaunchError) else ()))
     return with_runs(error, runs, f"{len(runs)} of {wanted} runs exist all the same: do not submit them again")

@@ -1,4 +1,4 @@
-"""Names: run ids, the only names from which paths are made, and the tokens and submit tokens of attempts."""
+"""Names and secrets: run ids, from which alone paths are made; the secret tokens of attempts; and submit tokens."""
 
 import os
 import re
@@ -32,7 +32,10 @@ def parse_run_id(text: str) -> RunId:
 
 
 def new_run_id(name: str, taken: Callable[[RunId], bool]) -> RunId:
-    """Return an unused id such as `resnet-ddp-7k3f`; the random part grows if many are taken."""
+    """Return an unused id such as `resnet-ddp-7k3f`.
+
+    `taken` says whether an id is in use; the random part grows if many are.
+    """
     draws = 0
     while taken(run_id := parse_run_id(f"{name}-{_draw(_SHORT + draws // _TRIES_PER_LENGTH)}")):
         draws += 1
@@ -40,13 +43,14 @@ def new_run_id(name: str, taken: Callable[[RunId], bool]) -> RunId:
 
 
 def new_token() -> str:
-    """Return 256 random bits as 64 hex digits."""
+    """Return a new secret: 256 random bits as 64 hex digits."""
     return os.urandom(32).hex()
 
 
 def attempt_token(secret: str, number: int) -> str:
-    """Return the token of an attempt that hosts open together: each derives it from the shared secret, so that it is
-    never sent.
+    """Return the secret token of attempt `number` of a run whose hosts open attempts together.
+
+    Each host derives it from the shared secret, so that it is never sent.
     """
     import hmac  # late: a few ms that a first attempt does not need
 
@@ -54,8 +58,8 @@ def attempt_token(secret: str, number: int) -> str:
 
 
 def role_secret(token: str, name: str) -> str:
-    """Return the secret from which the tokens of a role's attempts are derived, within the run's attempt with this
-    token.
+    """Return the secret from which the tokens of the attempts of role `name` are derived; `token` is that of the run's
+    attempt.
     """
     import hmac  # late: as above
 
@@ -68,6 +72,6 @@ def new_submit_token() -> str:
 
 
 def _draw(length: int) -> str:
-    """Return random letters and digits."""
+    """Return a text of `length` random lowercase letters and digits."""
     # The few letters that come a little more often make no id less unique; `secrets` would cost 5 ms of import.
     return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in os.urandom(length))

@@ -1,4 +1,4 @@
-"""The causes for which a generation ends, the actions that follow, and the exit code of each cause."""
+"""The states of a run, the causes for which its ranks fail, the recovery actions, and the exit code of each cause."""
 
 from enum import StrEnum
 
@@ -9,7 +9,9 @@ LOCAL = "local"  # the kind of cluster that is this machine, and its name
 
 
 class Cause(StrEnum):
-    """The class of a failure; each has a budget and a back-off of its own in the spec's `recovery` section."""
+    """Why ranks failed or a run ended. Each cause that ranks can fail for has its own budget and back-off in `recovery`
+    of the spec; the last three end a run and have none.
+    """
 
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"
@@ -28,7 +30,9 @@ class Cause(StrEnum):
 
 
 class ErrorKind(StrEnum):
-    """The kind of a user error, as far as it tells whether another start could succeed."""
+    """How a user's program failed, as a sign whether another start could succeed: an exception of a kind that recurs, a
+    PASSING one (connection, time-out), a missing module, wrong arguments, or another exit code.
+    """
 
     EXCEPTION = "exception"  # of a type that time does not heal
     PASSING = "passing"  # of one that it may: a connection, a time-out, a file system
@@ -38,7 +42,9 @@ class ErrorKind(StrEnum):
 
 
 class Action(StrEnum):
-    """The action of the launcher after a failure."""
+    """The recovery action after a failure: REGROUP starts a new generation in this attempt, REQUEUE ends the attempt
+    and opens another, END ends the run.
+    """
 
     REGROUP = "regroup"  # a new generation in this attempt
     REQUEUE = "requeue"  # this attempt ends, the cluster starts a new one
@@ -46,7 +52,10 @@ class Action(StrEnum):
 
 
 class State(StrEnum):
-    """The state of a run, as `launch status` shows it."""
+    """The state of a run, as `launch status` shows it. REGROUPING: ranks are restarted after a failure; INTERRUPTED:
+    too few hosts of a pool are left; LOST: its processes are gone without a recorded end; UNKNOWN: its cluster does not
+    answer.
+    """
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -61,7 +70,7 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Return True if no process of the run is left and none will start by itself."""
+        """Whether no process of the run is left and none will start by itself."""
         return self in (State.SUCCEEDED, State.FAILED, State.INTERRUPTED, State.CANCELLED, State.LOST)
 
 

@@ -16,7 +16,10 @@ REPEAT = "LAUNCH_REPEAT"  # tells the ranks of a repeated run which one it is
 
 
 def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Collection[str]) -> list[Misfit]:
-    """Return everything in the spec that cannot work on this machine; a plan can be built if the list is empty."""
+    """Return every problem of the spec on this machine; a plan can be built if the list is empty.
+
+    `unset_secrets` are the names of secrets that have no value.
+    """
     return [
         *check_code(spec, project, own_python=machine.own_python),
         *(() if machine.apart else project.lacking),
@@ -27,7 +30,9 @@ def check(spec: JobSpec, machine: Machine, project: Project, unset_secrets: Coll
 
 
 def crowded(resources: Resources, machine: Machine) -> str:
-    """Return what ranks or their threads have to share if this machine plays all nodes, or "" if they have enough."""
+    """Return a warning if the one machine that plays all nodes has fewer cores than ranks or threads are to run, else
+    "".
+    """
     ranks, threads = ranks_per_node(resources, machine) * resources.nodes.max, resources.cpus_per_rank or 1
     if machine.apart or ranks * threads <= machine.cpus:
         return ""
@@ -36,7 +41,7 @@ def crowded(resources: Resources, machine: Machine) -> str:
 
 
 def secret_problems(unset: Collection[str]) -> list[Misfit]:
-    """Return a problem for each secret that has no value."""
+    """Return one problem for each name in `unset`, the secrets without a value."""
     hint = "export {0}=... before you submit, or name a file: `- {0}: path/to/file`"
     return [Misfit("secrets", f"{name} is not set", hint.format(name)) for name in unset]
 
@@ -50,7 +55,10 @@ def build(
     code: FrozenCode,
     python: str,
 ) -> Plan:
-    """Return the plan of a spec in which `check` found no problem."""
+    """Return the plan of a spec in which `check` found no problem.
+
+    `overrides` are the values of --set, `place` is the new run's identity, and `python` the interpreter of its ranks.
+    """
     resources, machine = spec.resources, without_unasked_gpus(spec, machine, project)
     gpus = gpus_per_node(resources, machine)
     ranks = ranks_per_node(resources, machine)
@@ -92,13 +100,13 @@ def build(
 
 
 def repeat_of(plan: Plan) -> int | None:
-    """Return the number of this run among several of one spec, or None if it is the only one."""
+    """Return the run's number if one spec was submitted several times with `--repeat`, else None."""
     which = plan.env.get(REPEAT)
     return None if which is None else int(which)
 
 
 def without_unasked_gpus(spec: JobSpec, machine: Machine, project: Project) -> Machine:
-    """Return the machine, or for a batch job that certainly uses no GPU, the machine without GPUs.
+    """Return the machine; without its GPUs, if the spec's batch job certainly uses none.
 
     Such a job states its number of ranks, requests no GPUs, and its script imports nothing that could use one.
     """
@@ -139,8 +147,8 @@ def _cpus_per_rank(resources: Resources, machine: Machine, gpus: int, ranks: int
 
 
 def _settled(spec: JobSpec, machine: Machine) -> JobSpec:
-    """Return the spec with the cluster's default for `recovery.time_limit`: where each job has a time limit, a run goes
-    on in the next job.
+    """Return the spec with a default for `recovery.time_limit`: unlimited if the cluster limits each job, so that the
+    run continues in the next one, else 0.
     """
     if spec.recovery.time_limit is not None:
         return spec
@@ -164,13 +172,15 @@ def _entry(spec: JobSpec, project: Project, python: str) -> RankCommand:
 
 
 def _in_code(spec: JobSpec, path: str) -> str:
-    """Return a path of the program relative to the code's root."""
+    """Return a path from the spec, which is relative to run.workdir, as one relative to the code's root."""
     return posixpath.normpath(posixpath.join(spec.run.workdir, path))
 
 
 def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePlan, ...]:
-    """Return the nodes: unnamed machines that the cluster chooses later, or for this machine nodes with addresses and
-    GPUs.
+    """Return the nodes and spares.
+
+    They are unnamed if the cluster chooses machines later; if this machine plays all nodes, each has a loopback address
+    and its GPUs.
     """
     if machine.apart:
         return tuple(NodePlan(index, "", spare=index >= nodes, gpus=None) for index in range(nodes + spares))
@@ -191,9 +201,9 @@ def _nodes(nodes: int, spares: int, gpus: int, machine: Machine) -> tuple[NodePl
 
 
 def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> list[Misfit]:
-    """Return the parts of the spec that cannot work with this code.
+    """Return every problem of the spec with this code, such as a missing script.
 
-    `own_python` says that the ranks' interpreter is on other machines, where it cannot be checked.
+    `own_python` says that the ranks' interpreter is on other machines, where it cannot be examined.
     """
     run = spec.run
     folders = {posixpath.dirname(file) for file in project.files}
@@ -212,7 +222,7 @@ def check_code(spec: JobSpec, project: Project, *, own_python: bool = False) -> 
 
 
 def _no_script(path: str, workdir: str, project: Project) -> Misfit:
-    """Return the problem that a script is not in the code, with a hint."""
+    """Return the problem that the script at `path` is not among the code, with a near miss as its hint."""
     same_name = sorted(file for file in project.files if posixpath.basename(file) == posixpath.basename(path))
     below = [near for file in same_name if not (near := posixpath.relpath(file, workdir)).startswith("../")]
     if below:
@@ -225,7 +235,9 @@ def _no_script(path: str, workdir: str, project: Project) -> Misfit:
 
 
 def _node_problems(spec: JobSpec, machine: Machine) -> list[Misfit]:
-    """Return a problem if the job asks for more nodes than exist, as it would wait for ever."""
+    """Return a problem if the job asks for more nodes than the cluster has and would never start, else an empty
+    list.
+    """
     nodes, spares = spec.resources.nodes, spec.recovery.spares
     least = nodes.min + (spares if nodes.min == nodes.max else 0)
     if machine.nodes is None or least <= machine.nodes:
@@ -237,7 +249,9 @@ def _node_problems(spec: JobSpec, machine: Machine) -> list[Misfit]:
 
 
 def _device_problems(resources: Resources, machine: Machine) -> list[Misfit]:
-    """Return a problem if the job asks for GPUs that the machine does not have."""
+    """Return a problem if the job asks for GPUs that the machine does not have, for two different numbers of them, or
+    for more ranks than GPUs; else an empty list.
+    """
     here = len(machine.gpus)
     wanted, asked, nodes = resources.gpus_per_node, machine.asked_gpus, resources.nodes.max
     if wanted is not None and asked and wanted != asked:

@@ -1,4 +1,4 @@
-"""Hold the facts about the machine and the project from which a plan is made."""
+"""The facts about a cluster's machines, the user's project and the new run's identity from which a plan is made."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,7 +8,11 @@ from launcher.ids import RunId
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a plan must know of a cluster: the CPUs and GPUs of one node, and how its nodes relate to each other."""
+    """A node of a cluster, and how its nodes relate: `apart` if each node is a machine, not all played by one;
+    `asked_gpus` counted in slurm.gres; `own_python` if nodes have their own interpreters; `disks_apart` without a
+    shared disk; `elects` if nodes elect another leader; `nodes` how many exist, if known; `limit_per_job` if
+    resources.time limits each job and the run continues in the next.
+    """
 
     cpus: int
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
@@ -24,7 +28,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A part of the spec that cannot work on the chosen cluster; `key` is its path, such as run.script."""
+    """A problem: a part of the spec that cannot work on the chosen cluster. `key` is its path, such as run.script."""
 
     key: str
     reason: str
@@ -33,7 +37,11 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The user's code as it will be frozen, seen from the folder that holds it."""
+    """The user's code as it will be frozen. `imports` are modules that the program needs and the code lacks ("*":
+    unknown); `module_found` tells whether run.module can be imported, `own_folders` are those that the project's
+    packages are imported from, `not_python` is the program's syntax error, and `lacking` has a problem for each module
+    that the interpreter surely lacks.
+    """
 
     path: str  # absolute
     files: Collection[str]  # relative paths
@@ -46,7 +54,9 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """The names of a run: its id, its cluster and its paths."""
+    """The identity of a new run: its id, cluster and paths. `defaults` are the cluster's values for options of the
+    spec, as YAML; `repeat` is its number among several runs of one spec, and `umask` that of its user.
+    """
 
     run_id: RunId
     run_dir: str  # absolute

@@ -43,8 +43,8 @@ def interpreter(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> str
 
 
 def install_command(package: str, python: str) -> str:
-    """Return the command that installs a package for `python`, or into a new `.venv` if `python` is that of launch
-    alone.
+    """Return the shell command that installs a package for `python`; if `python` runs only `launch` itself, one that
+    installs it into a new `.venv`.
     """
     from trainer.extras import command_for  # late: after a failure alone
 
@@ -56,7 +56,7 @@ def install_command(package: str, python: str) -> str:
 
 
 def is_too_old(version: str) -> bool:
-    """Return whether a version is too old to run ranks; an unknown one is not."""
+    """Return whether this Python version is below the oldest that can run ranks; an unknown version is not."""
     told = [int(part) for part in version.split(".")[:2] if part]
     return len(told) == 2 and told < [int(part) for part in OLDEST.split(".")]
 
@@ -67,12 +67,12 @@ def is_program(path: str) -> bool:
 
 
 def may_import(module: str, python: str, environ: Mapping[str, str]) -> bool:
-    """Return False if this interpreter certainly cannot import the module."""
+    """Return False if this interpreter certainly cannot import the module, and True if it can or might."""
     return not lacking([module], python, environ)
 
 
 def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> set[str]:
-    """Return those of the modules that this interpreter certainly cannot import."""
+    """Return the modules among `modules` that this interpreter certainly cannot import."""
     prefix = Path(os.path.realpath(python)).parent.parent
     told = [Path(part) for part in environ.get("PYTHONHOME", "").split(os.pathsep) if part]
     standard = [one for home in (*told, prefix) for one in home.glob("lib*/python3*") if (one / "os.py").is_file()]
@@ -92,7 +92,7 @@ def lacking(modules: Iterable[str], python: str, environ: Mapping[str, str]) -> 
 
 
 def _is_in(folders: Iterable[Path], sites: Iterable[Path], name: str) -> bool:
-    """Return whether a module is in one of the folders or installed in one of the sites."""
+    """Return whether a module called `name` is in one of the folders, or installed in one of the `sites`."""
     return any(_has(folder, name) for folder in folders) or any(_brings(site, name) for site in sites)
 
 
@@ -115,9 +115,7 @@ def version_of(python: str) -> str:
 
 
 def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the version of each package installed for the interpreter; if it is installed twice, that of the one that
-    is imported.
-    """
+    """Return {package: version} of all that is installed for the interpreter; of two copies the imported one counts."""
     found: dict[str, str] = {}
     sites = sites_of(python, environ)
     named = [folder for site in sites for file in sorted(site.glob("*.pth")) for folder in path_lines(file)]
@@ -129,8 +127,8 @@ def packages_of(python: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Return the folders in which the interpreter's packages may be installed: its virtual environment's and, unless
-    that is closed, those of the system and the user.
+    """Return the prefixes under which the interpreter's packages may be installed: its virtual environment, and unless
+    that excludes system packages, those of the system and the user.
     """
     own = Path(python).parent.parent
     if "include-system-site-packages = false" in _text(own / "pyvenv.cfg").lower():
@@ -140,7 +138,7 @@ def _homes(python: str, prefix: Path, environ: Mapping[str, str]) -> list[Path]:
 
 
 def path_lines(file: Path) -> Iterator[Path]:
-    """Yield the folders that a .pth file names; lines of code in it are not run."""
+    """Yield the folders that a .pth file adds to the path; its lines of code are not run and add none."""
     lines = _text(file).splitlines()
     yield from (file.parent / line.rstrip() for line in lines if line.strip() and not line.startswith(("#", *_CODE)))
 
@@ -153,8 +151,8 @@ def _adds_by_code(file: Path) -> bool:
 
 
 def _may_hold_more(folder: Path) -> bool:
-    """Return whether the path is an archive, or a folder with a sitecustomize or usercustomize that may add more
-    paths.
+    """Return whether importing may find more under this path than its files show: it is an archive, or a folder with a
+    sitecustomize or usercustomize module.
     """
     return folder.is_file() or any(
         _has(folder, name) and _DEBIANS not in _text(folder / f"{name}.py")
@@ -168,12 +166,12 @@ def _has(folder: Path, name: str) -> bool:
 
 
 def _brings(site: Path, name: str) -> bool:
-    """Return whether an editable package with a finder of its own provides the module."""
+    """Return whether an editable installation in this site-packages folder maps the module to another folder."""
     return any(f"'{name}'" in _text(finder) for finder in site.glob("__editable___*_finder.py"))
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file, or "" if it cannot be read."""
+    """Return the beginning of a file as text, or "" if it is no file or cannot be read."""
     try:
         with open(path if path.is_file() else os.devnull, "rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")

@@ -9,7 +9,10 @@ ROLES = "roles"  # in a run directory: those of the roles beside the main one
 
 
 class RankCommand(msgspec.Struct, frozen=True):
-    """The command that starts one rank process."""
+    """The command that starts one rank process. `target` is a script's path inside the frozen code, a module or a
+    program, as `kind` says; `python` runs ranks and the zygote, and `preload` are the modules that the zygote imports
+    before it forks.
+    """
 
     kind: RunKind
     target: str  # script: path inside code/; module: its dotted name; command: argv[0]
@@ -19,7 +22,10 @@ class RankCommand(msgspec.Struct, frozen=True):
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """One node's agent; node 0 also runs the coordinator, and a spare starts without ranks."""
+    """A node of the plan. A `spare` starts without ranks. `address` is where others reach it ("": its agent finds out),
+    `host` the cluster's name for the machine, `gpus` its CUDA_VISIBLE_DEVICES (None: as the agent has them), and
+    `votes_only` marks another role's host, which votes and stores copies but has no ranks of this plan.
+    """
 
     index: int
     address: str  # that other nodes reach it by, and the only one its agent listens on; "": the agent finds it out
@@ -30,7 +36,7 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class AwaitedRun(msgspec.Struct, frozen=True):
-    """A run for which this run waits."""
+    """A run that must start, succeed, end or reach `step` first, as `until` says (see Predecessor)."""
 
     run_id: RunId
     run_dir: str  # absolute
@@ -39,7 +45,7 @@ class AwaitedRun(msgspec.Struct, frozen=True):
 
 
 class FrozenCode(msgspec.Struct, frozen=True):
-    """The frozen copy of the user's code: its digest and size."""
+    """The frozen copy of the user's code: its digest, number of files and size."""
 
     digest: str
     files: int
@@ -47,7 +53,12 @@ class FrozenCode(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Everything that is decided about a run before it starts."""
+    """Everything that is decided about a run, or a role of it, before it starts. `defaults` are spec options that the
+    cluster set, `told` names who is notified, `elects` says that hosts elect another leader, `away` are nodes lost
+    before the attempt was opened, `awaited` are runs that must come first. Roles: `roles` are the plans of the others,
+    `role_rank` its rank 0's number in the role, `first_host` and `first_gpu` where its share of the run's hosts and
+    their GPUs begins, `addresses` HOST:PORT of each rank by role.
+    """
 
     run_id: RunId
     name: str
@@ -98,18 +109,18 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_beside_main(self) -> bool:
-        """Whether this plan is of a role beside the main one, with its run directory below the main one's."""
+        """Whether this plan is of a side role, whose run directory is below the main role's."""
         return bool(self.role) and not self.spec.roles
 
     def addresses_of(self, node: int) -> tuple[str, ...]:
-        """Return the addresses of the ranks on a node, if the plan is of one of several roles, else ()."""
+        """Return the HOST:PORT addresses of the ranks on a node, all ports of each, or () in a run without roles."""
         first = self.role_rank + node * self.ranks_per_node
         found = [self.addresses.get(key, ())[first : first + self.ranks_per_node] for key in self.address_keys.values()]
         return tuple(address for some in found for address in some)
 
     @property
     def address_keys(self) -> dict[str, str]:
-        """Return the key in `addresses` of each of the role's ports, by port name; "" is a rank's first port."""
+        """The key in `addresses` for each port of the role's ranks, by port name; "" is a rank's first port."""
         return {"": self.role} | {port: f"{self.role}_{port}" for port in self.ports}
 
     @property
@@ -119,27 +130,30 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def nodes_vary(self) -> bool:
-        """Whether the nodes may change between generations: spares may replace some, or there may be fewer."""
+        """Whether other nodes may take part in the next generation: spares can replace some, or fewer suffice."""
         nodes = sum(not node.votes_only for node in self.nodes)
         return self.nodes_max > 1 and (nodes > self.nodes_max or self.nodes_min < self.nodes_max)
 
     @property
     def ranks_may_stay(self) -> bool:
-        """Whether ranks may keep their processes while others are replaced; with mode auto they may only if the nodes
-        cannot change.
+        """Whether ranks may keep their processes while others are replaced.
+
+        They may with `recovery.mode: hot`, and with `auto` if the nodes cannot change.
         """
         mode = self.spec.recovery.mode
         return mode == "hot" or (mode == "auto" and not self.nodes_vary)
 
     @property
     def copies_last(self) -> bool:
-        """Whether the last checkpoint is copied elsewhere before the run ends."""
+        """Whether the last checkpoint is copied before the run ends: to another node's disk, or to
+        `checkpoint.copy_to`.
+        """
         return self.disks_apart or self.spec.checkpoint.copy_to is not None
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether nodes keep copies of each other's memory.
+        """Whether nodes keep copies of each other's step snapshots in memory (`checkpoint.buddy`).
 
-        Without a shared disk, second copies are on disks instead.
+        Without a shared disk they keep copies of checkpoints on their disks instead.
         """
         return self.spec.checkpoint.buddy and len(self.nodes) > 1 and not self.disks_apart

@@ -1,4 +1,6 @@
-"""Adapt a plan to its machines, once these are known, and to each of them."""
+"""Adapt a plan to the hosts that a run has got: which nodes are on which, what is needed of each, and who votes. An SSH
+pool without a shared disk elects its leader: half of the hosts that opened an attempt have to be together.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,9 +13,9 @@ from launcher.plan.model import ROLES, NodePlan, Plan
 def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tuple[str, str]] = ()) -> Plan:
     """Return the plan with its nodes on these hosts, each (name, address), the leader first.
 
-    Hosts beyond what the run needs are spares. An address may be "" for the host to find out. The run does not wait for
-    hosts in `away`, and they do not count as its hosts. Each role gets its own of the hosts; where hosts elect a
-    leader, the main role has agents on all of them, and the coordinators of the others are on the first.
+    Hosts beyond the run's number of nodes are spares. An address may be "" for the host to find out. `away` are hosts
+    that were lost: they get node numbers, but the run does not wait for them. Each role gets its own hosts. Where hosts
+    elect a leader, the main role has agents on all of them, and the side roles' coordinators are on the first host.
     """
     roles = tuple(with_hosts(one, hosts) for one in plan.roles)
     votes, coordinator = bool(plan.spec.roles) and plan.elects, ""
@@ -34,9 +36,9 @@ def with_hosts(plan: Plan, hosts: Sequence[tuple[str, str]], away: Sequence[tupl
 
 
 def with_addresses(plan: Plan, draw: Callable[[str], str]) -> Plan:
-    """Return the plan of a run of several roles with an address for each rank, in the plan of each role.
+    """Return the plan of a run of several roles with a HOST:PORT for each rank, in the plan of each role.
 
-    `draw` returns one on the machine with this address.
+    `draw` is called with a machine's address and returns a free HOST:PORT on it.
     """
     found: dict[str, list[str]] = {}
     for one in (plan, *plan.roles):
@@ -49,17 +51,19 @@ def with_addresses(plan: Plan, draw: Callable[[str], str]) -> Plan:
 
 
 def least_hosts(plan: Plan) -> int:
-    """Return the least number of hosts with which a run can continue."""
+    """Return the smallest number of hosts with which a run can continue."""
     return hosts_asked(plan) if plan.roles else plan.nodes_min
 
 
 def hosts_asked(plan: Plan) -> int:
-    """Return how many hosts the roles of a run need together, not counting spares."""
+    """Return how many hosts the plan and its side roles occupy together, without spares."""
     return max(one.first_host + one.nodes_max for one in (plan, *plan.roles))
 
 
 class HostShare(NamedTuple):
-    """The GPUs, cores and memory that a run gets of each of its hosts."""
+    """The number of CPU cores and GPUs and the memory that a run needs on a host; `memory_gb` is None if the spec names
+    none.
+    """
 
     cpus: int
     gpus: int
@@ -67,14 +71,14 @@ class HostShare(NamedTuple):
 
 
 class AlikeHosts(NamedTuple):
-    """Hosts of a run, one after the other, that need the same."""
+    """Consecutive hosts of a run, by index, that need the same `share` of a host."""
 
     hosts: range
     share: HostShare
 
 
 def alike_hosts(plan: Plan) -> list[AlikeHosts]:
-    """Return the run's hosts in order; those of roles that follow each other and need the same are together."""
+    """Return the run's hosts in order, grouped: roles that follow each other and need the same share form one group."""
     found: list[AlikeHosts] = []
     own = {one.role for one in (plan, *plan.roles) if one.role == "" or plan.spec.roles[one.role].colocate is None}
     for role in dict.fromkeys(one.role for one in (plan, *plan.roles) if one.role in own):
@@ -89,12 +93,12 @@ def alike_hosts(plan: Plan) -> list[AlikeHosts]:
 
 
 def most_of_a_host(plan: Plan) -> HostShare:
-    """Return the most that the programs on one host need together."""
+    """Return the largest number of cores, GPUs and memory that the programs on any one host need together."""
     return _most_of(plan, range(hosts_asked(plan)))
 
 
 def _most_of(plan: Plan, hosts: range) -> HostShare:
-    """Return the most that the programs on one of these hosts need together."""
+    """Return the largest number of cores, GPUs and memory that the programs on any one of these hosts need together."""
     on_each = [
         [one for one in (plan, *plan.roles) if one.first_host <= host < one.first_host + one.nodes_max]
         for host in hosts
@@ -108,9 +112,10 @@ def _most_of(plan: Plan, hosts: range) -> HostShare:
 
 
 def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
-    """Return those GPUs in a host's CUDA_VISIBLE_DEVICES that belong to this role of several.
+    """Return the GPUs of this role among those in `visible`, a host's CUDA_VISIBLE_DEVICES.
 
-    Return None if the plan names them, or if the role has all of them.
+    Return None for a run of one program, which has all of them, and if one machine plays all nodes, where the plan
+    names them.
     """
     if not plan.role or plan.one_machine:
         return None
@@ -119,8 +124,9 @@ def own_gpus(plan: Plan, visible: str | None) -> tuple[str, ...] | None:
 
 
 def kept_at(plan: Plan, run_dir: str, python: str) -> Plan:
-    """Return the plan for a machine with its run directory at `run_dir`, awaited runs beside it, and `python`
-    for its ranks, unless the spec names an absolute path.
+    """Return the plan for a machine that stores the run directory at `run_dir`.
+
+    Awaited runs are expected beside it. `python` runs the ranks, unless the spec names an absolute path.
     """
     named = plan.spec.run.python or ""
     entry = msgspec.structs.replace(plan.entry, python=named if named.startswith("/") else python)
@@ -131,8 +137,9 @@ def kept_at(plan: Plan, run_dir: str, python: str) -> Plan:
 
 
 def voters_of(plan: Plan) -> frozenset[int]:
-    """Return the nodes that vote in the plan's attempt: those with which it was opened, or none if they share a
-    disk.
+    """Return the nodes that vote for the leader of the plan's attempt: those with which it was opened.
+
+    Return an empty set if nodes share a disk or this is a side role, where nobody votes.
     """
     if not (plan.elects and plan.disks_apart) or plan.coordinator:
         return frozenset()
@@ -140,22 +147,23 @@ def voters_of(plan: Plan) -> frozenset[int]:
 
 
 def quorum(hosts: int) -> int:
-    """Return how many hosts must be together to continue without a shared disk that says which attempt is newest.
+    """Return how many of the `hosts` must be connected, with the leader among them, to continue without a shared disk.
 
-    With the leader half of them suffice, because the others never take over with only half.
+    Half suffice, because the others may take over only with more than half.
     """
     return (hosts + 1) // 2
 
 
-def may_take_over(there: int, hosts: int) -> bool:
-    """Return whether `there` of the hosts may take over without the leader, which needs more than half."""
-    return 2 * there > hosts
+def may_take_over(connected: int, hosts: int) -> bool:
+    """Return whether `connected` of the `hosts` may take over without the leader, which needs more than half."""
+    return 2 * connected > hosts
 
 
 def leader_may_be_replaced(plan: Plan) -> bool:
-    """Return whether other hosts may go on without the first node while its agent still lives, perhaps frozen.
+    """Return whether other hosts may elect another leader while the agent of the first node is still alive, perhaps
+    frozen.
 
-    Hosts that are away count too: one that was only cut off while the attempt was opened may vote for another leader.
+    Hosts in `away` are counted: one that was only cut off while the attempt was opened may vote.
     """
     hosts = len(plan.nodes)
     return bool(plan.coordinator) or (plan.elects and may_take_over(hosts - 1, hosts))

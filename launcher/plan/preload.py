@@ -59,8 +59,10 @@ _ON_CPU = frozenset((
 
 
 def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
-    """Return the modules to preload: the spec's list, or else torch if the script imports it, and modules it imports
-    that are known to be slow.
+    """Return the modules to preload: the spec's list, else torch and known slow modules, as far as the script imports
+    them.
+
+    `imports` are the modules that the script imports; "*" stands for unknown ones.
     """
     if spec.run.preload is not None:
         return spec.run.preload
@@ -79,8 +81,8 @@ def preload_for(spec: JobSpec, imports: Collection[str]) -> tuple[str, ...]:
 
 
 def surely_on_cpu(imports: Collection[str]) -> bool:
-    """Return whether a script with these imports certainly uses no GPU, as each package is known to have no use for
-    one.
+    """Return whether a script with these imports certainly uses no GPU: each is on a list of packages that have no use
+    for one.
     """
     return all(name.partition(".")[0] in _ON_CPU for name in imports)
 

@@ -1,4 +1,6 @@
-"""Compute from a spec and a plan what a run waits for, and which GPUs it then gets. Pure functions."""
+"""Remove a plan's options to wait once the wait is over, and divide the GPUs that it got among its nodes. Pure
+functions.
+"""
 
 from collections.abc import Collection
 
@@ -13,8 +15,8 @@ _USUAL = asdict(QueueOptions())
 
 
 def not_taken(queue: QueueOptions, taken: Collection[str], kind: str) -> list[Misfit]:
-    """Return a problem for each queue option in the spec that is not in `taken`, those that clusters of this kind
-    support.
+    """Return one problem for each queue option that the spec sets and that is not in `taken`, the options that clusters
+    of this kind support.
     """
     asked = [key for key, value in asdict(queue).items() if value != _USUAL[key] and key not in _OF_THIS_MACHINE]
     hint = f"{kind} clusters know {', '.join(taken)}" if taken else "on this machine, `--on local`, it is known"
@@ -22,7 +24,11 @@ def not_taken(queue: QueueOptions, taken: Collection[str], kind: str) -> list[Mi
 
 
 def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
-    """Return a problem if the spec raises its priority on a scheduler where users can only lower it."""
+    """Return a problem if the spec raises its priority: the scheduler, `called` so in the message, only lets users
+    lower it.
+
+    Return an empty list otherwise.
+    """
     if queue.priority <= 0:
         return []
     hint = "give the others a negative one: `--set queue.priority=-10`"
@@ -30,29 +36,31 @@ def only_behind(queue: QueueOptions, called: str) -> list[Misfit]:
 
 
 def at_once(spec: JobSpec) -> JobSpec:
-    """Return the spec with all options to wait removed, for a run whose wait is over."""
+    """Return the spec without hold, start time, awaited runs and max_parallel, for a run whose wait is over."""
     return replace(spec, queue=replace(spec.queue, hold=False, at=None, after=(), max_parallel=None))
 
 
 def begun(plan: Plan) -> Plan:
-    """Return the plan with all options to wait removed, for a run whose wait is over."""
+    """Return the plan without hold, start time, awaited runs and max_parallel, for a run whose wait is over."""
     return replace(plan, spec=at_once(plan.spec), starts_at=None, awaited=())
 
 
 def may_wait_here(plan: Plan) -> bool:
-    """Return whether the run may have to wait on a machine that plays all its nodes."""
+    """Return whether the run may have to queue on a machine that plays all its nodes: it uses GPUs or sets a queue
+    option.
+    """
     return devices_of(plan) > 0 or plan.spec.queue != QueueOptions()
 
 
 def devices_of(plan: Plan) -> int:
-    """Return how many GPUs the run takes of a machine that plays all its nodes; a spare shares those of the node it
-    replaces.
+    """Return how many GPUs the run takes of a machine that plays all its nodes, roles included; a spare shares those of
+    the node it replaces.
     """
     return plan.gpus_per_node * plan.nodes_max + sum(map(devices_of, plan.roles))
 
 
 def with_devices(plan: Plan, devices: tuple[str, ...]) -> Plan:
-    """Return the plan with the GPUs `devices` divided among its nodes and then its roles, in order."""
+    """Return the plan with the GPUs `devices` divided in order among its nodes and then its side roles."""
     each = plan.gpus_per_node
     roles, left = [], devices[each * plan.nodes_max :]
     for role in plan.roles:

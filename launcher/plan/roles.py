@@ -1,4 +1,4 @@
-"""Make a plan for each program of a run with several, with its hosts and its share of them. Pure."""
+"""Make the plan of a run with several programs, called roles: one plan for each, with its own hosts and GPUs. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,13 +13,16 @@ from launcher.spec.model import JobSpec
 
 
 def role_specs(spec: JobSpec) -> dict[str, JobSpec]:
-    """Return the spec of each role by name, the main one first, or an empty dict for a run of one program."""
+    """Return {role: its spec}, the main role first, or an empty dict for a run of one program."""
     main = {name: structs.replace(spec, roles={}) for name, role in spec.roles.items() if role.spec is None}
     return main | {name: role.spec for name, role in spec.roles.items() if role.spec is not None}
 
 
 def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project]) -> list[Misfit]:
-    """Return everything in the specs that cannot work on this cluster, for each role and for all together."""
+    """Return every problem of the roles' specs on this cluster, for each role and for all together.
+
+    `whole` is the run's spec, and `projects` has the code of each role.
+    """
     specs = {name: _with_gpus_asked(spec) for name, spec in role_specs(whole).items()}
     # What all nodes, or all GPUs, are enough for is asked of all roles together.
     alone = replace(machine, nodes=None, asked_gpus=None)
@@ -35,7 +38,7 @@ def check_roles(whole: JobSpec, machine: Machine, projects: Mapping[str, Project
 
 
 def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Misfit]:
-    """Yield a problem for each resource of which the roles together need more than this machine has."""
+    """Yield a problem if the roles together ask for more GPUs than this machine has."""
     asked = sum(_gpus(spec) * spec.resources.nodes.max for spec in specs.values())
     if asked > len(machine.gpus):
         reason = f"ask for {asked} GPUs together, but this machine has {len(machine.gpus)}"
@@ -43,7 +46,9 @@ def _of_all_here(specs: Mapping[str, JobSpec], machine: Machine) -> Iterator[Mis
 
 
 def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Machine) -> Iterator[Misfit]:
-    """Yield a problem for each resource of which the roles together need more than the hosts have."""
+    """Yield a problem if the roles together ask for more nodes or GPUs of a node than there are, or for a network
+    interface.
+    """
     firsts = first_hosts(whole)
     asked = max(firsts[name] + spec.resources.nodes.max for name, spec in specs.items())
     if machine.nodes is not None and asked > machine.nodes:
@@ -61,7 +66,9 @@ def _of_all_on_hosts(specs: Mapping[str, JobSpec], whole: JobSpec, machine: Mach
 
 
 def _unseen(whole: JobSpec) -> Iterator[Misfit]:
-    """Yield a problem for each role whose readiness no other host can see, as each has a disk of its own."""
+    """Yield a problem for each role whose readiness is a file or log line on its host's own disk, where other hosts
+    cannot see it.
+    """
     for name, role in whole.roles.items():
         way = role.ready
         if way is not None and (way.file or way.log):
@@ -70,7 +77,9 @@ def _unseen(whole: JobSpec) -> Iterator[Misfit]:
 
 
 def _gpus_asked(specs: Mapping[str, JobSpec], firsts: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
-    """Yield (roles that share nodes, the GPUs for which they ask together on each node)."""
+    """Yield (roles that share nodes, the GPUs that they ask for together on each node); `firsts` has each role's first
+    host.
+    """
     for first in dict.fromkeys(firsts.values()):
         names = [name for name in specs if firsts[name] == first]
         yield names, sum(_gpus(specs[name]) for name in names)
@@ -82,13 +91,15 @@ def most_gpus_asked(whole: JobSpec) -> int:
 
 
 def _not_here(spec: JobSpec) -> Iterator[Misfit]:
-    """Yield a problem for each option that a role cannot have where one machine plays all nodes."""
+    """Yield a problem if the role asks for a spare, but has one node only, where one machine plays all nodes."""
     if spec.recovery.spares and spec.resources.nodes.max < 2:
         yield Misfit("recovery.spares", "a spare needs at least 2 nodes, got resources.nodes: 1")
 
 
 def _not_apart(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misfit]:
-    """Yield a problem for each option that a role cannot have where each node is a machine of its own."""
+    """Yield a problem for each option that a role cannot have on a cluster, where nodes are divided among roles for
+    good.
+    """
     nodes, time_s = spec.resources.nodes, whole.resources.time_s
     if nodes.min != nodes.max:
         yield Misfit("resources.nodes", "is a range, but nodes are divided among roles for good", "write one number")
@@ -99,8 +110,9 @@ def _not_apart(whole: JobSpec, spec: JobSpec, machine: Machine) -> Iterator[Misf
 
 
 def first_hosts(whole: JobSpec) -> dict[str, int]:
-    """Return by role the index of the first of the run's hosts that it gets: one role after the other, each with as
-    many as it has nodes, or with `colocate` that of another role.
+    """Return {role: index of the first of the run's hosts that it gets}.
+
+    Roles follow one another, each with as many hosts as it has nodes; with `colocate` a role has those of another one.
     """
     firsts, free = dict[str, int](), 0
     specs = role_specs(whole)
@@ -119,8 +131,9 @@ def build_roles(
     code: FrozenCode,
     python: str,
 ) -> Plan:
-    """Return the plan of the main role, which contains the plans of the others; only roles that ask for a number of
-    GPUs get any.
+    """Return the plan of the main role, which contains the plans of the others.
+
+    Only roles that ask for a number of GPUs get any. A role that restarts alone has one plan per rank.
     """
     plans: list[Plan] = []
     specs = {name: _with_gpus_asked(spec) for name, spec in role_specs(whole).items()}
@@ -157,7 +170,7 @@ def build_roles(
 
 
 def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
-    """Return the spec of a single rank of a role, with an equal share of the role's resources on each node."""
+    """Return the spec of a single rank of a role: `ranks` of them divide the role's resources on a node equally."""
     asked = spec.resources
     memory_gb = None if asked.memory_gb is None else asked.memory_gb / ranks
     one, gpus = structs.replace(asked.nodes, min=1, max=1), (asked.gpus_per_node or 0) // ranks
@@ -166,12 +179,14 @@ def _of_one_rank(spec: JobSpec, ranks: int) -> JobSpec:
 
 
 def _folder(place: RunIdentity, name: str) -> str:
-    """Return the run directory of a role."""
+    """Return the run directory of the role `name`, below that of its run."""
     return f"{place.run_dir}/{ROLES}/{name}"
 
 
 def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
-    """Return the plan with only the GPUs `mine`, so that a role without any does not see those of the others."""
+    """Return the plan with the GPUs `mine` divided among its nodes, so that a role without any does not see those of
+    others.
+    """
     if not machine.gpus:
         return plan
     each = plan.gpus_per_node
@@ -180,15 +195,15 @@ def _with_own_gpus(plan: Plan, machine: Machine, mine: Sequence[str]) -> Plan:
 
 
 def _with_gpus_asked(spec: JobSpec) -> JobSpec:
-    """Return the spec with no GPUs if it names no number, because with several programs none gets all of them."""
+    """Return the spec with 0 GPUs if it names no number, because no program of several may use all of them."""
     return structs.replace(spec, resources=structs.replace(spec.resources, gpus_per_node=_gpus(spec)))
 
 
 def _gpus(spec: JobSpec) -> int:
-    """Return the GPUs of a role on each of its nodes."""
+    """Return how many GPUs the role asks for on each of its nodes."""
     return spec.resources.gpus_per_node or 0
 
 
 def _ranks(spec: JobSpec, machine: Machine) -> int:
-    """Return the number of ranks of a role."""
+    """Return how many ranks the role has on all its nodes."""
     return ranks_per_node(spec.resources, machine) * spec.resources.nodes.max

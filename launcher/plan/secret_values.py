@@ -19,21 +19,21 @@ def names_a_secret(name: str) -> bool:
 
 
 def credentials_in(environ: Mapping[str, str], secrets: Collection[str]) -> tuple[str, ...]:
-    """Return the values of the variables in `secrets`, and of all variables whose name shows that they hold a
+    """Return the values of the variables named in `secrets`, and of every variable whose name shows that it holds a
     secret.
     """
     return tuple(value for name, value in environ.items() if name in secrets or names_a_secret(name))
 
 
 def without_secrets(text: str, secrets: Collection[str]) -> str:
-    """Return the text without the secrets; the longest is removed first, as one may be part of another."""
+    """Return the text without the values in `secrets`; the longest is removed first, as one may be part of another."""
     for one in sorted((secret for secret in secrets if len(secret) >= _LEAST), key=len, reverse=True):
         text = text.replace(one, "(secret)")
     return text
 
 
 def unset_secrets(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of those secrets of the spec that have no value on this machine."""
+    """Return the names of the spec's secrets that have no value on this machine."""
     return [one.name for one in spec.secrets if not is_set(one, project, environ)]
 
 
@@ -43,12 +43,18 @@ def is_set(secret: Secret, folder: Path, environ: Mapping[str, str]) -> bool:
 
 
 def read_secret_values(spec: JobSpec, project: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return all values of the spec's secrets, for the one file that holds them (0600, in a folder that is 0700)."""
+    """Return {name: value} of all secrets of the spec, to be written to the one file for them (mode 0600).
+
+    Raise BadInput if one cannot be read.
+    """
     return {secret.name: read_secret(secret, project, environ, "secrets") for secret in spec.secrets}
 
 
 def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about: str) -> str:
-    """Return the value of a secret that is set; raise BadInput, which begins with `about`, if it cannot be read."""
+    """Return the value of a secret that is set; a file's path is relative to `folder`.
+
+    Raise BadInput, which begins with `about`, if it cannot be read.
+    """
     if secret.file is None:
         return _text(secret, environ[secret.name], about)
     path = _path(secret.file, folder)
@@ -67,7 +73,7 @@ def read_secret(secret: Secret, folder: Path, environ: Mapping[str, str], about:
 
 
 def _text(secret: Secret, value: str, about: str) -> str:
-    """Return the value if it can be an environment variable; raise BadInput if not."""
+    """Return `value` if an environment variable can have it; raise BadInput, which begins with `about`, if not."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -76,5 +82,5 @@ def _text(secret: Secret, value: str, about: str) -> str:
 
 
 def _path(name: str, project: Path) -> Path:
-    """Return the path of a secret's file."""
+    """Return the absolute path of a secret's file; `name` is relative to the project, and may begin with `~`."""
     return project / os.path.expanduser(name)

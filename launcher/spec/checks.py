@@ -1,5 +1,5 @@
-"""Check options against each other: each check gets a section as written and the values that could be read, and yields
-problems.
+"""Checks of a spec's options against each other. Each function gets a section as it is written and the values that
+could be read from it, and yields a Problem for each contradiction; it yields none if all is well.
 """
 
 from collections.abc import Iterator
@@ -24,14 +24,20 @@ def one_entry(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
 
 
 def one_way_to_be_ready(ready: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem unless exactly one condition of readiness is written."""
+    """Yield a problem unless exactly one of port, path, log and file is written as the condition under which a role is
+    ready.
+
+    `path` may have the name of a port beside it.
+    """
     ways = ready.entries.keys() - ({"port"} if isinstance(values.get("port"), str) and "path" in ready.entries else ())
     if len(ways) != 1:
         yield Problem(ready.mark, "expected exactly one of port, path, log and file", "write {port: true}")
 
 
 def preload_needs_python(run: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if `preload` is set for a command, which imports nothing through the launcher."""
+    """Yield a problem if `preload` is set for a command: only scripts and modules are forked from a process with
+    imports.
+    """
     preload = run.entries.get("preload")
     if preload is not None and "command" in run.entries:
         key = ("preload",)
@@ -52,14 +58,16 @@ def env_or_secret(job: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
 
 
 def _secret_name(item: Node) -> str | None:
-    """Return the name of a secret, or None if the item has none that can be read."""
+    """Return the name of a secret, or None if the item is neither a name nor a mapping with one."""
     if isinstance(item, Scalar):
         return item.text
     return next(iter(item.entries), None) if isinstance(item, Mapping) else None
 
 
 def spares_need_nodes(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if spares are asked for on a single node: none can replace the first node, which coordinates."""
+    """Yield a problem if spares are asked for on a single node, because no spare can replace the node that
+    coordinates.
+    """
     spares, recovery, resources = job.find("recovery", "spares"), values.get("recovery"), _resources(job, values)
     if spares is None or not isinstance(recovery, Recovery) or resources is None:
         return
@@ -69,8 +77,9 @@ def spares_need_nodes(job: Mapping, values: Values[str, Any]) -> Iterator[Proble
 
 
 def reserve_needs_python(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if `recovery.reserve` is set for a command, which would run beside the ranks instead of
-    waiting.
+    """Yield a problem if `recovery.reserve` is set for a command.
+
+    A reserve process must wait until it becomes a rank, which a command cannot.
     """
     reserve, recovery = job.find("recovery", "reserve"), values.get("recovery")
     if reserve is not None and isinstance(recovery, Recovery) and recovery.reserve and job.find("run", "command"):
@@ -117,14 +126,16 @@ def signal_before_time(job: Mapping, values: Values[str, Any]) -> Iterator[Probl
 
 
 def notice_needs_a_source(notice: Mapping, _: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if `notice` sets a lead but no source of notices."""
+    """Yield a problem if `notice` sets a lead time but neither a file, a command nor a signal that gives the notice."""
     if "lead" in notice.entries and not {"file", "command", "signal"} & {*notice.entries}:
         hint = "write file: PATH, command: [...] or signal: PWR beside it"
         yield Problem(notice.mark, "nothing tells that a host is about to go", hint, ("lead",))
 
 
 def lead_covers_grace(job: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if a host's notice is shorter than the grace period in which ranks save."""
+    """Yield a problem if the time between a host's notice and its end is shorter than the grace period in which ranks
+    save.
+    """
     notice, recovery = values.get("notice"), values.get("recovery", Recovery())
     if not isinstance(notice, Notice) or not isinstance(recovery, Recovery) or not notice.is_given:
         return
@@ -134,7 +145,7 @@ def lead_covers_grace(job: Mapping, values: Values[str, Any]) -> Iterator[Proble
 
 
 def _resources(job: Mapping, values: Values[str, Any]) -> Resources | None:
-    """Return the job's resources, with defaults if none are written, or None if they cannot be read."""
+    """Return the job's resources, the defaults if none are written, or None if the written ones could not be read."""
     found = values.get("resources")
     if isinstance(found, Resources):
         return found

@@ -1,4 +1,6 @@
-"""The options of each kind of cluster: a part of the table in fields.py."""
+"""The options of each kind of cluster: a part of the table in fields.py, from which reader, schema and reference are
+made.
+"""
 
 from msgspec.structs import replace
 
@@ -49,9 +51,9 @@ SLURM = Section(
 
 
 def _own_options(program: str, ours: str) -> TableOf:
-    """Return the kind of value that holds further options for a submitting program.
+    """Return the kind of value for a mapping of further options to the submitting program, such as qsub.
 
-    `ours` are the options that the launcher writes itself.
+    `ours` is a pattern of the options that the launcher writes itself, which are refused.
     """
     name = rf"(?!(?:{ours})$)[A-Za-z_]{{1,20}}"
     words = f"an option of {program} without its dash that the launcher does not write itself"

@@ -1,4 +1,6 @@
-"""Every option of a spec: its key, the form of its value, its meaning. Reader, schema and reference use this table."""
+"""The table of every option of a spec: its key, the kind of its value, and its meaning. The reader, the JSON Schema and
+the reference page are made from it.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -40,7 +42,7 @@ _NEVER = (*_NONE, "unlimited")
 
 
 def _instead_of_a_script(text: str) -> str:
-    """Return a hint if a file is written where a command or module is expected, else ""."""
+    """Return a hint to use run.script if a file's path is written where a command or module is expected, else ""."""
     return "a file is named by run.script" if "/" in text or text.endswith(".py") else ""
 
 
@@ -154,12 +156,12 @@ class _BudgetSection(Section, frozen=True, dict=True):
     """The section of a restart budget, which records whether the number of restarts is written or the default."""
 
     def made(self, values: dict[str, Any]) -> Any:
-        """Return the budget, with `explicit` saying whether a number of restarts is written."""
+        """Return the Budget, with `explicit` set if the number of restarts is written and not the default."""
         return super().made({**values, "explicit": values.get("restarts") is not None})
 
 
 def _budget(cause: str, after: str) -> Field:
-    """Return the field of a cause's restart budget."""
+    """Return the option of the budget for restarts after `cause`; `after` names that failure in its help text."""
     options = (
         Field("restarts", WordOr("unlimited", Integer(0, 1_000_000), ("infinite", "inf", "-1"), (*_NONE, "off")),
               "How often the run is restarted for this cause", example="20"),
@@ -235,9 +237,10 @@ OCCASIONS = ("started", "restarted", "stalled", "ended")
 
 
 def notify_fields(*, spelled_out: bool) -> tuple[Field, ...]:
-    """Return the fields of `notify`.
+    """Return the options of `notify`.
 
-    With `spelled_out`, secret addresses may be written themselves, as in the user's own settings.
+    With `spelled_out`, secret addresses may be written as they are, as in the user's own settings; otherwise only the
+    variable or file that holds one may.
     """
     return (
         Field("to", ListOf(NotifyRecipient(spelled_out), single=True, may_be_blank=True), "Receivers of messages about "
@@ -319,7 +322,7 @@ _ENTRY = {"oneOf": [{"required": ["script"]}, {"required": ["module"]}, {"requir
 
 
 def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return the options with `steps` and `roles` added, in each of which these options may stand too."""
+    """Return the options with `roles` and `steps` added; a role or a step may set most of these options for itself."""
     keys = tuple(field.key for field in options if field.key not in _OF_ALL_STEPS)
     kept = tuple(field for field in options if field.key not in ("steps", "roles"))
     doc = (
@@ -337,10 +340,12 @@ def _with_steps(options: tuple[Field, ...]) -> tuple[Field, ...]:
 
 
 class _Job(Section, frozen=True, dict=True):
-    """The table of a spec's options; sections of plug-ins are kept in `plugins`."""
+    """The table of all options of a spec. Sections for clusters of plug-ins are collected in `plugins` of the
+    JobSpec.
+    """
 
     def made(self, values: dict[str, Any]) -> JobSpec:
-        """Return the JobSpec, with sections of plug-ins in `plugins`."""
+        """Return the JobSpec; values that are no field of it are sections of plug-ins, and go into `plugins`."""
         plugins = {key: value for key, value in values.items() if key not in JobSpec.__struct_fields__}
         own = {key: value for key, value in values.items() if key not in plugins}
         return JobSpec(**own, plugins=plugins)
@@ -390,7 +395,10 @@ def schema(plugins: Mapping[str, Section]) -> dict[str, Any]:
 
 
 def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
-    """Yield every key that `--set` takes, such as resources.nodes, but none below a name that the user chooses."""
+    """Yield every key that `--set` takes, such as resources.nodes.
+
+    Keys below a name that the user chooses, as in env, are left out.
+    """
     for field in section.options:
         inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind
         if isinstance(inner, Section):
@@ -400,18 +408,18 @@ def option_keys(section: Section = JOB, prefix: str = "") -> Iterator[str]:
 
 
 def with_plugins(sections: Mapping[str, Section]) -> Section:
-    """Return the table of options with one more section for each plug-in."""
+    """Return the table of options with one more section for each kind of cluster that a plug-in adds."""
     more = (Field(kind, section, f"Options on {kind} clusters") for kind, section in sections.items())
     return replace(JOB, options=_with_steps((*JOB.options, *more)))
 
 
 def step_section(job: Section) -> Section:
-    """Return the table of a step's options: the steps it needs, where it runs, and the options of the table `job`."""
+    """Return the options of a step: `needs`, `on`, and those of a job (`job`) that a step may set."""
     needs = Field(NEEDS_KEY, NEEDS, "Steps that must have succeeded before")
     on = Field(ON_KEY, ON, "The cluster of this step; without it that of `--on`")
     return replace(job, options=(needs, on, *(field for field in job.options if field.key not in _OF_ALL_STEPS)))
 
 
 def role_section(job: Section) -> Section:
-    """Return the table of a role's options: its relation to other roles, and the options of the table `job`."""
+    """Return the options of a role: how it relates to other roles, and those of a job (`job`) that a role may set."""
     return replace(job, options=(*ROLE.options, *(field for field in job.options if field.key in _OF_A_ROLE)))

@@ -1,4 +1,4 @@
-"""Lay the options of one step or role over those common to all. Pure functions."""
+"""Merge the options of one step or role into those common to all steps or roles of a file. Pure functions."""
 
 from launcher.spec.tree import Entry, Mapping, Scalar
 
@@ -6,14 +6,16 @@ _ENTRIES = ("script", "module", "command")  # of `run`: who names one takes none
 
 
 def merged(common: Mapping, own: Mapping) -> Mapping:
-    """Return `common` with the options of `own` on top: mappings are merged, other values replaced, and `null` removes
-    a common option.
+    """Return `common` with the options of `own` on top.
+
+    Mappings are merged, other values replaced, and `null` removes a common option. A script, module or command in `own`
+    replaces whichever of the three `common` has.
     """
     own_run, run = own.find("run"), common.find("run")
     if own_run is not None and run is not None and _names_an_entry(own_run) and isinstance(run.value, Mapping):
         kept = {key: entry for key, entry in run.value.entries.items() if key not in _ENTRIES}
         common = Mapping({**common.entries, "run": Entry(run.key, Mapping(kept, run.value.mark))}, common.mark)
-    return _laid_over(common, own)
+    return _merged(common, own)
 
 
 def _names_an_entry(run: Entry) -> bool:
@@ -21,15 +23,15 @@ def _names_an_entry(run: Entry) -> bool:
     return isinstance(run.value, Mapping) and any(key in run.value.entries for key in _ENTRIES)
 
 
-def _laid_over(common: Mapping, own: Mapping) -> Mapping:
-    """Return `common` with the entries of `own` on top, mapping by mapping."""
+def _merged(common: Mapping, own: Mapping) -> Mapping:
+    """Return `common` with the entries of `own` on top; mappings in both are merged in the same way."""
     entries = dict(common.entries)
     for key, entry in own.entries.items():
         there = entries.get(key)
         if there is not None and isinstance(entry.value, Scalar) and entry.value.is_null:
             del entries[key]
         elif there is not None and isinstance(there.value, Mapping) and isinstance(entry.value, Mapping):
-            entries[key] = Entry(entry.key, _laid_over(there.value, entry.value))
+            entries[key] = Entry(entry.key, _merged(there.value, entry.value))
         else:
             entries[key] = entry
     return Mapping(entries, own.mark)

@@ -1,6 +1,5 @@
-"""A job as read and checked: frozen data without behaviour.
-
-How each field is written in YAML, what it means and its default are in `fields.py`, which names these classes.
+"""A job's spec as read and checked: frozen data without behaviour. How each field is written in YAML, its meaning and
+its default are in `fields.py`, whose table names these classes.
 """
 
 from typing import Any, Literal
@@ -9,7 +8,9 @@ from msgspec import Struct
 
 
 class NodeRange(Struct, frozen=True):
-    """The number of nodes of a run: it starts with `max` if they come in time, and may continue with `min`."""
+    """The number of nodes of a run: it starts with `max` if so many come in time, and may continue with at least
+    `min`.
+    """
 
     min: int = 1
     max: int = 1
@@ -19,7 +20,10 @@ class NodeRange(Struct, frozen=True):
 
 
 class RunOptions(Struct, frozen=True):
-    """The program to run: exactly one of script, module and command."""
+    """The program to run: exactly one of script, module and command; a text `command` is for /bin/sh, a list is
+    executed as it is. `setup` is shell code that runs first, `preload` the modules imported before ranks are forked
+    (None: chosen from the code's imports), `outputs` patterns of files that ranks write.
+    """
 
     script: str | None = None
     module: str | None = None
@@ -33,7 +37,9 @@ class RunOptions(Struct, frozen=True):
 
 
 class Resources(Struct, frozen=True):
-    """The nodes, ranks, GPUs, CPUs, memory and time that a job asks for."""
+    """The nodes, ranks, GPUs, CPUs, memory and time that a job asks for. None means automatic for ranks, GPUs and CPUs,
+    and no request for memory and time; `ranks_without_gpus` is the automatic number of ranks where there is no GPU.
+    """
 
     nodes: NodeRange = NodeRange()
     ranks_per_node: int | None = None  # None: auto
@@ -45,14 +51,14 @@ class Resources(Struct, frozen=True):
 
 
 class Secret(Struct, frozen=True):
-    """A secret variable, whose value is taken at submit from the environment or from a file."""
+    """A secret variable, whose value is read at submit from `file`, or from the environment if that is None."""
 
     name: str
     file: str | None = None
 
 
 class Code(Struct, frozen=True):
-    """The files that are frozen as the job's code, and the limit on their size."""
+    """The files that are frozen as the job's code, by patterns to include and exclude, and the limit on their size."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -60,7 +66,10 @@ class Code(Struct, frozen=True):
 
 
 class CheckpointOptions(Struct, frozen=True):
-    """How often checkpoints are saved, how many are kept, and where."""
+    """When checkpoints are saved, how many are kept, and where. `memory_every` is the interval of step snapshots in
+    memory, `buddy` copies these to the next node, `copy_lag` is how old a checkpoint's copy on another node may be, and
+    `copy_to` an object store. Of each interval in steps and seconds, one is set or none.
+    """
 
     every_steps: int | None = None  # `every: 500 steps`
     every_s: float | None = None  # `every: 10m`
@@ -81,10 +90,9 @@ class CheckpointOptions(Struct, frozen=True):
 
 
 class Budget(Struct, frozen=True):
-    """A limit on restarts for one cause, and the time to wait before each.
-
-    The first restart is at once. `backoff_s` is the wait after the second failure in a row without progress; it doubles
-    up to `backoff_max_s`. A restart no longer counts once the run has trained, with progress, for `refill_s`.
+    """A limit on restarts for one cause (None: no limit), and how long to wait before each: `backoff_s` from the second
+    failure in a row without progress on, doubled up to `backoff_max_s`. A restart no longer counts once the run has
+    trained for `refill_s`. `explicit`: the user wrote the number, so that no other rule ends the run earlier.
     """
 
     restarts: int | None  # None: no limit
@@ -95,7 +103,11 @@ class Budget(Struct, frozen=True):
 
 
 class Recovery(Struct, frozen=True):
-    """The rules by which a run is restarted after failures: budgets, limits on hangs, and the mode of recovery."""
+    """How a run recovers from failures: a budget of restarts for each cause; after how long without progress ranks
+    count as hung (`hang_…`); after how many restarts without a newer checkpoint the run ends (`no_progress`); and how
+    long to wait for nodes, leases and lost hosts. `mode` is warm (all ranks are replaced), hot (survivors continue in
+    place) or auto; `reserve` processes per node wait to become ranks.
+    """
 
     user_error: Budget = Budget(3, refill_s=86_400.0)
     out_of_memory: Budget = Budget(3, refill_s=21_600.0)
@@ -126,8 +138,8 @@ class Recovery(Struct, frozen=True):
 
 
 class NotifyTarget(Struct, frozen=True):
-    """A recipient of notifications: `argv` for a command, `address` for email, and for all other kinds the `secret`
-    that holds the webhook's address, or `address` itself, which only the user's own settings may contain.
+    """A recipient of notifications: `argv` for a command, `address` for email. Other kinds have a `secret`, which holds
+    the webhook's address, or `address` itself, which only the user's own settings may contain.
     """
 
     kind: str  # slack, discord, teams, json, email, command
@@ -137,8 +149,9 @@ class NotifyTarget(Struct, frozen=True):
 
 
 class NotifyOptions(Struct, frozen=True):
-    """Who is notified of a run, and on which occasions; None means the user's settings, or the default if they are
-    silent.
+    """The recipients (`to`) and occasions (`on`) of notifications about a run. None means the value in the user's
+    settings, or the default if these have none; `restarts` and `stalled_after_s` are the thresholds for two of the
+    occasions.
     """
 
     to: tuple[NotifyTarget, ...] | None = None
@@ -148,7 +161,9 @@ class NotifyOptions(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """The ways in which a host announces that it is about to go away; one is enough."""
+    """How a host announces that it is about to be taken away: a file, a command or a signal, one of which is enough.
+    The notice comes `lead_s` seconds before the host's end.
+    """
 
     file: str | None = None
     command: tuple[str, ...] = ()
@@ -157,12 +172,14 @@ class Notice(Struct, frozen=True):
 
     @property
     def is_given(self) -> bool:
-        """Whether a way is set in which the host gives notice."""
+        """Whether a file, command or signal is set by which a host gives notice."""
         return self.file is not None or self.command != () or self.signal is not None
 
 
 class Predecessor(Struct, frozen=True):
-    """A run for which another one waits, and the state or step that it must have reached."""
+    """A run for which another one waits until it has `succeeded`, has `ended`, or has made `step` steps (`until`).
+    `run` is an id, the beginning of one, a name, or `last`.
+    """
 
     run: str  # an id, a unique beginning of one, a name, or `last`
     until: str = "succeeded"  # succeeded, ended; step: it has made `step` steps
@@ -173,7 +190,10 @@ class Predecessor(Struct, frozen=True):
 
 
 class QueueOptions(Struct, frozen=True):
-    """The conditions for which a run waits before it starts, and its priority."""
+    """What a run waits for before it starts, and its priority: the runs in `after`, a release by its user (`hold`), a
+    moment (`at`). `now` and `slots` concern the queue of a machine, and `max_parallel` the runs of one submit at a
+    time.
+    """
 
     priority: int = 0
     after: tuple[Predecessor, ...] = ()
@@ -185,7 +205,10 @@ class QueueOptions(Struct, frozen=True):
 
 
 class Slurm(Struct, frozen=True):
-    """The options that a spec sets for a job on Slurm."""
+    """The options that a spec sets for a job on Slurm, called as sbatch calls them. Ranks are asked to save
+    `signal_before_s` before the time limit; `interface` is the network interface for traffic between nodes, and `extra`
+    has further options.
+    """
 
     partition: str | None = None
     account: str | None = None
@@ -204,7 +227,10 @@ class Slurm(Struct, frozen=True):
 
 
 class GridEngine(Struct, frozen=True):
-    """The options that a spec sets for a job on Grid Engine."""
+    """The options that a spec sets for a job on Grid Engine. `pe` is the parallel environment, `gpu_resource` the
+    site's name for GPUs; ranks are asked to save `warn_before_s` before the time limit, and `extra` has further options
+    of qsub.
+    """
 
     pe: str | None = None
     queue: str | None = None
@@ -217,7 +243,10 @@ class GridEngine(Struct, frozen=True):
 
 
 class Pbs(Struct, frozen=True):
-    """The options that a spec sets for a job on PBS."""
+    """The options that a spec sets for a job on PBS. `gpu_resource` is the site's name for GPUs, `select` has further
+    parts of each chunk, `place` is how chunks are placed; ranks are asked to save `warn_before_s` before the time
+    limit, and `extra` has further options of qsub.
+    """
 
     queue: str | None = None
     project: str | None = None
@@ -231,7 +260,10 @@ class Pbs(Struct, frozen=True):
 
 
 class Lsf(Struct, frozen=True):
-    """The options that a spec sets for a job on LSF."""
+    """The options that a spec sets for a job on LSF, called as bsub calls them. Ranks are asked to save `warn_before_s`
+    before the time limit; `interface` is the network interface for traffic between nodes, and `extra` has further
+    options.
+    """
 
     queue: str | None = None
     project: str | None = None
@@ -245,7 +277,9 @@ class Lsf(Struct, frozen=True):
 
 
 class Kubernetes(Struct, frozen=True):
-    """The options that a spec sets for a job on Kubernetes."""
+    """The options that a spec sets for a job on Kubernetes: the container image, the persistent volume claim with the
+    runs and where it is mounted, the queue, the resource that counts GPUs, and node selectors.
+    """
 
     image: str | None = None
     claim: str | None = None
@@ -256,7 +290,9 @@ class Kubernetes(Struct, frozen=True):
 
 
 class SshHost(Struct, frozen=True):
-    """One host of a pool; None means the pool's own option, or the default if the pool has none."""
+    """A host of an SSH pool; None means the pool's own option, or the default if the pool has none. `key` is the file
+    of the SSH key, `gpus` the number to use, and `transport` the SSH client.
+    """
 
     name: str
     address: str | None = None
@@ -270,7 +306,9 @@ class SshHost(Struct, frozen=True):
 
 
 class Ssh(Struct, frozen=True):
-    """A pool of hosts, with the options of hosts that set none themselves."""
+    """A pool of SSH hosts, with the options for hosts that set none themselves. `shared`: all hosts see the same disk;
+    `agent`: SSH agent forwarding; `transport` is the SSH client.
+    """
 
     hosts: tuple[SshHost, ...] = ()
     shared: bool = False
@@ -285,7 +323,9 @@ class Ssh(Struct, frozen=True):
 
 
 class Login(Struct, frozen=True):
-    """A login node, through whose `launch` runs are started on its cluster."""
+    """A login node, through whose `launch` command runs are started on its cluster. `folder` is where runs are kept
+    there, and `cluster` the name of the cluster there (None: that machine itself).
+    """
 
     node: str | None = None
     launch: str = "launch"
@@ -298,7 +338,10 @@ Word = bool | int | float | str  # one value of an option, as a sweep chooses it
 
 
 class Dimension(Struct, frozen=True):
-    """The choices of a sweep for one option: one of `values`, or a number from `low` to `high`."""
+    """The choices of a sweep for one option: one of `values`, or a number from `low` to `high`, in steps of `step`,
+    logarithmic with `log`, integer with `whole`. With `when`, a value is chosen only if that other option has that
+    value.
+    """
 
     values: tuple[Word, ...] = ()
     low: float = 0.0  # `from:`
@@ -310,7 +353,9 @@ class Dimension(Struct, frozen=True):
 
 
 class EarlyStop(Struct, frozen=True):
-    """The rule by which a trial that does worse than others is stopped early."""
+    """The rule by which a trial that does worse than others is stopped: `early` is asha, hyperband, median or none. No
+    trial stops before `min_steps`; one of `factor` trials continues into the next round.
+    """
 
     early: str = "none"  # asha, hyperband, median, none
     min_steps: int = 1
@@ -318,13 +363,16 @@ class EarlyStop(Struct, frozen=True):
 
 
 class SweepBudget(Struct, frozen=True):
-    """The time limit of a sweep."""
+    """The limit of a sweep: after `time_s`, no new trial starts."""
 
     time_s: float | None = None  # `time:` after which no new trial begins
 
 
 class SweepOptions(Struct, frozen=True):
-    """A sweep: many runs of one spec that differ in some options, and how these are chosen."""
+    """A sweep: many runs of one spec that differ in the options of `space`. `mode` tells whether the smallest (min) or
+    largest `metric` is best, `search` how values are chosen, `parallel` how many trials run at a time, and after
+    `failures` failed trials no new one starts.
+    """
 
     metric: str
     mode: str  # min, max
@@ -339,7 +387,9 @@ class SweepOptions(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True):
-    """The condition under which a rank of a role counts as ready; exactly one of the options is set."""
+    """The condition under which a rank of a role counts as ready; one of these: its port (True, or one by name) accepts
+    connections, an HTTP request for `path` succeeds, its log has the text `log`, or `file` exists.
+    """
 
     port: bool | str = False  # its own port takes connections; or that of this name does
     path: str | None = None  # an HTTP request for it, to that port, is answered with 200
@@ -348,7 +398,10 @@ class Readiness(Struct, frozen=True):
 
 
 class Role(Struct, frozen=True):
-    """One of several programs of a run, and how it relates to the others."""
+    """One of several programs of a run. It starts once the roles in `after` are ready, and restarts together with those
+    in `follows`; `colocate` is the role on whose nodes it runs. `restart` tells what a failed rank restarts: its role,
+    `alone` itself, or `all` roles. `spec` is None for the role whose spec contains all others.
+    """
 
     main: bool = False
     after: tuple[str, ...] = ()
@@ -361,7 +414,9 @@ class Role(Struct, frozen=True):
 
 
 class JobSpec(Struct, frozen=True):
-    """A whole job as its spec describes it."""
+    """The whole spec of a job. `steps` has what each step of a file with several jobs needs, `roles` the programs of a
+    run with several, and `plugins` options of clusters of other packages, by kind.
+    """
 
     name: str
     run: RunOptions

@@ -1,11 +1,12 @@
-"""Sort steps by what they need. Pure functions."""
+"""Sort the steps of a file by which of them each needs. Pure functions; `needs` has the needed steps of each step."""
 
 from collections.abc import Mapping, Sequence
 
 
 def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the steps so that each comes after those it needs, otherwise in the order of the file; the steps must have
-    no cycle.
+    """Return the steps so that each comes after those it needs, otherwise in the file's order.
+
+    The steps must have no cycle.
     """
     done = dict[str, None]()
     while len(done) < len(needs):
@@ -14,8 +15,9 @@ def in_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return steps that form a cycle, each needing the next and the last the first, or an empty list if there is
-    none.
+    """Return steps that form a cycle, each needing the next and the last the first.
+
+    Return an empty list if there is none.
     """
     left = {name: [one for one in some if one in needs] for name, some in needs.items()}
     while free := [name for name, some in left.items() if not some]:
@@ -29,7 +31,7 @@ def circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def needed_by(name: str, needs: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return every step that must have succeeded before step `name` starts."""
+    """Return every step that must have succeeded before step `name` starts, directly or indirectly."""
     found, left = set[str](), [*needs[name]]
     while left:
         one = left.pop()

@@ -1,7 +1,5 @@
-"""Write `--set a.b=value` into the tree before it is read, so that a value means the same in both places.
-
-`run.args.lr=0.1` adds to args: to a mapping as one more key, to a list as `--lr 0.1` at its end. `run.args+=x` adds x,
-or the items of a list, at the end. `null` removes an option from the file, so that its default holds.
+"""Apply `--set a.b=value` to a spec's tree before it is read, so that a value means the same in the file and on the
+command line. `run.args.lr=0.1` adds an argument, `run.args+=x` appends one, and `null` removes an option from the file.
 """
 
 from collections.abc import Sequence as Texts
@@ -22,7 +20,7 @@ Step = tuple[str, Kind | None]  # a key, and the kind of what stands there; None
 
 
 def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Problem]:
-    """Write every override into the tree, and return a problem for each that cannot be written."""
+    """Apply every override to the tree, and return a problem for each that cannot be applied."""
     gather = Gather()
     for text in overrides:
         try:
@@ -33,12 +31,14 @@ def apply(root: Mapping, overrides: Texts[str], job: Section = JOB) -> list[Prob
 
 
 def keys_of(path: str) -> list[str]:
-    """Return the keys from the root to the option that `--set` names; raise Wrong if the path is malformed."""
+    """Return the keys from the root to the option at `path`, a path as `--set` takes it; raise Wrong if there is no
+    such option.
+    """
     return [key for key, _ in _steps(path, JOB)]
 
 
 def problems_of_space(root: Mapping, job: Section) -> list[Problem]:
-    """Return a problem for each key in `sweep.space` that `--set` would refuse too."""
+    """Return a problem for each key in `sweep.space` that `--set` would refuse."""
     gather = Gather()
     space = root.find("sweep", "space")
     for entry in space.value if space is not None and isinstance(space.value, Mapping) else ():
@@ -51,7 +51,7 @@ def problems_of_space(root: Mapping, job: Section) -> list[Problem]:
 
 
 def _apply(root: Mapping, text: str, job: Section) -> None:
-    """Write one override into the tree; raise Wrong if it cannot be."""
+    """Apply one override, such as `resources.nodes=2`, to the tree; raise Wrong if that is impossible."""
     path, equals, value = text.partition("=")
     adds, path = path.endswith("+"), path.removesuffix("+")
     if not equals or not path:
@@ -75,9 +75,10 @@ def _value(text: str) -> Node:
 
 
 def _steps(path: str, job: Section) -> list[Step]:
-    """Return the keys of the path, each checked against the table of options.
+    """Return (key, the kind of its value) for each key of the path; raise Wrong for one that is not in the table of
+    options.
 
-    Below keys that users choose, dots are part of the key.
+    Below a key that users choose, as in env, the rest of the path is one key with the kind None.
     """
     steps: list[Step] = []
     kind: Kind = job
@@ -105,12 +106,14 @@ def _steps(path: str, job: Section) -> list[Step]:
 
 
 def _keys(steps: list[Step], last: str) -> tuple[str, ...]:
-    """Return the keys of a path in the form in which a problem names them."""
+    """Return the key of a problem: those of `steps` and then `last`, split at its dots."""
     return (*(key for key, _ in steps), *last.split("."))
 
 
 def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None:
-    """Write a value into the tree or, with `adds`, add it to the present value; raise Wrong if it does not fit."""
+    """Set the option at `steps` to a value or, with `adds`, add the value to the present one; raise Wrong if it does
+    not fit.
+    """
     node = root
     for key, kind in steps[:-1]:
         below = _below(node, key, kind)
@@ -130,8 +133,9 @@ def _write(root: Mapping, steps: list[Step], value: Node, *, adds: bool) -> None
 
 
 def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | None:
-    """Return the mapping or list at `key` into which an option is to be written, creating it if necessary; None if the
-    value there has another shape.
+    """Return the mapping or list at `key` into which an option is to be written; create it if it does not exist.
+
+    Return None if the value at `key` has another shape.
     """
     entry = node.entries.get(key)
     found = entry.value if entry is not None else None
@@ -148,7 +152,10 @@ def _below(node: Mapping, key: str, kind: Kind | None) -> Mapping | Sequence | N
 
 
 def _longer(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
-    """Return the present value with `value` added: an item, the items of a list, or more keys of a mapping."""
+    """Return the present value with `value` added: an item, the items of a list, or more keys of a mapping.
+
+    Raise Wrong if the option is no list or mapping.
+    """
     there = None if entry is None else entry.value
     more: list[Node] = [*value.items] if isinstance(value, Sequence) else [value]
     if isinstance(there, Mapping):
@@ -166,12 +173,12 @@ def _longer(entry: Entry | None, kind: Kind | None, value: Node) -> Node:
 
 
 def _append(args: Sequence, key: Scalar, value: Node) -> None:
-    """Add an option or words to a list of arguments; raise Wrong if the value does not fit."""
+    """Append the option `--KEY value` to a list of arguments; raise Wrong if the value would remove one."""
     if isinstance(value, Scalar) and value.plain and value.text in ("false", "null"):
         raise wrong(value, "args is a list here, and nothing can be taken out of it", "set run.args as a whole")
     args.items.extend(option_words(key, value))
 
 
 def _key(text: str) -> Scalar:
-    """Return a scalar for a key that is in no file."""
+    """Return a key that stands in no file, for an option of the command line."""
     return Scalar(text, False, FROM_COMMAND_LINE)

@@ -1,4 +1,4 @@
-"""Collect problems of a spec with their keys, and format them."""
+"""Problems of a spec: a class for one, a collector so that all are reported at once, and their text for the user."""
 
 import difflib
 import re
@@ -20,7 +20,9 @@ N = TypeVar("N", bound=Node)
 
 
 class Problem(Struct, frozen=True):
-    """One problem at one place of a spec, with a hint."""
+    """A problem of a spec: where (`mark` and `key`; an int in the key is an index in a list), why, and a hint. `word`
+    is an unknown word and `options` the known ones, among which a near miss is looked for.
+    """
 
     mark: Mark
     reason: str
@@ -32,7 +34,9 @@ class Problem(Struct, frozen=True):
 
 
 class Wrong(Exception):
-    """Raised with the problems if a value cannot be read; without any, they were reported already."""
+    """Raised with its problems if a value cannot be read; without any if the value's problem has been reported
+    before.
+    """
 
     def __init__(self, *problems: Problem) -> None:
         super().__init__(problems)
@@ -40,24 +44,27 @@ class Wrong(Exception):
 
 
 def wrong(node: Node, reason: str, hint: str = "") -> Wrong:
-    """Return a Wrong with one problem at the node."""
+    """Return a Wrong with a single problem, at the position of `node`."""
     return Wrong(Problem(node.mark, reason, hint))
 
 
 class Gather:
-    """A collector of problems of several values, so that all are reported at once."""
+    """A collector of the problems of several values, so that all can be reported at once."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self._failed = False
 
     def add(self, problem: Problem) -> None:
-        """Add a problem to those to be reported."""
+        """Add a problem to the collected ones."""
         self._failed = True
         self.problems.append(problem)
 
     def take(self, name: str | int, parse: Callable[[N], T], node: N) -> T | None:
-        """Return `parse(node)`, or None if it raises Wrong, whose problems are then kept under `name`."""
+        """Return `parse(node)`.
+
+        If that raises Wrong, collect its problems with `name` before their keys, and return None.
+        """
         try:
             return parse(node)
         except Wrong as error:
@@ -65,21 +72,21 @@ class Gather:
             return None
 
     def blame(self, error: Wrong, *names: str | int) -> None:
-        """Add an error's problems, with `names` before their keys."""
+        """Collect an error's problems, with `names` before their keys."""
         self._failed = True
         self.problems += [replace(problem, key=(*names, *problem.key)) for problem in error.problems]
 
     def close(self) -> None:
-        """Raise Wrong with all problems if there are any."""
+        """Raise Wrong with all collected problems; do nothing if there are none."""
         if self._failed:
             raise Wrong(*self.problems)
 
 
 def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], str]) -> list[str]:
-    """Return the first 50 problems as lines, and one line that counts the rest.
+    """Return the first 50 problems as lines of text, and a line that counts the rest.
 
-    They are in the file's order, those of the command line last, each hint on its own line. `elsewhere` returns a hint
-    for a word that is known in another section, or "".
+    They are in the file's order, those of the command line last, each hint on a line of its own. `elsewhere` returns a
+    hint for a word that is known in another section, or "".
     """
     ordered = sorted(problems, key=lambda problem: (problem.mark.line == 0, problem.mark.line, problem.mark.column))
     lines: list[str] = []
@@ -92,7 +99,7 @@ def lines_of(problems: Iterable[Problem], file: str, elsewhere: Callable[[str], 
 
 
 def _where(problem: Problem, file: str) -> str:
-    """Return the place of a problem as text: file, line, column and key."""
+    """Return the position of a problem as text: file, line, column and key; `--set KEY` for one of the command line."""
     key = "".join(f"[{name}]" if isinstance(name, int) else f".{shown_key(name)}" for name in problem.key)
     if problem.mark == FROM_COMMAND_LINE:
         return f"--set {key.lstrip('.') or 'spec'}"
@@ -100,8 +107,8 @@ def _where(problem: Problem, file: str) -> str:
 
 
 def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
-    """Return a hint: the known word most like the problem's word, else what `elsewhere` returns for that word, else a
-    list of the known words.
+    """Return a hint for an unknown word: the known word most like it, else what `elsewhere` returns, else a list of the
+    known words.
 
     Return "" if the problem has no word.
     """
@@ -118,7 +125,7 @@ def _near_miss(problem: Problem, elsewhere: Callable[[str], str]) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a piece of the user's text quoted, on one line and shortened."""
+    """Return a piece of the user's text for a message: quoted, on one line, and shortened."""
     short = text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
     return "'" + printable(short) + "'"
 
@@ -129,12 +136,12 @@ def shown_key(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters, so that it is safe to print on a terminal."""
+    """Return the text with control characters escaped, so that it is safe to print on a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def got(node: Node) -> str:
-    """Return a description of a node, as in "got a list"."""
+    """Return what a node is, to be put after "got" in a message: a list, a mapping, its quoted text, or "nothing"."""
     if isinstance(node, Scalar):
         return "nothing" if node.is_null else shown(node.text)
     return "a list" if isinstance(node, Sequence) else "a mapping"

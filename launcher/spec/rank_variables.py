@@ -1,8 +1,6 @@
-"""The environment variables that tell a process its rank, the number of ranks, and the address of the first one.
-
-A rank gets only the launcher's own values of these: those left by another launcher, or by the batch system's step,
-would mislead it. Everything else in the environment of a cluster's job is passed on to ranks. `launch help environment`
-shows this table to users.
+"""The environment variables that tell a process its rank, the number of ranks, and the address of rank 0. A rank gets
+only the launcher's own values of these, because those left by another launcher or by a batch system would mislead it.
+All other variables of a job are passed on to ranks.
 """
 
 import re
@@ -47,5 +45,5 @@ _MISLEADS = re.compile(EXPRESSION, re.DOTALL)
 
 
 def misleads(name: str) -> bool:
-    """Return whether a rank gets this variable only from the launcher, or not at all."""
+    """Return whether the variable is one that a rank must not inherit: it gets the launcher's own value, or none."""
     return _MISLEADS.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Read a spec from its file, with the overrides of the command line; all problems are reported at once."""
+"""Read a spec from its file, apply the overrides of the command line, and report all problems at once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from launcher.spec.yaml_text import read_text
 def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
     """Return the spec in the file with the overrides applied; raise BadInput with every problem.
 
-    `job` is the table of options.
+    `overrides` are texts such as `resources.nodes=2`, and `job` is the table of options.
     """
     file = printable(str(path))
     try:
@@ -31,7 +31,7 @@ def read_spec(path: Path, overrides: Sequence[str] = (), job: Section = JOB) -> 
 def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section = JOB) -> JobSpec:
     """Return the spec in the text with the overrides applied; raise BadInput with every problem.
 
-    `file` is its name for messages.
+    `file` is the name that messages give the text, and `job` the table of options.
     """
     read = read_tree(text)
     problems = list(read.problems)
@@ -58,13 +58,16 @@ def parse_spec(text: str, file: str, overrides: Sequence[str] = (), job: Section
 
 
 def steps_of(root: Node | None) -> Node | None:
-    """Return the node at `steps`, or None for the spec of a single job."""
+    """Return the value of `steps` in the tree, or None for the spec of a single job."""
     entry = root.entries.get("steps") if isinstance(root, Mapping) else None
     return None if entry is None or (isinstance(entry.value, Scalar) and entry.value.is_null) else entry.value
 
 
 def position(text: str, key: str) -> tuple[int, int]:
-    """Return (line, column) of the option at a key path such as run.script, or of the part that would contain it."""
+    """Return (line, column) of the option at a key path such as run.script.
+
+    If it is not written, the position is that of the innermost section which would contain it.
+    """
     node = read_tree(text).root
     line, column = 1, 1
     for name in key.split("."):
@@ -78,8 +81,9 @@ def position(text: str, key: str) -> tuple[int, int]:
 
 
 def written_at(text: str, overrides: Sequence[str], key: str) -> Scalar | None:
-    """Return the single value written at a key such as run.args.model, or None if there is none; the spec must be
-    readable.
+    """Return the scalar that is written at a key such as run.args.model, in the file or an override.
+
+    Return None if it is not written, or is no scalar. The spec must be readable.
     """
     root = read_tree(text).root
     if not isinstance(root, Mapping):
@@ -102,7 +106,7 @@ _KNOWN_AS = {
 
 
 def elsewhere_of(word: str) -> str:
-    """Return a hint for a key that belongs in another section or has another name in this one, or ""."""
+    """Return a hint if the word is a key of another section, or another launcher's name for an option, else ""."""
     if word in _KNOWN_AS:
         return f"did you mean {_KNOWN_AS[word]}?"
     for field in JOB.options:

@@ -1,6 +1,5 @@
-"""Read a file with `roles:` as the spec of its main role, which contains those of the others.
-
-All problems are reported at once.
+"""Read a file with `roles:`, several programs of one run, as the spec of its main role, which contains those of the
+others. Each role's spec is the options common to all, overridden by its own. All problems are reported at once.
 """
 
 from collections.abc import Iterator
@@ -22,12 +21,15 @@ _KEY = "roles"
 
 
 def has_roles(root: Node | None) -> bool:
-    """Return whether the tree has `roles`."""
+    """Return whether the root of the tree has the key `roles`."""
     return isinstance(root, Mapping) and _KEY in root.entries
 
 
 def parse_roles(root: Mapping, job: Section) -> JobSpec:
-    """Return the spec of a run with roles; raise Wrong with every problem."""
+    """Return the spec of a run with roles; raise Wrong with every problem.
+
+    It is the spec of the main role, or of the first if none is main, with the others in `roles`.
+    """
     # In a pool spares are the run's, whose roles have more nodes together: the plan knows what each place can do.
     job = replace(job, checks=tuple(check for check in job.checks if check is not spares_need_nodes))
     gather = Gather()
@@ -40,11 +42,11 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
     )
     gather = Gather()
     specs = {name: gather.take(name, partial(_spec_of, root, job, name), root) for name in names}
-    problems = [*of_table, *(_of_one_or_all(root, problem) for problem in gather.problems)]
-    problems += _among(root, roles) if roles is not None else ()
-    problems += _of_ports(root, roles) if roles is not None else ()
-    problems += _on_the_same_nodes(root, roles, specs) if roles is not None else ()
-    problems += _of_ranks_alone(root, roles, specs) if roles is not None else ()
+    problems = [*of_table, *(_with_full_key(root, problem) for problem in gather.problems)]
+    problems += _relation_problems(root, roles) if roles is not None else ()
+    problems += _port_problems(root, roles) if roles is not None else ()
+    problems += _colocation_problems(root, roles, specs) if roles is not None else ()
+    problems += _problems_of_lone_ranks(root, roles, specs) if roles is not None else ()
     if problems or roles is None:
         raise Wrong(*dict.fromkeys(problems))
     own = _own_role(root)
@@ -55,8 +57,10 @@ def parse_roles(root: Mapping, job: Section) -> JobSpec:
     return replace(spec, roles=whole)
 
 
-def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """Yield a problem for each wrong relation between the roles."""
+def _relation_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
+    """Yield a problem for each wrong relation between roles: several main ones, unknown names, cycles in `after` or
+    `follows`.
+    """
     mains = [name for name, role in roles.items() if role.main]
     whole = root.entries[_KEY].key.mark
     serves = next((name for name, role in roles.items() if role.ready and (role.ready.port or role.ready.path)), None)
@@ -97,10 +101,10 @@ def _among(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
             yield Problem(_mark(root, around[0], word), f"{reason}: {told}", hint, (_KEY, around[0], word))
 
 
-def _on_the_same_nodes(
+def _colocation_problems(
     root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]
 ) -> Iterator[Problem]:
-    """Yield a problem for each role that cannot be on the nodes of another as the spec asks."""
+    """Yield a problem for each role whose `colocate` names a role on whose nodes it cannot be."""
     for name, role in roles.items():
         other, key, mark = role.colocate, (_KEY, name, "colocate"), _mark(root, name, "colocate")
         if other is None:
@@ -119,9 +123,11 @@ def _on_the_same_nodes(
             yield Problem(mark, f"{other} has fewer nodes than {name}", hint, key)
 
 
-def _of_ranks_alone(root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]) -> Iterator[Problem]:
-    """Yield a problem for each option that has no meaning for a role whose ranks restart alone: each rank is on one
-    node, and comes back there.
+def _problems_of_lone_ranks(
+    root: Mapping, roles: Values[str, Role], specs: Values[str, JobSpec | None]
+) -> Iterator[Problem]:
+    """Yield a problem if a role whose ranks restart alone has a range of nodes or spares, which have no meaning for
+    it.
     """
     for name, role in roles.items():
         spec, own = specs.get(name), _own(root, name)
@@ -139,7 +145,7 @@ def _of_ranks_alone(root: Mapping, roles: Values[str, Role], specs: Values[str, 
 
 
 def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
-    """Return the spec of one role; raise Wrong, with keys as in the spec of a single job."""
+    """Return the spec of the role `name`; raise Wrong, whose keys begin within the role, such as run.script."""
     allowed, own, gather = role_section(job), _own(root, name), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all roles", f"write {key.text} beside `roles`", (key.text,))
@@ -149,21 +155,23 @@ def _spec_of(root: Mapping, job: Section, name: str, _: Node) -> JobSpec:
     mine = {key: entry for key, entry in own.entries.items() if key in job.by_key}
     spec: JobSpec = job.parse(merged(Mapping(common, root.mark), Mapping(mine, own.mark)))
     if not _is_main(own):
-        spec = replace(spec, recovery=_of_a_helper(spec.recovery, own, root))
+        spec = replace(spec, recovery=_side_role_recovery(spec.recovery, own, root))
     return spec
 
 
-def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the key under which the user finds it: in the role, or in the part common to all
-    roles.
+def _with_full_key(root: Mapping, problem: Problem) -> Problem:
+    """Return the problem with the full key at which the user wrote the option: below `roles.NAME`, or beside
+    `roles`.
     """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
     return replace(problem, key=tuple(key) if above else (_KEY, name, *key))
 
 
-def _of_ports(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
-    """Yield a problem for each wrong name of a port."""
+def _port_problems(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
+    """Yield a problem for a port that a role does not have, and for one whose variable would be that of another
+    role.
+    """
     for name, role in roles.items():
         port = role.ready.port if role.ready is not None else False
         if isinstance(port, str) and port not in role.ports:
@@ -175,24 +183,22 @@ def _of_ports(root: Mapping, roles: Values[str, Role]) -> Iterator[Problem]:
 
 
 def _own_role(root: Mapping) -> str:
-    """Return the role whose plan and records are the run's own: the main one, or the first if no role is the
-    main one.
-    """
+    """Return the role whose plan and records are the run's own: the main one, or the first if none is main."""
     table = root.entries[_KEY].value
     names = [entry.key.text for entry in table] if isinstance(table, Mapping) else []
     return next((name for name in names if _is_main(_own(root, name))), names[0] if names else "")
 
 
 def _is_main(own: Mapping) -> bool:
-    """Return whether the role is the main one."""
+    """Return whether a role's options say `main: true`."""
     entry = own.find("main")
     return entry is not None and isinstance(entry.value, Scalar) and entry.value.text == "true"
 
 
-def _of_a_helper(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
-    """Return the recovery options of a role beside the main one: by default without limits on hangs and progress.
+def _side_role_recovery(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
+    """Return the recovery options of a side role: by default without limits on hangs and progress.
 
-    Such programs wait for requests and make no steps, so silence is no hang.
+    Its ranks wait for requests and make no steps, so that silence is no hang.
     """
     said = {key for tree in (own, root) for key in ("hang_after", "no_progress") if tree.find("recovery", key)}
     if "hang_after" not in said:
@@ -201,12 +207,12 @@ def _of_a_helper(recovery: Recovery, own: Mapping, root: Mapping) -> Recovery:
 
 
 def _own(root: Mapping, name: str) -> Mapping:
-    """Return the options that are written in the role itself."""
+    """Return the options that are written in the role `name`, without those beside `roles`."""
     entry = root.find(_KEY, name)
     return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
 
 
 def _mark(root: Mapping, name: str, key: str) -> Mark:
-    """Return the position of a role's option."""
+    """Return the position of a role's option, or of the whole file if it is not written."""
     entry = root.find(_KEY, name, key)
     return entry.value.mark if entry is not None else root.mark

@@ -1,4 +1,4 @@
-"""The options of `sweep`: many runs of one spec, and how the values that differ are chosen."""
+"""The options of `sweep`: many runs of one spec, and how the options in which they differ are chosen."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping as Values
@@ -21,7 +21,7 @@ _UNLIMITED = WordOr("unlimited", Integer(1, 1_000_000), ("infinite", "never", "n
 
 
 class SearchOrFile(Leaf, frozen=True):
-    """A way to search, such as `random`, or the path of a file with points."""
+    """A way to search, such as `random`, or the path of a CSV file with the points to try."""
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""
@@ -42,7 +42,9 @@ class SearchOrFile(Leaf, frozen=True):
 
 
 def _search_as_option(sweep: Mapping) -> Problem | None:
-    """Return a problem for `sweep: {grid: ...}`, the form that other tools have, or None if it is not written so."""
+    """Return a problem if the way to search is written as an option (`sweep: {grid: ...}`), as other tools have it,
+    else None.
+    """
     named = next((entry.key for key, entry in sweep.entries.items() if key in SEARCHES), None)
     if named is None:
         return None
@@ -52,7 +54,7 @@ def _search_as_option(sweep: Mapping) -> Problem | None:
 
 
 def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem if a search that never ends by itself lacks a number of trials."""
+    """Yield a problem if a search without an end of its own has no number of trials, and if the search has no space."""
     search = values.get("search", "tpe")
     if search in _ENDLESS and "trials" not in sweep.entries:
         named = search if "search" in sweep.entries else f"search is {search} by default, which"
@@ -62,7 +64,9 @@ def _needs_trials(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]
 
 
 def _space_fits(sweep: Mapping, values: Values[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for a choice that a grid cannot have, and for a condition on an option chosen later."""
+    """Yield a problem for a choice without values that a grid could go through, and for a condition on an option chosen
+    later.
+    """
     space: Values[str, Dimension] = values.get("space") or {}
     written = sweep.find("space")
     entries = written.value.entries if written is not None and isinstance(written.value, Mapping) else {}

@@ -1,4 +1,6 @@
-"""The text of a spec as a small tree; values stay text, whose meaning depends on the option."""
+"""The tree of a spec's YAML. Values stay text, because their meaning depends on the option; each node has its
+position.
+"""
 
 from collections.abc import Iterator
 
@@ -6,7 +8,7 @@ from msgspec import Struct
 
 
 class Mark(Struct, frozen=True):
-    """A place in the file, counted from 1; line 0 is the command line."""
+    """A position in the file: line and column, counted from 1; line 0 is the command line."""
 
     line: int
     column: int
@@ -16,7 +18,7 @@ FROM_COMMAND_LINE = Mark(0, 0)
 
 
 class Scalar(Struct, frozen=True):
-    """A single value of a spec, kept as text."""
+    """A single value of a spec, as text; `plain` if it was written without quotes."""
 
     text: str
     plain: bool  # written without quotes
@@ -24,32 +26,32 @@ class Scalar(Struct, frozen=True):
 
     @property
     def is_null(self) -> bool:
-        """Return whether nothing is written, or a YAML null."""
+        """Whether nothing is written, or a YAML null."""
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
 class Sequence(Struct, frozen=True):
-    """A YAML list."""
+    """A list of a spec."""
 
     items: "list[Node]"
     mark: Mark
 
 
 class Entry(Struct, frozen=True):
-    """A key of a mapping with its value."""
+    """A key of a mapping and its value."""
 
     key: Scalar
     value: "Node"
 
 
 class Mapping(Struct, frozen=True):
-    """A YAML mapping; its keys are unique, as the reader drops a second entry of a key with a problem."""
+    """A mapping of a spec, by key; keys are unique, because the reader reports and drops a second entry."""
 
     entries: dict[str, Entry]
     mark: Mark
 
     def find(self, *keys: str) -> Entry | None:
-        """Return the entry at a path of keys, or None if there is none."""
+        """Return the entry at a path of keys, or None if there is no such entry."""
         node: Node = self
         entry = None
         for key in keys:
@@ -64,7 +66,7 @@ class Mapping(Struct, frozen=True):
 
 
 class Unusable(Struct, frozen=True):
-    """A place in the tree whose problem was reported already, so that no reader reports it again."""
+    """A node whose problem was reported when the YAML was read, so that no kind of value reports it again."""
 
     mark: Mark
 

@@ -1,4 +1,4 @@
-"""Write a spec that a program has made, as a dict or an object with such fields, as the text that is read and kept."""
+"""Convert a spec that a program has made, a dict or an object with such fields, to the text that is read and stored."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from launcher.errors import BadInput
 
 
 def written(spec: object) -> str:
-    """Return a spec as JSON, which is YAML too; fields that are None are left out and so have their defaults.
+    """Return a spec as JSON, which is valid YAML. Fields that are None are left out and so have their defaults.
 
     Raise BadInput for anything but a mapping, and for values that no spec can have.
     """
@@ -25,8 +25,10 @@ def written(spec: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Return a plain value for a path, a mapping of another kind, or a number of an array; raise TypeError for other
-    values.
+    """Return a value that msgspec cannot convert as plain data: a path, a mapping of another type, or a number of an
+    array.
+
+    Raise TypeError for all other values.
     """
     if hasattr(value, "__fspath__"):
         return value.__fspath__()
@@ -38,7 +40,7 @@ def _plain(value: Any) -> object:
 
 
 def _without_none(value: Any) -> Any:
-    """Return the value without entries that are None."""
+    """Return the value without the entries that are None, at every depth."""
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return [*map(_without_none, value)] if isinstance(value, list) else value

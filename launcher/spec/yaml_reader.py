@@ -1,5 +1,5 @@
-"""Read YAML text into a tree from PyYAML's events: without recursion or guessed types, and with limits on depth and
-size.
+"""Read YAML text into a tree from PyYAML's events, without recursion and without guessing types; depth and size are
+limited.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,9 @@ LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
 class _Open(Struct):
-    """A list or mapping that is still open."""
+    """A list or mapping whose end has not been reached. `key` is the key whose value comes next; `spoiled` if it had a
+    key that is no scalar.
+    """
 
     node: Sequence | Mapping
     key: Scalar | Unusable | None = None
@@ -54,7 +56,9 @@ class _Open(Struct):
 
 
 class _Builder(Struct):
-    """A builder of the tree from parser events, which also collects problems."""
+    """A builder of the tree from parser events. `at` is the position of everything in a text that comes from no file;
+    `stack` has the open lists and mappings, and `nodes` counts values.
+    """
 
     at: Mark | None
     root: Node | None = None
@@ -73,7 +77,7 @@ class _Builder(Struct):
             raise Wrong(Problem(self._mark(event), "a second document begins here", hint, ("yaml",)))
 
     def _node(self, event: yaml.NodeEvent) -> None:
-        """Add a scalar, or open a list or mapping."""
+        """Add a scalar or an alias to the tree, or open a list or mapping."""
         mark = self._mark(event)
         self.nodes += 1
         if self.nodes > MAX_NODES:
@@ -92,18 +96,20 @@ class _Builder(Struct):
         return None
 
     def _refuse_decoration(self, event: yaml.NodeEvent, mark: Mark) -> None:
-        """Note a problem for an anchor or a tag."""
+        """Add a problem for an anchor or a tag, which a spec cannot have."""
         if event.anchor is not None:
             self._say(mark, "an anchor, which a spec cannot have", "leave it out, or quote text that begins with &")
         if getattr(event, "tag", None) is not None:
             self._say(mark, "a tag, which a spec cannot have", "leave it out, or quote text that begins with !")
 
     def _close(self, level: _Open) -> None:
-        """Close the innermost list or mapping; one with an unreadable key, as in {{ this }}, becomes Unusable."""
+        """Add a finished list or mapping to the tree; one that had an unreadable key, as in {{ this }}, becomes
+        Unusable.
+        """
         self._add(Unusable(level.node.mark) if level.spoiled and self.stack else level.node)
 
     def _add(self, node: Node) -> None:
-        """Add a node to the innermost open list or mapping."""
+        """Add a node to the innermost open list or mapping, as an item, a key or a value."""
         if not self.stack:
             self.root = node
             return
@@ -118,7 +124,7 @@ class _Builder(Struct):
             parent.key = None
 
     def _key(self, mapping: Mapping, node: Node) -> Scalar | Unusable:
-        """Return a node as a key of the mapping; note a problem if it cannot be one."""
+        """Return a node as a key of the mapping; add a problem if it is no scalar, a merge key, or a duplicate."""
         if not isinstance(node, Scalar):
             if not isinstance(node, Unusable):
                 self._say(node.mark, "a list or mapping as a key", "quote text that begins with { or [")
@@ -134,9 +140,7 @@ class _Builder(Struct):
         return node
 
     def _path(self) -> tuple[str | int, ...]:
-        """Return the keys from the root to the innermost open list or mapping, or to the value that its key
-        waits for.
-        """
+        """Return the path of keys to the position at which the next node will be added."""
         names: list[str | int] = []
         for level in self.stack:
             if isinstance(level.node, Sequence):
@@ -146,7 +150,7 @@ class _Builder(Struct):
         return tuple(names)
 
     def _say(self, mark: Mark, reason: str, hint: str) -> None:
-        """Add a problem at the innermost open list or mapping."""
+        """Add a problem whose key is the path to the present position."""
         self.problems.append(Problem(mark, reason, hint, self._path() or ("yaml",)))
 
     def _mark(self, event: yaml.Event) -> Mark:
@@ -158,15 +162,15 @@ class _Builder(Struct):
 
 
 class Read(Struct, frozen=True):
-    """The tree of a text and its problems; `root` is None if the text cannot be used."""
+    """The tree of a text and its problems. `root` is None if the text is empty or no YAML."""
 
     root: Node | None
     problems: list[Problem]
 
 
 class _TooDeep(Exception):
-    """Raised for nesting that is too deep: libyaml reads ahead, and met a thousand nested lists before it returned the
-    first.
+    """Raised for nesting so deep that libyaml itself gives up; `index` is the character at which the innermost list
+    begins.
     """
 
     def __init__(self, index: int) -> None:
@@ -175,7 +179,10 @@ class _TooDeep(Exception):
 
 
 def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) -> Read:
-    """Return the tree of one document; `at` is used as the position of everything in a text that comes from no file."""
+    """Return the tree of one YAML document, and its problems.
+
+    With `at`, everything in it has that position, for a text that comes from no file. `loader` is PyYAML's.
+    """
     text = text.replace("\r\n", "\n")
     builder = _Builder(at)
     try:
@@ -192,7 +199,7 @@ def read_tree(text: str, *, at: Mark | None = None, loader: type[Any] = LOADER) 
 
 
 def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
-    """Yield PyYAML's events; raise yaml.YAMLError for invalid YAML."""
+    """Yield PyYAML's events; raise Wrong, with the place and the reason, for invalid YAML."""
     events = yaml.parse(text, Loader=loader)
     while True:
         try:
@@ -208,7 +215,7 @@ def _events(text: str, loader: type[Any]) -> Iterator[yaml.Event]:
 
 
 def problem_of(error: Exception, text: str) -> Problem:
-    """Return the problem that says where and why the text is not valid YAML."""
+    """Return the problem that says where and why the text is not valid YAML, given PyYAML's error."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         # The Python parser lets int() and chr() speak for themselves.
         return Problem(Mark(1, 1), "not valid YAML: an escape or a number out of range", key=("yaml",))

@@ -20,15 +20,19 @@ _IN_LINE = re.compile(f"[{_INVISIBLE}\t\n]")
 
 
 def control_character(text: str, *, lines: bool) -> str | None:
-    """Return the name of the first control character in a value, or None if it has none; with `lines`, newlines and
-    tabs are allowed.
+    """Return the name of the first control character in a value, or None if it has none.
+
+    With `lines`, line breaks and tabs are allowed.
     """
     found = (_IN_LINES if lines else _IN_LINE).search(text)
     return None if found is None else _name(found.group())
 
 
 def read_text(path: Path, file: str) -> str:
-    """Return the file's text; raise BadInput if it cannot be read, Wrong if it is not UTF-8."""
+    """Return the file's text.
+
+    Raise BadInput if it cannot be read, and Wrong if it is not UTF-8 or too long; `file` is its name in messages.
+    """
     try:
         # Looked at first: opening a pipe would wait for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -47,7 +51,7 @@ def read_text(path: Path, file: str) -> str:
 
 
 def check_text(text: str) -> list[Problem]:
-    """Return a problem for each character that the text may not have."""
+    """Return a problem for each control character in the text, or one for a byte order mark or for its length."""
     if text.startswith("\ufeff"):
         hint = "save it as UTF-8 without a byte order mark"
         return [Problem(Mark(1, 1), "begins with a byte order mark", hint, ("yaml",))]
@@ -62,12 +66,12 @@ def check_text(text: str) -> list[Problem]:
 
 
 def _not_utf8(data: bytes, start: int) -> Problem:
-    """Return the problem of a byte that is not UTF-8."""
+    """Return the problem that the byte at `start` is not UTF-8."""
     line_start = data.rfind(b"\n", 0, start) + 1
     mark = Mark(data.count(b"\n", 0, start) + 1, len(data[line_start:start].decode()) + 1)
     return Problem(mark, f"not UTF-8: byte 0x{data[start]:02x}", "save it as UTF-8", ("yaml",))
 
 
 def _name(char: str) -> str:
-    """Return the name of a control character."""
+    """Return the name of a control character, or its escape sequence."""
     return {"\t": "tab", "\n": "line break", "\r": "carriage return"}.get(char, printable(char))

@@ -1,4 +1,6 @@
-"""Describe a run by its spec, git and the user: arguments, description, commit, name, tags, note."""
+"""Describe a run: its arguments, its description, the git commit of its code, and the name, tags and note that its user
+gave it.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,9 +15,9 @@ from launcher.run.records import Labels, Origin
 
 
 class About(msgspec.Struct, frozen=True):
-    """A run's arguments, description and commit, and the labels that users gave it.
-
-    `launch status --json` prints it.
+    """What `launch status --json` prints about a run: arguments, description, commit, and labels that users gave it.
+    `command` is set instead of `args` for a shell command; `dirty` tells whether files differed from the commit (None:
+    no commit is known); `called` is the name that a user gave the run.
     """
 
     args: tuple[str, ...] = ()
@@ -29,13 +31,13 @@ class About(msgspec.Struct, frozen=True):
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    """The description in plan.json."""
+    """The user's description, as plan.json has it."""
 
     description: str = ""
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """The program in plan.json."""
+    """The program to run, as plan.json has it."""
 
     kind: str = ""
     target: str = ""
@@ -43,14 +45,14 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """The part of plan.json that users have written."""
+    """The part of plan.json whose text the user has written: description and program."""
 
     spec: _Spec
     entry: _Entry
 
 
 def about(run: RunDir, attempt: int) -> About:
-    """Return the description of a run, as far as it can be read; the arguments are those of attempt number
+    """Return the description of a run as far as its files can be read, with the arguments of attempt number
     `attempt`.
     """
     words = None
@@ -78,10 +80,9 @@ def labels(run: RunDir) -> Labels:
 
 
 def argument(args: Sequence[str], name: str) -> str | None:
-    """Return the value of an option: `0.1` for `--lr 0.1` or `--lr=0.1`, `true` for a bare one, or None if it is
-    absent.
+    """Return the value of an option of a program: `0.1` for `--lr 0.1` or `--lr=0.1`, `true` for a bare `--lr`.
 
-    The last one counts.
+    Return None if it is absent. If it is given twice, the last value counts.
     """
     wanted = name.replace("_", "-")
     given = options_in(args).items()
@@ -89,7 +90,10 @@ def argument(args: Sequence[str], name: str) -> str | None:
 
 
 def options_in(args: Sequence[str]) -> dict[str, str]:
-    """Return the value of each option by its name; an argument that belongs to no option is named by its position."""
+    """Return {option: value} of a program's arguments, such as `--lr`: `0.1`.
+
+    An option without a value has `true`; an argument that belongs to no option is called `word 1`, `word 2` and so on.
+    """
     found: dict[str, str] = {}
     option, places = "", 0
     for word in args:
@@ -106,7 +110,7 @@ def options_in(args: Sequence[str]) -> dict[str, str]:
 
 
 def _is_number(word: str) -> bool:
-    """Return whether the word is a number."""
+    """Return whether the word is a number, and so no option even if it begins with a dash."""
     try:
         float(word)
     except ValueError:

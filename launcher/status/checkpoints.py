@@ -1,6 +1,5 @@
-"""List the trainer's committed checkpoints of a run, and whether they are whole; nothing is executed.
-
-The format of a checkpoint is known only to trainer/checkpoint_files.
+"""List the trainer's committed checkpoints of a run, and whether their bytes are complete; nothing in them is executed.
+Their format is defined in trainer/checkpoint_files.
 """
 
 import contextlib
@@ -23,7 +22,10 @@ from trainer.errors import CheckpointDamaged
 
 
 class Condition(StrEnum):
-    """The condition of a checkpoint's bytes."""
+    """Whether the bytes of a checkpoint are all there: OK by names and sizes, VERIFIED by checksums of every byte,
+    PARTIAL if some files are on other disks, DAMAGED if a start would not load it, SET_ASIDE if a start has found it
+    damaged and renamed it.
+    """
 
     OK = "ok"  # the manifest is sound, and the names and sizes of all files are those that it lists
     VERIFIED = "verified"  # and so is every byte
@@ -33,7 +35,10 @@ class Condition(StrEnum):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One row of `launch checkpoints`, in the form that its --json prints."""
+    """One row of `launch checkpoints`, in the form that its --json prints. `kind` is step, or best for one selected by
+    a monitored value; `reason` says why it is not complete; `finite` tells whether each weight is a number; None where
+    the manifest cannot be read.
+    """
 
     step: int
     kind: Kind  # step: what starts go on from; best: kept apart by a monitored value
@@ -50,7 +55,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The checkpoints of a run, as their folders' names show them."""
+    """The checkpoints of a run, as the names of their folders show: the steps that a start can load, and how many best
+    ones and damaged, renamed ones there are.
+    """
 
     steps: tuple[int, ...]  # that a start could go on from, oldest first
     best: int
@@ -58,12 +65,12 @@ class Kept:
 
 
 def by_script(step: int) -> str:
-    """Return the text that every page shows for a checkpoint that a script saves in its own format."""
+    """Return the text that stands for a checkpoint which the script has saved in its own format."""
     return f"step {step}, saved by the script itself"
 
 
 def kept(run: RunDir) -> Kept:
-    """Return the checkpoints that a listing of the folders shows."""
+    """Return the run's checkpoints as a listing of the folders shows them, without opening any."""
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
     steps = tuple(sorted(entry.step for entry in committed if entry.kind == "step"))
@@ -71,9 +78,9 @@ def kept(run: RunDir) -> Kept:
 
 
 def checkpoints(run: RunDir, *, verify: bool = False) -> Iterator[Checkpoint]:
-    """Yield the newest checkpoints first, then the best ones, then damaged ones that were renamed.
+    """Yield the checkpoints: the newest first, then the best ones, then damaged ones that a start has renamed.
 
-    Each is read when it is yielded; with `verify` all its bytes are compared.
+    Each is read only when it is yielded; with `verify`, all its bytes are compared with their checksums.
     """
     folders = checkpoint_folders(run)
     committed = [entry for folder in folders for entry in _committed(folder)]
@@ -109,12 +116,16 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 def checkpoint_folder(run: RunDir) -> Path:
-    """Return the checkpoint directory of the newest attempt."""
+    """Return the checkpoint directory of the run's newest attempt."""
     return run.path / _plan(run).spec.checkpoint.dir
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """Return the checkpoint directory, and the one beside the script that `Checkpointer("checkpoints")` would use."""
+    """Return the run's checkpoint directory and, if the workdir is in the frozen code, the directory of that name in
+    it.
+
+    A script that calls `Checkpointer("checkpoints")` itself saves in the latter.
+    """
     plan = _plan(run)
     beside = Path(plan.workdir, plan.spec.checkpoint.dir)
     inside = plan.workdir and not beside.is_absolute() and ".." not in beside.parts
@@ -128,15 +139,14 @@ def _plan(run: RunDir) -> _Plan:
 
 
 def _newest_steps_first(entry: Entry) -> tuple[bool, int]:
-    """Return (whether it is a best one, minus its step), a sort key that puts the newest steps first and best ones
-    last.
-    """
+    """Return a sort key that puts the newest steps first and best checkpoints last."""
     return entry.kind == "best", -entry.step
 
 
 def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
-    """Return a checkpoint with its condition, or None if it was pruned meanwhile; with `verify` all its bytes are
-    compared.
+    """Return a checkpoint with its condition, or None if it has been deleted since it was listed.
+
+    With `verify`, all its bytes are compared with their checksums.
     """
     state, reason = Condition.VERIFIED if verify else Condition.OK, ""
     found: Manifest | None
@@ -164,14 +174,14 @@ def _look(entry: Entry, *, verify: bool) -> Checkpoint | None:
 
 
 def _manifest_alone(entry: Entry) -> Manifest | None:
-    """Return the manifest of a damaged checkpoint, or None if the manifest is damaged too."""
+    """Return the manifest of a damaged checkpoint, or None if it cannot be read either."""
     with contextlib.suppress(CheckpointDamaged, OSError):
         return manifest.decode(durable.read_small(entry.path / layout.MANIFEST))
     return None
 
 
 def _reason(error: Exception, path: Path) -> str:
-    """Return what is wrong with a checkpoint, without its path, which is shown anyway."""
+    """Return what is wrong with a checkpoint as text, without the path of its folder."""
     if isinstance(error, OSError):
         where = os.path.basename(os.fsdecode(error.filename)) if error.filename is not None else ""
         return f"{where}: {error.strerror}" if where else str(error)
@@ -179,14 +189,15 @@ def _reason(error: Exception, path: Path) -> str:
 
 
 def _committed(folder: Path) -> list[Entry]:
-    """Return the checkpoints that are folders; a file of such a name is a script's own checkpoint, in an unknown
-    format.
+    """Return the trainer's committed checkpoints in a folder.
+
+    A file with the name of a checkpoint is left out: a script has saved it in its own format.
     """
     return [entry for entry in catalog.entries(folder) if entry.path.is_dir()]
 
 
 def _set_aside(folder: Path) -> list[Entry]:
-    """Return the damaged checkpoints that starts of the run have renamed, by their former names."""
+    """Return the checkpoints that starts of the run have found damaged and renamed, by their original names."""
     found = []
     for path in catalog.set_aside(folder):
         was = layout.parse_folder_name(path.name.partition("-")[2].rpartition("-")[0])  # .bad-<name>-<nonce>

@@ -1,4 +1,4 @@
-"""Compare runs: spec, arguments, environment, code and results, from local records only."""
+"""Compare runs: spec, arguments, environment, code and results, from records on this machine only."""
 
 import contextlib
 import time
@@ -30,7 +30,9 @@ Table = dict[str, tuple[Value, ...]]  # a value for each run, in their order
 
 
 class CodeComparison(msgspec.Struct, frozen=True):
-    """The difference of a run's code from that of the first run, or from its commit."""
+    """The files in which a run's code differs from that of the first run, or from its commit; `unknown` says why this
+    cannot be told.
+    """
 
     run: str
     changes: tuple[FileChange, ...] = ()
@@ -38,9 +40,9 @@ class CodeComparison(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The comparison of several runs: all results, and of everything else only the differences.
-
-    `launch compare --json` prints it.
+    """The comparison of several runs, as `launch compare --json` prints it: all results and metrics, and of everything
+    else the differences. Each row has a value for every run in order; `unnoted` are the runs whose environment is not
+    recorded here.
     """
 
     runs: tuple[str, ...]
@@ -57,7 +59,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the runs that are compared, with everything that is compared."""
+    """One of the compared runs with its facts; `figures` are summaries of its metrics, and `found` are the environments
+    of its nodes.
+    """
 
     run: RunDir
     status: RunStatus
@@ -68,7 +72,7 @@ class Side:
 
 
 def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
-    """Return the comparison of two or more runs by their newest attempts."""
+    """Return the comparison of two or more (run, status), each by its newest attempt."""
     sides = [_side(run, status) for run, status in statuses]
     now = time.time()
     return Comparison(
@@ -86,7 +90,7 @@ def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:
 
 
 def _side(run: RunDir, status: RunStatus) -> Side:
-    """Return everything that is compared of one run."""
+    """Return the facts about one run that are compared."""
     plan = None
     with contextlib.suppress(LaunchError, OSError):
         plan = read_plan(run, status.attempt)
@@ -95,7 +99,9 @@ def _side(run: RunDir, status: RunStatus) -> Side:
 
 
 def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
-    """Return the environments that nodes recorded, node by node, in the newest attempt up to `attempt` that has any."""
+    """Return the environment that each node recorded, by node, in the newest attempt up to `attempt` that recorded
+    any.
+    """
     for number in range(attempt, 0, -1):
         files = sorted(run.metrics.glob(run.environment(number, 0).name.replace(".n000.", ".n*.")))
         if found := tuple(one for file in files if (one := readable(file, Environment)) is not None):
@@ -104,25 +110,27 @@ def environments(run: RunDir, attempt: int) -> tuple[Environment, ...]:
 
 
 def _table(sides: Sequence[Side], facts: Callable[[Side], Mapping[str, Value]]) -> Table:
-    """Return the facts by name, each with one value for every run, None where a run lacks it."""
+    """Return a table of the facts that `facts` returns about each run: by name, a value for every run, None where it
+    lacks one.
+    """
     found = [facts(side) for side in sides]
     return {name: tuple(one.get(name) for one in found) for name in _names(found)}
 
 
 def _names(found: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return all names in order, each once."""
+    """Return all names in the mappings, each once, in order of appearance."""
     return [*dict.fromkeys(name for one in found for name in one)]
 
 
 def _other(table: Table) -> Table:
-    """Return those rows of the table in which not all values are equal."""
+    """Return the rows of the table whose values are not all equal."""
     return {name: values for name, values in table.items() if any(one != other for one, other in pairwise(values))}
 
 
 def _environment_other(sides: Sequence[Side]) -> Table:
     """Return the facts about the environment that differ between runs that recorded it.
 
-    For runs that did not, only the interpreter is known.
+    Of a run that recorded none, only the interpreter is compared.
     """
     found = _table(sides, _environment)
     recorded = {
@@ -133,12 +141,12 @@ def _environment_other(sides: Sequence[Side]) -> Table:
 
 
 def _metrics(sides: Sequence[Side]) -> dict[str, tuple[Figure | None, ...]]:
-    """Return each metric with its summary for every run, None where a run lacks it."""
+    """Return {metric: its summary for every run}, None where a run lacks it."""
     return {name: tuple(side.figures.get(name) for side in sides) for name in _names([side.figures for side in sides])}
 
 
 def _results(status: RunStatus, now: float) -> dict[str, Value]:
-    """Return the result of a run."""
+    """Return the result of a run by name: its state, steps, duration, restarts and the like."""
     return {
         "state": str(status.state),
         "cause": None if status.cause is None else str(status.cause),
@@ -157,7 +165,7 @@ def _results(status: RunStatus, now: float) -> dict[str, Value]:
 
 
 def _spec(side: Side) -> dict[str, Value]:
-    """Return the options of a run's spec that have a value."""
+    """Return {option: value} of a run's spec, without options that have no value."""
     if side.plan is None:
         return {}
     found = {"cluster": side.plan.cluster, **spec_values(side.plan.spec)}
@@ -165,13 +173,13 @@ def _spec(side: Side) -> dict[str, Value]:
 
 
 def spec_values(spec: JobSpec) -> dict[str, Value]:
-    """Return each option that has a value by its key, durations and sizes with their unit."""
+    """Return {option: value} of a spec, with units for durations and sizes; options without a value are left out."""
     more = ((f"{kind}.{key}", value) for kind, values in spec.plugins.items() for key, value in values.items())
     return dict(_values(JOB, spec, "")) | {name: _plain(value) for name, value in more}
 
 
 def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, Value]]:
-    """Yield the options of a section that have a value, with their keys."""
+    """Yield (key, value) for each option of a section that has a value; `path` stands before each key."""
     for field in section.options:
         name = f"{path}{field.key}"
         inner = field.kind.section if isinstance(field.kind, Shorthand) else field.kind
@@ -186,7 +194,10 @@ def _values(section: Section, values: object, path: str) -> Iterator[tuple[str, 
 
 
 def _plain(value: object, unit: str = "") -> Value:
-    """Return a number or a text as it is, anything else as JSON; a number with a unit becomes text such as `7200 s`."""
+    """Return a value for a table: numbers and texts as they are, all else as JSON.
+
+    A number with a `unit` becomes text such as `7200 s`.
+    """
     if isinstance(value, NodeRange):
         return str(value)
     if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -198,7 +209,7 @@ def _plain(value: object, unit: str = "") -> Value:
 
 
 def _environment(side: Side) -> dict[str, Value]:
-    """Return the facts about a run's environment."""
+    """Return facts about a run's environment by name: interpreter, hosts, GPUs, driver and the like."""
     first = side.found[0] if side.found else None
     facts: dict[str, Value] = {"interpreter": side.plan.entry.python if side.plan is not None else None}
     facts["hosts"] = ", ".join(dict.fromkeys(one.host for one in side.found)) or None
@@ -210,7 +221,7 @@ def _environment(side: Side) -> dict[str, Value]:
 
 
 def _packages(side: Side) -> dict[str, Value]:
-    """Return the versions of a run's installed packages by name."""
+    """Return {package: version} on the run's first node, or an empty dict if that is not recorded."""
     return {**side.found[0].packages} if side.found else {}
 
 
@@ -218,7 +229,9 @@ def _packages(side: Side) -> dict[str, Value]:
 
 
 def since_commit(run: RunDir, attempt: int) -> CodeComparison:
-    """Return how an attempt's code differs from the commit of its project at submit."""
+    """Return how the code of the run's attempt differs from the commit that was checked out when the run was
+    submitted.
+    """
     name, origin = str(run.id), readable(run.origin, Origin)
     if origin is None:
         return CodeComparison(name, unknown="no commit was known when it was submitted")
@@ -235,7 +248,7 @@ def since_commit(run: RunDir, attempt: int) -> CodeComparison:
 
 
 def _code(first: Side, other: Side) -> CodeComparison:
-    """Return how a run's code differs from the first run's."""
+    """Return how the code of `other` differs from that of the `first` run."""
     name = str(other.run.id)
     if first.plan is None or other.plan is None:
         return CodeComparison(name, unknown="its plan cannot be read")

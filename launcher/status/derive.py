@@ -1,6 +1,5 @@
-"""Derive a run's status from facts: one pure, total function without clock or disk.
-
-No failure is inferred from a file's age.
+"""Derive a run's status from the facts that were read about it: one pure, total function without clock or disk. No
+failure is inferred from a file's age.
 """
 
 import dataclasses
@@ -40,7 +39,11 @@ class Restarts(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """The status of a run, as `launch status --json` prints it."""
+    """The status of a run, as `launch status --json` prints it. `as_of` is set if the status may be out of date: when
+    it was last known to hold. `next` is the command to go on with, `avoided` are lost nodes not used for a while,
+    `safe_checkpoint` survives the loss of any one disk, `memory_copy` is the newest step whose snapshot survives the
+    loss of any one node, and `malformed` counts invalid reports of ranks.
+    """
 
     run: str
     name: str
@@ -82,12 +85,14 @@ class RunStatus(msgspec.Struct, frozen=True):
 
     @property
     def last_word(self) -> str:
-        """Return the summary of the run's last failure, or the message of its state if it had none."""
+        """The summary of the run's last failure, or the message of its state if it had none."""
         return self.failure.summary if self.failure is not None else self.message
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """The conclusion about a run's state, drawn from the facts about its newest attempt."""
+    """The conclusion about a run's state from the facts about its newest attempt. `stale`: the recorded state may not
+    hold now; `next` is the command to suggest (None: the usual one for the state).
+    """
 
     state: State
     message: str = ""
@@ -99,7 +104,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 def derive(facts: RunFacts) -> RunStatus:
-    """Return the status that these facts imply."""
+    """Return the status of the run that these facts describe."""
     verdict = _with_disk(facts, _with_stop(facts, _verdict(facts)))
     own = _own_state(facts)
     last = facts.state or _nothing(facts)
@@ -150,9 +155,10 @@ def derive(facts: RunFacts) -> RunStatus:
 
 
 def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
-    """Return the facts of a role beside the main one.
+    """Return the facts of a side role, with the cluster's answer about the whole run if the role's supervisor is
+    elsewhere.
 
-    If another machine has the run's supervisor, they get the cluster's answer about the whole run.
+    Once the whole run has ended, the role counts as cancelled with it.
     """
     if role.living.supervisor is not None:
         return role
@@ -163,14 +169,15 @@ def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> R
 
 
 def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
-    """Return the recorded nodes of a run; with `ended` each is shown as `left`."""
+    """Return the nodes in the recorded state; with `ended`, each that was in use is shown as `left`."""
     nodes = own.nodes if own is not None else ()
     return tuple(replace(node, state="left") if ended and node.state in _HERE else node for node in nodes)
 
 
 def next_command(run: str, state: State, cause: Cause | None = None, own: RunState | None = None) -> str:
-    """Return the command that a user most likely needs now: `resume` helps a run whose code fails only after a
-    correction.
+    """Return the command that a user most likely needs now, or "".
+
+    After a failure in the user's code it names what to correct before `launch resume`.
     """
     match state:
         case State.QUEUED | State.STARTING | State.RUNNING | State.REGROUPING:
@@ -188,29 +195,34 @@ def next_command(run: str, state: State, cause: Cause | None = None, own: RunSta
 
 
 def _left_out(own: RunState | None) -> str:
-    """Return the file whose absence from the frozen code made the run fail.
+    """Return the file that the run failed to find because it was not frozen.
 
-    Return "" if that is not the reason, or if a shell would not take the name unquoted.
+    Return "" if that was not the reason, or if a shell would need quotes around the name.
     """
     name = own.failure.left_out if own is not None and own.failure is not None else ""
     return name if _PLAIN.fullmatch(name) else ""
 
 
 def _place(own: RunState | None) -> str:
-    """Return where the code failed, such as `train.py:41`; a killed rank has a place only if it crashed."""
+    """Return the line of code at which the run failed, such as `train.py:41`, or "" if it is not known."""
     where = own.failure.where if own is not None and own.failure is not None else None
     return (where or "").partition(" in ")[0]
 
 
 def state_text(status: RunStatus) -> str:
-    """Return the state with its cause, such as `failed (user_error)`; a cause that equals the state is left out."""
+    """Return the state and its cause, such as `failed (user_error)`; a cause that is called like the state is left
+    out.
+    """
     if status.cause is None or status.cause.value == status.state.value:
         return str(status.state)
     return f"{status.state} ({status.cause})"
 
 
 def duration_s(status: RunStatus, now: float) -> float | None:
-    """Return the seconds from the first start to the end, or to now, or None if the start is unknown."""
+    """Return the seconds from the run's first start to its end, or to `now`.
+
+    Return None if it has not started, or if its end was not recorded.
+    """
     if status.started_at is None:
         return None
     if status.ended_at is None and (status.state.ended or status.state is State.UNKNOWN):
@@ -220,14 +232,14 @@ def duration_s(status: RunStatus, now: float) -> float | None:
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """Return the exit code with which `wait` and `--follow` end, which is the run's."""
+    """Return the exit code of the run, with which `launch wait` exits; for a run without one, that of its state."""
     if status.exit_code is not None:
         return status.exit_code
     return Exit.OK if status.state is State.SUCCEEDED else Exit.LAUNCHER_FAULT
 
 
 def _verdict(facts: RunFacts) -> _Verdict:
-    """Return the verdict from the facts."""
+    """Return the conclusion about the run's state."""
     own = _own_state(facts)
     if facts.settling:
         return _recorded_verdict(own)
@@ -256,7 +268,7 @@ def _verdict(facts: RunFacts) -> _Verdict:
 
 
 def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
-    """Return the verdict on an attempt that has ended: the run has too, unless another attempt follows."""
+    """Return the conclusion from the recorded end of an attempt: the run has ended, or another attempt follows."""
     if end.state.ended:
         return _Verdict(end.state, end.message, end.cause, end.exit_code, end.ended_at)
     if end.state is not State.QUEUED:
@@ -274,7 +286,9 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
 
 
 def _cluster_verdict(facts: RunFacts, word: ClusterAnswer) -> _Verdict:
-    """Return the verdict from the cluster's answer about the job, because no record of the run says how it ended."""
+    """Return the conclusion from the cluster's answer about the run's job, if no record of the run tells how it
+    ended.
+    """
     own, end = _own_state(facts), facts.end
     cause = end.cause if end is not None else None
     if word.silent:
@@ -307,31 +321,32 @@ def _cluster_verdict(facts: RunFacts, word: ClusterAnswer) -> _Verdict:
 
 
 def _avoids(facts: RunFacts) -> str:
-    """Return as text which nodes a waiting job must avoid for now."""
+    """Return text that names the nodes that a waiting job avoids, and until when; "" if there are none."""
     times = [f"{one.host} until {time.strftime('%H:%M', time.localtime(one.until))}" for one in facts.avoided]
     return f"it avoids {', '.join(times)}" if times else ""
 
 
 def _who(word: ClusterAnswer) -> str:
-    """Return as text who gave the cluster's answer."""
+    """Return the name of the program that gave the answer, such as squeue, or "the cluster"."""
     return word.said_by or "the cluster"
 
 
 def _last_seen(word: ClusterAnswer, own: RunState | None) -> str:
-    """Return as text when the job was last seen, and in which state."""
+    """Return text that says when, and in which state, the job was last seen."""
     if own is not None and own.updated_at >= word.at:
         return f"last seen {own.state.upper()} at {local_time(own.updated_at)}"
     return f"last seen {word.word or word.phase.upper()} at {local_time(word.at)}" if word.at else "never seen"
 
 
 def local_time(at: float) -> str:
-    """Return a Unix time as a date and time."""
+    """Return a Unix time as date and time in this machine's time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _recorded_verdict(own: RunState | None) -> _Verdict:
-    """Return the coordinator's last state as the verdict, because the run's supervisor is alive; STARTING before the
-    first record.
+    """Return the conclusion that the coordinator's newest recorded state holds.
+
+    Without such a record the run is starting.
     """
     if own is None:
         return _Verdict(State.STARTING, "starting agents")
@@ -339,7 +354,7 @@ def _recorded_verdict(own: RunState | None) -> _Verdict:
 
 
 def _without_supervisor(facts: RunFacts, own: RunState | None) -> _Verdict:
-    """Return the verdict on a run whose supervisor is dead while other processes of the run live."""
+    """Return the conclusion about a run whose supervisor is dead while other processes of the run are alive."""
     if facts.living.coordinator:
         said = _recorded_verdict(own)
         warning = "its supervisor is gone: the run goes on, but no further attempt would follow"
@@ -353,7 +368,9 @@ def _without_supervisor(facts: RunFacts, own: RunState | None) -> _Verdict:
 
 
 def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
-    """Return the verdict on a run whose processes are on another machine, where this one cannot check them."""
+    """Return the conclusion that the state is unknown, because the run's processes are on a machine that cannot be
+    checked from here.
+    """
     supervisor = facts.handle.supervisor if facts.handle is not None else None
     host = (
         supervisor.host if supervisor is not None else facts.intent.created_by.host if facts.intent is not None else "?"
@@ -365,17 +382,17 @@ def _elsewhere(facts: RunFacts, own: RunState | None) -> _Verdict:
 
 
 def _lost(message: str) -> _Verdict:
-    """Return the verdict that the run is lost."""
+    """Return the conclusion that the run is lost, with this message."""
     return _Verdict(State.LOST, message, exit_code=Exit.LOST)
 
 
 def _unknown(message: str, next_: str | None = None) -> _Verdict:
-    """Return the verdict that the state is unknown, with a message and the command to try next, if any."""
+    """Return the conclusion that the state is unknown, with a message; `next_` is a command to suggest."""
     return _Verdict(State.UNKNOWN, message, stale=True, next=next_)
 
 
 def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
-    """Return the verdict with a note added if the run was asked to end."""
+    """Return the conclusion; its message mentions a request to end the run, if there is one."""
     if facts.stop is None or verdict.state.ended or verdict.state is State.UNKNOWN:
         return verdict
     word = "it was asked to end (cancel)" if facts.stop.kind == "cancel" else f"it was asked to end ({facts.stop.kind})"
@@ -383,19 +400,19 @@ def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
 
 
 def _with_disk(facts: RunFacts, verdict: _Verdict) -> _Verdict:
-    """Return the verdict with a note added if the disk is full."""
+    """Return the conclusion; its message says if the run's disk is full, so that its records are out of date."""
     if not facts.no_room or verdict.state.ended:
         return verdict
     return msgspec.structs.replace(verdict, message=_joined(verdict.message, f"records wait: {facts.no_room}"))
 
 
 def _own_state(facts: RunFacts) -> RunState | None:
-    """Return the recorded state if it is that of the newest attempt, else None."""
+    """Return the recorded state if it is of the newest attempt, else None."""
     return facts.state if facts.state is not None and facts.state.attempt == facts.attempt else None
 
 
 def _nothing(facts: RunFacts) -> RunState:
-    """Return an empty state for a run that has none."""
+    """Return a state for a run that has not recorded one, with the name and cluster from its plan."""
     head = facts.head
     return RunState(
         run=facts.run_dir.name,
@@ -409,7 +426,9 @@ def _nothing(facts: RunFacts) -> RunState:
 
 
 def _age_s(facts: RunFacts) -> float:
-    """Return the age of the coordinator's last state by the monotonic clock, or 0 if it cannot be known."""
+    """Return the age in seconds of the coordinator's newest record, or 0 if it was written before this boot or
+    elsewhere.
+    """
     own = _own_state(facts)
     if own is None or own.boot_id != facts.moment.boot_id:
         return 0.0
@@ -417,10 +436,10 @@ def _age_s(facts: RunFacts) -> float:
 
 
 def _joined(*parts: str) -> str:
-    """Return the parts that are not empty, joined."""
+    """Return the texts that are not empty, joined by "; "."""
     return "; ".join(filter(None, parts))
 
 
 def _cancel(facts: RunFacts) -> str:
-    """Return the command that cancels the run."""
+    """Return the command line that cancels the run."""
     return f"launch cancel {facts.run_dir.name}"

@@ -1,7 +1,6 @@
-"""Read a run's records, and which of its processes live, in an order that never takes an end for a loss.
-
-A finished run costs one file and one check for a newer attempt: attempts are numbered without gaps, so if `state.json`
-records an end and the next attempt's folder does not exist, it is final.
+"""Read a run's records and check which of its processes are alive. The order of reading makes sure that a run that has
+just ended is not taken for a lost one. For a finished run one file is read, and one check made that no newer attempt
+exists.
 """
 
 import os
@@ -40,7 +39,7 @@ _LEAST_BYTES = 64 << 10  # records are smaller
 
 
 class PlanHead(msgspec.Struct, frozen=True):
-    """The part of plan.json that names the run, for a run whose state cannot be read."""
+    """The run's name, cluster and time of submit from plan.json, for a run whose state file cannot be read."""
 
     name: str
     cluster: str
@@ -49,7 +48,9 @@ class PlanHead(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Living:
-    """Which processes of the newest attempt are alive: True, False, or None if this machine cannot tell."""
+    """Which processes of the newest attempt are alive: True, False, or None if this machine cannot check. `others` are
+    pids with the run's tag in their environment, searched for only if all other fields are False.
+    """
 
     supervisor: bool | None = False  # it watches the agents and starts the attempt that follows
     coordinator: bool | None = False
@@ -64,7 +65,9 @@ class Living:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time, and the id of this machine's boot, when the facts were read."""
+    """When the facts were read: `now` by the wall clock, and `monotonic_s` since the boot `boot_id`, from which ages
+    are computed.
+    """
 
     now: float  # wall clock, for people
     monotonic_s: float  # with the boot id, for ages
@@ -73,7 +76,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Everything read about a run, from which its status is derived."""
+    """Everything that was read about a run, from which its status is derived. `submitter` tells whether the process
+    that opened the attempt is alive, `trouble` which records could not be read, `word` what the cluster answered about
+    the job, `roles` are the facts of the side roles, and `no_room` says why the run's disk takes no data.
+    """
 
     run_dir: Path
     moment: Moment
@@ -96,7 +102,7 @@ class RunFacts:
     def asks(self) -> str:
         """The kind of cluster to query about the run, or "" if the run has ended or has no job.
 
-        A run may have been resumed on the machine that submitted it.
+        An ended run that another machine submitted is queried, because it may have been resumed there.
         """
         kind = self.intent.cluster_kind if self.intent is not None else ""
         own = self.state if self.state is not None and self.state.attempt == self.attempt else None
@@ -105,17 +111,18 @@ class RunFacts:
 
     @property
     def may_have_resumed(self) -> bool:
-        """Whether an ended run may have been resumed by the machine that submitted it, which does not answer.
+        """Whether the run has ended here, but may have been resumed by the machine that submitted it, which does not
+        answer.
 
-        A succeeded run is final.
+        A run that has succeeded is final.
         """
         done = self.end is not None and self.end.state is State.SUCCEEDED
         return not done and self.word is not None and bool(self.word.silent) and registry.is_adopted(self.run_dir)
 
     @property
     def settling(self) -> bool:
-        """Whether the end is recorded and the live supervisor is still writing the events and state that follow from
-        it.
+        """Whether the run's end is recorded while its supervisor is still writing the last events and the last
+        state.
         """
         if self.end is None or self.state is None or self.state.attempt != self.attempt:
             return False
@@ -123,13 +130,13 @@ class RunFacts:
 
     @property
     def attempt_dir(self) -> tuple[RunDir, AttemptDir]:
-        """The run directory and its newest attempt's."""
+        """The run directory, and that of its newest attempt."""
         run = RunDir(self.run_dir)
         return run, run.attempt(self.attempt)
 
 
 def any_of(answers: Iterable[bool | None]) -> bool | None:
-    """Return True if any answer is True, False if all are False, else None."""
+    """Return the logical "or" of three values: True if any is True, False if all are False, else None (unknown)."""
     seen = list(answers)
     if True in seen:
         return True
@@ -137,14 +144,14 @@ def any_of(answers: Iterable[bool | None]) -> bool | None:
 
 
 def read_facts(path: Path) -> RunFacts:
-    """Return everything from which a run's status is derived; nothing is written and no cluster is queried."""
+    """Return the facts from which a run's status is derived; nothing is written, and no cluster is queried."""
     roles = role_dirs(RunDir(path))
     facts = _facts_of(path)
     return replace(facts, roles=tuple(map(_facts_of, roles))) if roles else facts
 
 
 def role_dirs(run: RunDir) -> list[Path]:
-    """Return the run directories of a run's roles beside the main one, or of their ranks that restart alone."""
+    """Return the run directories of a run's side roles; a role whose ranks restart alone has one per rank."""
     try:
         return sorted(one for one in run.roles.iterdir() if is_run_id(one.name))
     except OSError:
@@ -152,7 +159,7 @@ def role_dirs(run: RunDir) -> list[Path]:
 
 
 def _facts_of(path: Path) -> RunFacts:
-    """Return the facts about one run, without its roles."""
+    """Return the facts about a run, without those about its side roles."""
     look = _Look(RunDir(path))
     state = look.read(look.run.state, RunState)
     ended = state is not None and state.state.ended and not registry.is_adopted(path)
@@ -167,12 +174,12 @@ def _facts_of(path: Path) -> RunFacts:
 
 
 def _moment() -> Moment:
-    """Return the present time and the id of this boot."""
+    """Return the present time by both clocks, and the id of this machine's boot."""
     return Moment(time.time(), boottime(), boot_id())
 
 
 def _no_room(path: Path) -> str:
-    """Return why the file system takes no data, or "" if it does; a quota is not seen."""
+    """Return why the disk at `path` takes no data, or "" if it does; a used-up quota is not detected."""
     try:
         disk = os.statvfs(path)
     except OSError as error:
@@ -184,14 +191,16 @@ def _no_room(path: Path) -> str:
 
 
 class _Look:
-    """A reader of one run's records, which notes those that cannot be read and goes on."""
+    """A reader of one run's records; it collects which of them cannot be read, and continues."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._trouble: dict[str, None] = {}
 
     def read(self, path: Path, kind: type[T]) -> T | None:
-        """Return a record, or None if it is missing or damaged; note a damaged one."""
+        """Return a record, or None if it is missing or cannot be read; a damaged or unreadable one is added to the
+        trouble.
+        """
         try:
             return read_record(path, kind)
         except Damaged as damaged:
@@ -201,7 +210,7 @@ class _Look:
         return None
 
     def at_attempt(self, attempt: AttemptDir) -> RunFacts:
-        """Return the facts about the run when `attempt` is its newest."""
+        """Return the facts about the run, given its newest attempt."""
         intent = self.read(attempt.intent, Intent)
         handle = self.read(attempt.handle, Handle)
         supervisor = handle.supervisor if handle is not None else self.read(attempt.started, ProcessId)
@@ -229,14 +238,14 @@ class _Look:
         )
 
     def _avoided(self) -> tuple[Exclusion, ...]:
-        """Return the exclusions that have not expired."""
+        """Return the nodes that the run still avoids."""
         now = time.time()
         return tuple(
             exclusion for exclusion in self.read(self.run.avoided, list[Exclusion]) or () if exclusion.until > now
         )
 
     def without_attempt(self) -> RunFacts:
-        """Return the facts about a run without an attempt."""
+        """Return the facts about a run that has no attempt."""
         state = self.read(self.run.state, RunState)
         head = self.read(self.run.plan, PlanHead)
         return RunFacts(self.run.path, _moment(), state=state, head=head, trouble=tuple(self._trouble))
@@ -244,8 +253,9 @@ class _Look:
     def _living(
         self, attempt: AttemptDir, handle: Handle | None, supervisor: ProcessId | None, intent: Intent | None
     ) -> tuple[Living, bool | None]:
-        """Return (which processes of an attempt live, whether its supervisor does or None if this machine cannot
-        tell).
+        """Return (which processes of the attempt are alive, whether the process that opened it is).
+
+        Each value is None if this machine cannot check.
         """
         if supervisor is None and handle is not None:
             return Living(supervisor=None, coordinator=None, agents=None), False
@@ -261,14 +271,16 @@ class _Look:
         return Living(kept, coordinator, agents, last), submitter
 
     def _agents(self, attempt: AttemptDir) -> list[ProcessId]:
-        """Return the processes of the agents that have registered."""
+        """Return the process ids of the attempt's agents, as they registered."""
         name = attempt.agent(0).name
         records = (self.read(path, AgentRecord) for path in attempt.path.glob(f"*/{name}"))
         return [record.process for record in records if record is not None]
 
     def _tagged(self, owner: ProcessId | None) -> tuple[int, ...]:
-        """Return the processes of the run that are left on this machine, including a supervisor that has not
-        registered yet.
+        """Return the pids on this machine that have the run's tag in their environment.
+
+        They may include a supervisor that has not registered yet. The result is empty if `owner` was on another
+        machine, or before a reboot.
         """
         if owner is None or owner.boot_id != boot_id():
             return ()  # another machine's, or nothing of it survived the reboot

@@ -17,7 +17,7 @@ _TAIL = 12
 
 
 def run_html(status: RunStatus, now: float) -> str:
-    """Return the HTML summary of one run."""
+    """Return the HTML summary of one run; `now` is the Unix time up to which its duration counts."""
     failed = status.failure if status.state is State.FAILED else None
     said = failed.summary if failed is not None else status.message
     facts = {
@@ -47,7 +47,7 @@ def table_html(statuses: Sequence[RunStatus], now: float) -> str:
 
 
 def _row(status: RunStatus, now: float) -> str:
-    """Return the table row of one run."""
+    """Return the HTML table row of one run."""
     cells = (
         _text(status.run), _state(status), _text(_steps(status)), _bar(status), _text(_metrics(status)),
         _text(str(status.restarts.total)), _text(_duration(status, now)), _text(status.cluster),
@@ -56,37 +56,37 @@ def _row(status: RunStatus, now: float) -> str:
 
 
 def _cells(cells: Iterable[str]) -> str:
-    """Return the texts as cells of a table row."""
+    """Return the texts, which are HTML, as cells of a table row."""
     return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
 def _text(text: str, *, lines: bool = False) -> str:
-    """Return text as HTML without control characters; with `lines` newlines stay."""
+    """Return text escaped for HTML, without control characters; with `lines`, line breaks are kept."""
     return "\n".join(html.escape(plain(line)) for line in text.split("\n")) if lines else html.escape(plain(text))
 
 
 def _state(status: RunStatus) -> str:
-    """Return the state in its colour."""
+    """Return the run's state as HTML in the colour of that state."""
     colour = _COLOURS.get(status.state, "inherit")
     return f'<span style="color: {colour}">{_text(state_text(status))}</span>'
 
 
 def _steps(status: RunStatus) -> str:
-    """Return the newest step, with the total if it is known."""
+    """Return the newest step as text, with the total if it is known, such as `120/500`."""
     if status.step is None:
         return ""
     return str(status.step) if status.total_steps is None else f"{status.step}/{status.total_steps}"
 
 
 def _bar(status: RunStatus) -> str:
-    """Return a progress bar, or "" if the total is unknown."""
+    """Return a progress bar as HTML, or "" if the total number of steps is unknown."""
     if status.step is None or not status.total_steps:
         return ""
     return f'<progress value="{int(status.step)}" max="{int(status.total_steps)}"></progress>'
 
 
 def _metrics(status: RunStatus) -> str:
-    """Return the newest metrics as text."""
+    """Return the newest value of each metric as text."""
     values: Mapping[str, str] = {
         **{name: f"{value:.5g}" for name, value in status.metrics.items()},
         **{name: one.value for name, one in status.not_finite.items()},

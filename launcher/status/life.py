@@ -1,10 +1,5 @@
-"""The timeline of a run: what each second was spent on, what happened when, and the goodput.
-
-Goodput is the share of time spent on steps that count. A step counts once: what was trained after the last checkpoint
-and had to be trained again is `lost`. The time from a failure, or the last step before it, to the end of the first step
-after it is `recovering`. Not counted is time on which no launcher has influence: the queue before a start that a user
-asked for, and the time between an end and a user's `resume`. Validations, saves and slow input count as training. A
-script that reports no steps has no goodput.
+"""The timeline of a run: on which activity each second was spent, what happened when, and the goodput. Goodput is the
+share of the counted time that was spent on steps which did not have to be repeated.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +18,10 @@ from launcher.status.derive import RunStatus
 
 
 class Doing(StrEnum):
-    """The activity on which a stretch of a run's time was spent."""
+    """An activity on which a stretch of a run's time was spent. RECOVERING is from a failure to the first step after
+    it, LOST is training whose steps had to be repeated, RUNNING is that of ranks that report no steps, and IDLE is the
+    time between an end and a user's `resume`.
+    """
 
     WAITING = "waiting"  # in a queue, for a delay to pass, for nodes
     STARTING = "starting"  # until the first step after a person's word
@@ -35,7 +33,7 @@ class Doing(StrEnum):
 
 
 class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """A stretch of a run's time that was spent on one activity."""
+    """A stretch of a run's time that was spent on one activity (`kind`); `text` tells users with what it began."""
 
     kind: Doing
     since: float
@@ -46,7 +44,9 @@ class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to
 
 
 class LifeMark(msgspec.Struct, frozen=True):
-    """One event on the timeline."""
+    """An event on the timeline; `kind` and `text` are as in events.jsonl, and `log` is the log of a rank that
+    failed.
+    """
 
     at: float
     kind: str  # as in events.jsonl
@@ -61,7 +61,10 @@ class LifeMark(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """The timeline of a run from its submit to its end, or until now; its segments follow one another without gaps."""
+    """The timeline of a run from its submit to its end, or until now. `goodput` is None if no step is reported,
+    `counted_s` the time of which it is a share, and `seconds` the time spent on each activity. The segments follow one
+    another without gaps.
+    """
 
     since: float
     until: float
@@ -73,8 +76,10 @@ class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"})
 
 
 def read_life(status: RunStatus, now: float) -> Life:
-    """Return the timeline from the run's folder, until its end or until its state was last known. If its events
-    cannot be read there are no segments.
+    """Return the timeline that the events in the run's folder give, up to the run's end or when its state was last
+    known.
+
+    If the events cannot be read, there are no segments.
     """
     try:
         events = read_lines(RunDir(Path(status.run_dir)).events, Event)
@@ -84,9 +89,9 @@ def read_life(status: RunStatus, now: float) -> Life:
 
 
 def life_of(events: Sequence[Event], until: float, step: int | None = None) -> Life:
-    """Return the timeline of the events.
+    """Return the timeline of the events up to `until`, when the run ended or was last known to be active.
 
-    `until` is when the run ended or was last known to be active, `step` its newest step then.
+    `step` is its newest step by then.
     """
     with_steps = step is not None or any(event.step is not None for event in events)
     strip = _Strip(with_steps=with_steps)
@@ -108,7 +113,7 @@ def life_of(events: Sequence[Event], until: float, step: int | None = None) -> L
 
 
 def marks_of(events: Iterable[Event]) -> Iterator[LifeMark]:
-    """Yield a mark for each event, except notifications to people."""
+    """Yield a mark on the timeline for each event, except for notifications that were sent to users."""
     return (_mark(event) for event in events if event.kind not in (TOLD, NOT_TOLD))
 
 
@@ -125,7 +130,9 @@ def _mark(event: Event) -> LifeMark:
 
 @dataclass(slots=True)
 class _Stretch:
-    """A segment that is being extended."""
+    """A stretch of time with one activity that is being extended. `asked`: a user wanted this start, and nothing has
+    failed since; `first` and `last` are the steps of a training stretch.
+    """
 
     kind: Doing
     since: float
@@ -139,12 +146,14 @@ class _Stretch:
 
     @property
     def counts(self) -> bool:
-        """Whether the stretch counts for goodput."""
+        """Whether the stretch counts for goodput: all but the time after an end, and waiting for a start that a user
+        asked for.
+        """
         return self.kind is not Doing.IDLE and not (self.kind is Doing.WAITING and self.asked)
 
 
 class _Strip:
-    """A timeline that is built from events in order; its time never goes backward, whatever clocks say."""
+    """A timeline that is built from events in order. Its time never goes backward, even if clocks do."""
 
     def __init__(self, *, with_steps: bool) -> None:
         self._with_steps = with_steps
@@ -156,7 +165,7 @@ class _Strip:
         self._newest: int | None = None  # step that was known when the last generation ended
 
     def take(self, event: Event) -> None:
-        """Extend the timeline by the next event."""
+        """Extend the timeline by one event."""
         if not self._stretches:
             self._enter(Doing.WAITING, event.at, event)
         if event.attempt < self._now.attempt:
@@ -192,7 +201,7 @@ class _Strip:
         self._heard_at = max(self._heard_at, event.at)
 
     def ended(self, until: float, step: int | None) -> list[_Stretch]:
-        """Return all stretches up to `until`; none follows the end of a run that was not resumed."""
+        """Return all stretches up to `until`; the time after the end of a run that was not resumed is left out."""
         if not self._stretches:
             return []
         self._reach(step)
@@ -204,24 +213,27 @@ class _Strip:
 
     @property
     def _now(self) -> _Stretch:
-        """The stretch that goes on now."""
+        """The newest stretch, which has no end yet."""
         return self._stretches[-1]
 
     @property
     def _getting_ready(self) -> Doing:
-        """What the run does while ranks start: starting, or recovering."""
+        """The activity while ranks start: STARTING if a user asked for the start, else RECOVERING."""
         return Doing.STARTING if self._asked else Doing.RECOVERING
 
     def _awaits_agents(self, event: Event) -> bool:
-        """Return whether the run waits for its attempt's first agents: the attempt is new, or had no generation yet.
+        """Return whether the event, an agent that joined, begins a start: the attempt is new or has not had a
+        generation.
 
-        Agents that join while a run waits to regroup do not count.
+        Agents that join while a run waits to regroup begin none.
         """
         begins = event.attempt > self._now.attempt or not self._now.generation
         return begins and self._now.kind in (Doing.WAITING, Doing.IDLE)
 
     def _end_training(self, event: Event) -> None:
-        """End a training stretch at the last step that was made, however late the failure was noticed."""
+        """End a training stretch when its last step was made, however late the failure was noticed, and begin to
+        recover.
+        """
         self._reach(event.step)
         at = event.at
         if self._now.kind in (Doing.TRAINING, Doing.RUNNING):
@@ -231,7 +243,7 @@ class _Strip:
         self._enter(Doing.RECOVERING, at, event)
 
     def _reach(self, step: int | None) -> None:
-        """Record the newest step of the generation that ends or continues."""
+        """Record the newest step of the present stretch; do nothing if `step` is None."""
         if step is None:
             return
         now = self._now
@@ -243,7 +255,7 @@ class _Strip:
             self._newest = step
 
     def _enter(self, kind: Doing, at: float, event: Event) -> None:
-        """Begin a stretch of the activity `kind`."""
+        """End the present stretch at Unix time `at`, and begin one of the activity `kind`."""
         if self._stretches:
             at = max(at, self._now.since)
             self._now.until = at
@@ -252,7 +264,9 @@ class _Strip:
 
 
 def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
-    """Yield the segments that have a length; training that was repeated later is a segment of its own."""
+    """Yield the segments that have a length; the part of a training stretch whose steps were repeated is a LOST
+    segment.
+    """
     parts: list[Segment] = []
     made_again_from = inf
     for one in reversed([*stretches]):
@@ -266,8 +280,9 @@ def _segments(stretches: Iterable[_Stretch]) -> Iterator[Segment]:
 
 
 def _lost_share(one: _Stretch, made_again_from: float) -> float:
-    """Return the share of a stretch that was repeated later, if all its steps take equally long; its first step lies
-    before the stretch.
+    """Return the share of a training stretch whose steps were repeated later, if all its steps took equally long.
+
+    `made_again_from` is the first repeated step.
     """
     if one.last < made_again_from:
         return 0.0
@@ -277,5 +292,5 @@ def _lost_share(one: _Stretch, made_again_from: float) -> float:
 
 
 def _part(one: _Stretch, kind: Doing, since: float, until: float) -> Segment:
-    """Return the part of a stretch between two times as a segment."""
+    """Return the part of a stretch from `since` to `until` as a segment of the activity `kind`."""
     return Segment(kind, since, until, one.attempt, one.generation, one.text)

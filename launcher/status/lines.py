@@ -1,4 +1,6 @@
-"""Split the bytes of a log into lines for people, in bounded memory. Pure."""
+"""Split the bytes of a log into lines of text, in bounded memory. A progress bar, which a program draws again and again
+after a carriage return, counts as one line: its last state. Pure.
+"""
 
 from collections.abc import Iterator
 
@@ -8,12 +10,12 @@ MAX_LINE_BYTES = 64 * 1024
 
 
 def text_of(line: bytes) -> str:
-    """Return the text that a terminal would show of the line: of a progress bar, the last state."""
+    """Return the text that a terminal would finally show of the line: of a progress bar, its last state."""
     return coloured(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
 
 
 class LineSplitter:
-    """A splitter of a stream into lines, each with the offset after it; an unfinished line waits for its rest."""
+    """A splitter of a log into lines, each with the offset after it. An unfinished line is kept until its end comes."""
 
     def __init__(self, offset: int = 0) -> None:
         self.offset = offset  # of the first byte not yet in a line that was given out
@@ -23,7 +25,7 @@ class LineSplitter:
         self._drawn = False  # it has been drawn over before
 
     def feed(self, data: bytes) -> Iterator[tuple[int, str]]:
-        """Yield (offset after the line, line) for each line that the data completes."""
+        """Yield (offset after the line, text) for each line that `data` completes; the log continues with `data`."""
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             self._hold(data[start:end])
@@ -33,19 +35,21 @@ class LineSplitter:
 
     @property
     def moving(self) -> str:
-        """The text of the unfinished line if it is a progress bar, else ""."""
+        """The present text of the unfinished line if it is a progress bar, else ""."""
         held = bytes(self._held)
         if b"\r" not in held and not self._drawn:
             return ""
         return text_of(held)
 
     def rest(self) -> Iterator[tuple[int, str]]:
-        """Yield (offset after the line, line) for the unfinished line at the end of the log, if there is one."""
+        """Yield (offset after the line, text) for the unfinished line at the end of the log, or nothing if there is
+        none.
+        """
         if self._length:
             yield self._give(newline=0)
 
     def _hold(self, piece: bytes) -> None:
-        """Keep a piece of an unfinished line, up to a limit."""
+        """Store a piece of the unfinished line, up to a limit; of a progress bar only the last state is stored."""
         self._length += len(piece)
         self._held += piece
         if len(self._held) <= MAX_LINE_BYTES:
@@ -60,7 +64,9 @@ class LineSplitter:
             self._cut += surplus
 
     def _give(self, newline: int) -> tuple[int, str]:
-        """Return (the offset after the line that has ended, the line)."""
+        """Return (offset after the finished line, its text), and begin the next line; `newline` is 1 if it ended with
+        one.
+        """
         text = text_of(bytes(self._held))
         if self._cut:
             text += f" … (and {self._cut} bytes more)"

@@ -16,7 +16,9 @@ _LONGEST_BYTES = 1 << 20  # a line beyond it is taken for one that begins here
 
 @dataclass(frozen=True, slots=True)
 class LogChoice:
-    """The part of a log that a user wants; None in a field means no limit."""
+    """The part of a log that a user wants: lines of some ranks or nodes, since a Unix time, with a pattern, and of
+    these the `last` so many. None means no limit.
+    """
 
     ranks: frozenset[int] | None = None
     nodes: frozenset[int] | None = None
@@ -26,16 +28,19 @@ class LogChoice:
 
     @property
     def is_late(self) -> bool:
-        """Whether reading starts somewhere within the log."""
+        """Whether only a later part of the log is wanted, so that reading need not begin at its start."""
         return self.since is not None or self.last is not None
 
     def matches(self, text: str) -> bool:
-        """Return whether the text matches the pattern."""
+        """Return whether the text contains the pattern, or no pattern is set."""
         return self.pattern is None or self.pattern.search(plain(text)) is not None
 
 
 def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
-    """Return (the offset at which to begin to read the file, how many of the last wanted lines follow it)."""
+    """Return (the offset at which to begin to read the file, how many of the `choice.last` wanted lines follow it).
+
+    The number is 0 if `choice.last` is None.
+    """
     with open_log(log) as fd:
         if fd is None:
             return 0, 0
@@ -47,7 +52,7 @@ def begin_at(log: Path, choice: LogChoice) -> tuple[int, int]:
 
 
 def _offset_at(log: Path, moment: float) -> int:
-    """Return the length that the log had at the agent's last note before `moment`."""
+    """Return the length in bytes that the log had at its last recorded time before `moment`."""
     before = 0
     for offset, at in read_notes(log):
         if at >= moment:
@@ -57,14 +62,14 @@ def _offset_at(log: Path, moment: float) -> int:
 
 
 def _line_at(fd: int, offset: int) -> int:
-    """Return the start of the line that holds the byte at `offset`."""
+    """Return the offset at which the line that contains the byte at `offset` begins."""
     if offset == 0 or os.pread(fd, 1, offset - 1) == b"\n":
         return offset
     return next((start for start, _ in _backwards(fd, offset)), 0)
 
 
 def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
-    """Return (the start of the last wanted lines, how many there are)."""
+    """Return (the offset of the first of the last wanted lines, how many there are, at most `most`)."""
     begin, found = os.fstat(fd).st_size, 0
     for start, line in _backwards(fd, begin):
         if found >= most:
@@ -75,12 +80,12 @@ def _last_lines(fd: int, most: int, wanted: Callable[[bytes], bool]) -> tuple[in
 
 
 def _shown(line: bytes) -> str:
-    """Return the line as the reader of the whole log shows it: a very long one is cut."""
+    """Return the line as text, cut if it is very long, as a reader of the whole log gets it."""
     return next(text for _, text in LineSplitter().feed(line + b"\n"))
 
 
 def _backwards(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (start, line) for each line before the offset `end`, the last one first."""
+    """Yield (offset, line) for each line that begins before the offset `end`, the last one first."""
     position, rest, is_end = end, b"", True
     while position > 0 and len(rest) < _LONGEST_BYTES:
         size = min(_BLOCK_BYTES, position)

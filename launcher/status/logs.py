@@ -1,9 +1,5 @@
-"""The merged log of a run: every rank's lines by time and then by rank, streamed in bounded memory.
-
-    logs/a0001.g0002/rank-00003.log ─ RankLog ─┐
-    logs/a0001.g0002/rank-00004.log ─ RankLog ─┴─ merged by time ─► LogLine, with the node that the rank ran on
-
-Generations follow one another: the ranks of one are gone before the next one's start.
+"""The merged log of a run: the lines of all ranks by time and then by rank, read in bounded memory. Generations follow
+one another, because all ranks of one have exited before those of the next start.
 """
 
 import errno
@@ -31,7 +27,7 @@ _Key = tuple[int, int, int]  # attempt, generation, rank
 
 
 class Placement:
-    """A table of the nodes on which a run's ranks were, filled from the records as it is asked."""
+    """A table of the node of each rank in each generation, read from the run's records when it is first needed."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -40,7 +36,7 @@ class Placement:
         self._asked: set[int] = set()  # attempts that were looked up since `renew`
 
     def renew(self) -> None:
-        """Forget failed look-ups, because more may be known now."""
+        """Allow ranks that were not found to be looked up again, because more may be recorded now."""
         self._asked.clear()
 
     def knows(self, attempt: int, generation: int) -> bool:
@@ -60,7 +56,7 @@ class Placement:
         return self._known.get(key)
 
     def _only_node(self, attempt: int) -> int | None:
-        """Return the node's index if the plan has only one node, else None."""
+        """Return the node's index if the attempt's plan has only one node, else None; the answer is cached."""
         if attempt not in self._only:
             self._only[attempt] = self._in_plan(attempt)
         return self._only[attempt]
@@ -74,7 +70,7 @@ class Placement:
         return nodes[0].index if len(nodes) == 1 else None
 
     def _look_up(self, attempt: int) -> None:
-        """Read which nodes the ranks of an attempt's generations had."""
+        """Read from the attempt's records which node each rank of its generations had."""
         if attempt in self._asked:
             return
         self._asked.add(attempt)
@@ -91,7 +87,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line that a rank or a node's setup has written; `text` keeps colours and no other control characters."""
+    """A line that a rank or a node's setup has written. `at` is its Unix time or None; `generation` is 0 and `rank`
+    None for setup; `text` has colours, but no other control characters.
+    """
 
     at: float | None  # Unix time; None: nobody noted it
     attempt: int
@@ -111,8 +109,8 @@ def merged_logs(
 ) -> Iterator[LogLine]:
     """Yield the merged log as it is now or, with `follow`, as it grows until the run has ended.
 
-    `renew` fetches the logs of ranks that do not write into the run's folder, and returns whether the run has ended.
-    Without it only the folder is read.
+    `renew` fetches logs from other machines, and returns whether the run has ended; by default only the run's folder is
+    read. Only lines of `ranks`, or those that `choice` selects, are yielded.
     """
     reader = LogReader(run, ranks, choice=choice)
     ask = renew or (lambda: derive(read_facts(run.path)).state.ended)
@@ -124,8 +122,8 @@ def merged_logs(
 
 
 class LogReader:
-    """A reader of a run's log that continues where the last call stopped; `clock` gives the time of lines that have
-    none.
+    """A reader of a run's log that continues where the last call stopped. `clock` gives a time to new lines for which
+    none is recorded.
     """
 
     def __init__(
@@ -145,14 +143,16 @@ class LogReader:
         self._began = False
 
     def read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines that are wanted; `final` says that nothing more will be written."""
+        """Yield all new lines that are wanted; with `final`, nothing more will be written, and unfinished lines are
+        complete.
+        """
         if self._began or self._choice.last is None:
             yield from filter(self._is_chosen, self._read(final=final))
         else:
             yield from deque(filter(self._is_chosen, self._read(final=final)), self._choice.last)
 
     def _read(self, *, final: bool) -> Iterator[LogLine]:
-        """Yield all new lines, wanted or not; `final` says that nothing more will be written."""
+        """Yield all new lines of the wanted files; with `final`, nothing more will be written."""
         if not self._began and self._choice.last is not None:
             self._begin_near_the_end(self._choice.last)
         self._discover()
@@ -168,7 +168,7 @@ class LogReader:
                 del self._open[key]
 
     def _is_chosen(self, line: LogLine) -> bool:
-        """Return whether the line is among the wanted ones."""
+        """Return whether the line is one that the user wants, by its node, time and text."""
         choice = self._choice
         if choice.nodes is not None and line.node not in choice.nodes:
             return False
@@ -179,7 +179,7 @@ class LogReader:
         return choice.matches(line.text)
 
     def _begin_near_the_end(self, last: int) -> None:
-        """Leave out the generations before those that contain the last `last` lines."""
+        """Skip generations and parts of files that are older than the last `last` wanted lines."""
         found = 0
         for key, folder in sorted(self._folders(), reverse=True):
             if found >= last:
@@ -192,26 +192,29 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _folders(self) -> Iterator[tuple[tuple[int, int], Path]]:
-        """Yield ((attempt, generation), path) of each log folder."""
+        """Yield ((attempt, generation), path) of each log folder of the run."""
         for folder in _entries(self._run.logs):
             if (key := parse_log_folder(folder.name)) is not None:
                 yield key, folder
 
     def _files(self, key: tuple[int, int], folder: Path) -> Iterator[tuple[int, Path]]:
-        """Yield (rank, path) of each wanted log file in a folder."""
+        """Yield (rank, path) of each log file in a folder that may have wanted lines; for setup logs the number is the
+        node.
+        """
         for file in _entries(folder):
             number = parse_log_file(file.name)
             if number is not None and self._wanted(key, number):
                 yield number, file
 
     def moving(self) -> dict[int, str]:
-        """Return, by rank, the progress bars that the newest generation draws now."""
+        """Return {rank: text} of the progress bars that the newest generation is drawing."""
         logs = self._open.get(self._newest, {}) if self._newest[1] else {}
         return {rank: text for rank, log in sorted(logs.items()) if (text := log.moving)}
 
     def _is_early(self, key: tuple[int, int]) -> bool:
-        """Return whether a generation was opened just now, so that its ranks may have written before the coordinator's
-        record.
+        """Return whether a generation is so new that the nodes of its ranks may not be recorded yet.
+
+        After a few reads it no longer counts as new.
         """
         if key[1] == 0 or self._waited[key] >= _PATIENCE or self._placement.knows(*key):
             return False
@@ -219,7 +222,10 @@ class LogReader:
         return True
 
     def _lines(self, key: tuple[int, int], final: bool, seen_at: float | None) -> Iterator[LogLine]:
-        """Yield the new lines of one generation in order; with `final` also those that are not finished."""
+        """Yield the new lines of one generation by time and rank.
+
+        With `final`, unfinished lines are yielded too; `seen_at` is the time of lines for which none is recorded.
+        """
         logs = [log.lines(final=final, seen_at=seen_at) for log in self._open[key].values()]
         attempt, generation = key
         for line in heapq.merge(*logs, key=_order):
@@ -230,7 +236,10 @@ class LogReader:
                 yield LogLine(line.at, attempt, 0, line.rank, None, line.text)
 
     def _discover(self) -> None:
-        """Open new folders and files; an older generation's logs are read to their end once and then closed."""
+        """Find new log folders and files.
+
+        The logs of an older generation have been read to their end, and are not opened again.
+        """
         for key, folder in self._folders():
             if key < self._newest and key not in self._open:
                 continue
@@ -242,7 +251,7 @@ class LogReader:
         self._newest = max(self._open, default=self._newest)
 
     def _wanted(self, key: tuple[int, int], number: int) -> bool:
-        """Return whether the lines of rank `number`, or of that node's setup, are wanted."""
+        """Return whether lines of the file `number` are wanted: a rank or, in a setup folder, a node."""
         ranks, nodes = self._choice.ranks, self._choice.nodes
         if nodes is not None:
             node = self._placement.node(*key, number) if key[1] else number
@@ -252,7 +261,7 @@ class LogReader:
 
 
 def _order(line: StampedLine) -> tuple[float, int]:
-    """Return (time, rank), the sort key of a line."""
+    """Return the sort key of a line: (time, rank); a line without a time comes last."""
     return (inf if line.at is None else line.at, line.rank)
 
 

@@ -1,6 +1,5 @@
-"""Write the state of runs as OpenMetrics text for Prometheus.
-
-The older text format, which node_exporter's textfile collector reads, has no `info` type, so a gauge is used.
+"""Format the state of runs as OpenMetrics text, for Prometheus. Facts in labels are gauges, because node_exporter's
+textfile collector does not know the type `info`.
 """
 
 from collections import Counter
@@ -20,7 +19,9 @@ Sample = tuple[Labels, float | None]  # None: not known, and left out
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The samples of one metric name, in the sense of OpenMetrics."""
+    """The samples of one metric name, in the sense of OpenMetrics; a sample is (labels, value), with None if it is not
+    known. `unit` is the end of the name.
+    """
 
     name: str
     help: str
@@ -30,8 +31,9 @@ class Family:
 
 
 def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
-    """Return the text for all runs: all are counted, but only active and recently ended ones get
-    series of their own.
+    """Return the OpenMetrics text for all runs.
+
+    All runs are counted, but only active and recently ended ones get series of their own.
     """
     since = now - _LATELY_S
     shown = [one for one in statuses if not one.state.ended or (one.ended_at or one.submitted_at) >= since]
@@ -39,8 +41,9 @@ def exposition_now(statuses: Sequence[RunStatus], now: float) -> str:
 
 
 def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives: Mapping[str, Life]) -> str:
-    """Return the text: `statuses` are counted by state, each run of `shown` gets series; `lives` are the timelines by
-    run.
+    """Return the OpenMetrics text: `statuses` are counted by state, and each run in `shown` gets series of its own.
+
+    `lives` has their timelines, by run.
     """
     of_runs = (*_of_runs(shown), *_of_lives(lives))
     families = [_by_state(statuses), *of_runs, *_of_nodes(shown), *_of_gpus(shown), *_of_ranks(shown)]
@@ -48,7 +51,7 @@ def exposition(statuses: Sequence[RunStatus], shown: Sequence[RunStatus], lives:
 
 
 def lines_of(family: Family) -> Iterator[str]:
-    """Yield the lines of a family, or none if it has no known value."""
+    """Yield the text lines of a family, or none if none of its values is known."""
     known = [(labels, value) for labels, value in family.samples if value is not None]
     if not known:
         return
@@ -63,12 +66,12 @@ def lines_of(family: Family) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a label's value escaped."""
+    """Return a label's value escaped as OpenMetrics wants it."""
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def _number(value: float) -> str:
-    """Return a number with `NaN`, `+Inf` and `-Inf` as the format spells them."""
+    """Return a number as text, with `NaN`, `+Inf` and `-Inf` as OpenMetrics spells them."""
     return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text := repr(value), text)
 
 
@@ -76,13 +79,13 @@ def _number(value: float) -> str:
 
 
 def _by_state(statuses: Sequence[RunStatus]) -> Family:
-    """Return the number of runs in every state, including zeros, so that an alert has something to compare."""
+    """Return the number of runs in every state, zeros included, so that an alert always finds the series."""
     found = Counter(status.state for status in statuses)
     return Family("launch_runs", "Runs by state.", [({"state": state}, found[state]) for state in State])
 
 
 def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families about runs."""
+    """Yield the families with one series per run: state, steps, rate, restarts and the like."""
 
     def of_each(name: str, help_: str, samples: Iterable[float | None], unit: str = "") -> Family:
         """Return a family with one value for each run."""
@@ -121,7 +124,7 @@ def _of_runs(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _of_lives(lives: Mapping[str, Life]) -> Iterator[Family]:
-    """Yield the families about goodput."""
+    """Yield the families about the timelines of runs: goodput and the time spent on each activity."""
     shares: list[Sample] = [({"run": run}, life.goodput) for run, life in lives.items()]
     yield Family("launch_run_goodput_ratio", "The share of its time that went into steps which count.", shares, "ratio")
     spent: list[Sample] = [
@@ -131,7 +134,7 @@ def _of_lives(lives: Mapping[str, Life]) -> Iterator[Family]:
 
 
 def _measured(status: RunStatus) -> dict[str, float]:
-    """Return a run's newest metrics, including those that are not finite."""
+    """Return a run's newest metrics; those that are NaN or infinite are included as such."""
     return status.metrics | {name: float(one.value) for name, one in status.not_finite.items()}
 
 
@@ -142,7 +145,7 @@ _HAS = {"submitted": "was submitted", "started": "first started", "ended": "ende
 
 
 def _of_nodes(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families about nodes."""
+    """Yield the families with a series per node: state and load of its machine."""
     loads = [*_loads(shown)]
 
     def of_each(name: str, help_: str, field: str, unit: str = "") -> Family:
@@ -159,7 +162,7 @@ def _of_nodes(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _of_gpus(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families about GPUs."""
+    """Yield the families with a series per GPU."""
     gpus = [(labels | {"gpu": str(gpu.index)}, gpu) for labels, load in _loads(shown) for gpu in load.gpus]
     busy = [(labels, None if gpu.busy is None else gpu.busy / 100) for labels, gpu in gpus]
     yield Family("launch_gpu_busy_ratio", "The share of the time that a GPU is busy.", busy, "ratio")
@@ -170,7 +173,7 @@ def _of_gpus(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _of_ranks(shown: Sequence[RunStatus]) -> Iterator[Family]:
-    """Yield the families about ranks."""
+    """Yield the families with a series per rank."""
     steps: list[Sample] = [
         ({"run": one.run, "rank": str(rank.rank)}, rank.step) for one in shown if one.loads for rank in one.ranks
     ]
@@ -185,7 +188,7 @@ def _of_ranks(shown: Sequence[RunStatus]) -> Iterator[Family]:
 
 
 def _loads(shown: Sequence[RunStatus]) -> Iterator[tuple[Labels, NodeLoad]]:
-    """Yield (labels, load) of each node."""
+    """Yield (labels of the run and node, load) of each node."""
     for status in shown:
         hosts = {node.node: node.host or node.address for node in status.nodes}
         for load in status.loads:

@@ -1,4 +1,6 @@
-"""Read one log as it grows: its lines, and the times that the agent noted for them."""
+"""Read one log file as it grows. Beside each log, the agent writes a `.times` file, whose lines say how long the log
+was at which time; the times of log lines come from it.
+"""
 
 import errno
 import os
@@ -19,7 +21,7 @@ _CHUNK_BYTES = 16 * 1024  # times a thousand ranks
 
 @dataclass(frozen=True, slots=True)
 class StampedLine:
-    """A line of a rank's log with its time, if that is known."""
+    """A line of a rank's log, with its Unix time, or None if that is not known."""
 
     at: float | None
     rank: int
@@ -28,7 +30,7 @@ class StampedLine:
 
 @contextmanager
 def open_log(path: Path) -> Iterator[int | None]:
-    """Yield a descriptor from which to read the log, or None if the file does not exist."""
+    """Yield a file descriptor of the log, or None if it does not exist or is no regular file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -43,7 +45,7 @@ def open_log(path: Path) -> Iterator[int | None]:
 
 
 def read_notes(log: Path) -> Iterator[tuple[int, float]]:
-    """Yield (length of the log, time) for each note of the agent."""
+    """Yield (length of the log in bytes, Unix time) for each line of the log's `.times` file."""
     tail, rest = GrowingFile(times_of(log)), b""
     while data := tail.read():
         *lines, rest = (rest + data).split(b"\n")
@@ -51,7 +53,9 @@ def read_notes(log: Path) -> Iterator[tuple[int, float]]:
 
 
 def _note_before(times: Path, offset: int) -> int:
-    """Return where to begin in a file of notes so that no note about bytes after `offset` is missed."""
+    """Return an offset in a `.times` file at which to begin, so that every line about log bytes after `offset` is
+    read.
+    """
     with open_log(times) as fd:
         start = size = os.fstat(fd).st_size if fd is not None else 0
         while fd is not None and start > 0:
@@ -63,8 +67,8 @@ def _note_before(times: Path, offset: int) -> int:
 
 
 class Growth:
-    """A reader of the `.times` file beside a log, in which `unix_ms offset` means that the log had that many bytes by
-    then.
+    """A reader of the `.times` file beside a log, in which a line `unix_ms offset` says that the log had that many
+    bytes by then.
     """
 
     def __init__(self, path: Path, start: int = 0) -> None:
@@ -73,7 +77,7 @@ class Growth:
         self._notes: list[tuple[int, float]] = []  # the nearest last
 
     def at(self, offset: int) -> float | None:
-        """Return when the byte before `offset` was written, or None if that is not noted.
+        """Return the Unix time by which the byte before `offset` was written, or None if that is not recorded yet.
 
         Offsets must not decrease between calls.
         """
@@ -90,14 +94,16 @@ class Growth:
 
 
 class GrowingFile:
-    """A growing file, read chunk by chunk; it is open only while it is read, so that a thousand need no descriptors."""
+    """A growing file, read chunk by chunk. It is open only during a read, so that a thousand of them need no
+    descriptors.
+    """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
         self._offset = offset
 
     def read(self) -> bytes:
-        """Return the next bytes, or b"" if the file has no more now."""
+        """Return the next bytes, or b"" if there are none yet."""
         with open_log(self._path) as fd:
             data = os.pread(fd, _CHUNK_BYTES, self._offset) if fd is not None else b""
         self._offset += len(data)
@@ -105,7 +111,7 @@ class GrowingFile:
 
 
 class RankLog:
-    """A reader of the log file of a rank, or of a node's setup."""
+    """A reader of the log file of a rank, or of a node's setup, in which `rank` is the node."""
 
     def __init__(self, path: Path, rank: int, start: int = 0) -> None:
         self.rank = rank
@@ -114,9 +120,9 @@ class RankLog:
         self._splitter = LineSplitter(start)
 
     def lines(self, *, final: bool, seen_at: float | None) -> Iterator[StampedLine]:
-        """Yield all complete new lines; with `final` also an unfinished last one.
+        """Yield all complete new lines; with `final`, an unfinished last one too.
 
-        `seen_at` replaces the time of a line that the agent has not noted yet.
+        `seen_at` is used as the time of a line for which none is recorded yet.
         """
         while data := self._tail.read():
             for offset, text in self._splitter.feed(data):
@@ -127,19 +133,17 @@ class RankLog:
 
     @property
     def moving(self) -> str:
-        """The newest state of an unfinished progress bar, or ""."""
+        """The present text of a progress bar at the end of the log, or ""."""
         return self._splitter.moving
 
     def _stamped(self, offset: int, text: str, seen_at: float | None) -> StampedLine:
-        """Return the line that ends at `offset`, with its time."""
+        """Return the line that ends at `offset` as a StampedLine; `seen_at` is used as its time if none is recorded."""
         at = self._growth.at(offset)
         return StampedLine(seen_at if at is None else at, self.rank, text)
 
 
 def _note(line: bytes) -> tuple[int, float] | None:
-    """Return (offset, Unix time) of a note, or None for a damaged line, such as two that ran into each other where the
-    file was cut.
-    """
+    """Return (offset, Unix time) of a line of a `.times` file, or None if it is damaged."""
     moment, _, offset = line.partition(b" ")
     short = len(moment) <= _DIGITS_OF_MS and len(offset) <= _DIGITS_OF_BYTES
     return (int(offset), int(moment) / 1000) if short and moment.isdigit() and offset.isdigit() else None

@@ -1,4 +1,6 @@
-"""Read a run's restarts, shown between the lines of its log: where a generation ended and why the next began."""
+"""Read a run's restarts from its events, to show them between the lines of its log: where a generation ended, and
+why.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ _KINDS = frozenset({"regroup", "requeue", "resumed", EXPLAINED})
 
 
 class RestartReader:
-    """A reader of a run's restarts, which must be read before the log, so that no restart is shown too late."""
+    """A reader of a run's restarts. It must be read before the log, so that no restart is shown after lines that
+    followed it.
+    """
 
     def __init__(self, run: RunDir, *, late: bool = False) -> None:
         """Start to read the events of restarts; with `late`, restarts before the first shown line are skipped."""
@@ -32,7 +36,7 @@ class RestartReader:
             self._due.extend(event for event in events if event is not None and event.kind in _KINDS)
 
     def before(self, attempt: int, generation: int) -> Iterator[str]:
-        """Yield as text the restarts after which the generation began."""
+        """Yield a text line for each restart that was recorded since the last call and came before this generation."""
         told = not self._late
         while self._due and _after(self._due[0]) < (attempt, generation):
             event = self._due.popleft()
@@ -41,13 +45,14 @@ class RestartReader:
         self._late = False
 
     def all(self) -> Iterator[str]:
-        """Yield as text the restarts after which no rank has written to the log yet."""
+        """Yield a text line for each restart after which no rank has written to the log yet."""
         yield from self.before(_NEVER, 0)
 
 
 def _after(event: Event) -> tuple[int, float]:
-    """Return (attempt, generation) that had ended; the generation is infinity, the last, if the attempt's end was
-    written by another process.
+    """Return the (attempt, generation) that ended with the event.
+
+    The generation is infinity, for the attempt's last one, if the event does not name it.
     """
     if event.kind == "resumed":
         return event.attempt - 1, inf
@@ -55,7 +60,7 @@ def _after(event: Event) -> tuple[int, float]:
 
 
 def _words(event: Event) -> str:
-    """Return the text that is shown for a restart."""
+    """Return the line of text that is shown for a restart."""
     brief = event.brief or event.text
     if event.kind == EXPLAINED:
         brief = f"{event.cause}: {event.text}"

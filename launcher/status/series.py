@@ -1,7 +1,5 @@
-"""Read a run's metrics by step: what its ranks reported to their agents, and what the trainer wrote itself.
-
-There is one row for each step that counts in the end: values of repeated steps, and lines that a kill cut short, are
-left out.
+"""Read a run's metrics by step: those that its ranks reported to their agents, and those that the trainer wrote itself.
+If steps were repeated after a restart, only the last values count; lines that a kill cut short are skipped.
 """
 
 import contextlib
@@ -38,7 +36,9 @@ Rows = dict[int, Row]
 
 
 class _Line(msgspec.Struct):
-    """A line of a file of reports: a start of the ranks, or the report of one rank."""
+    """A line of a file of reports: the start of a generation (only `generation` is set), or the report of one rank.
+    `left_out` counts reports before it that were not stored.
+    """
 
     generation: int | None = None
     step: int = 0
@@ -53,7 +53,9 @@ _reports = msgspec.json.Decoder(_Line)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A summary of one metric of a run; `best` is set if the name shows whether larger or smaller values are better."""
+    """A summary of one metric of a run: its last value and its best one. `best` is None if the metric's name does not
+    tell whether larger or smaller values are better.
+    """
 
     name: str
     last: float
@@ -63,7 +65,7 @@ class Figure:
 
 
 def read_rows(run: RunDir) -> Rows:
-    """Return the values by step, in order, with `at`, the Unix time, where it is known."""
+    """Return {step: {metric: value}} in order of steps; `at` is the Unix time of the step, if it is known."""
     rows: Rows = {}
     for lines in _starts(run).values():
         _put(rows, lines)
@@ -78,7 +80,9 @@ def read_rows(run: RunDir) -> Rows:
 
 
 def thinned(run: RunDir) -> tuple[int, int] | None:
-    """Return (reports kept, reports made) for the metrics with the most reports, or None if all were kept."""
+    """Return (reports stored, reports made) for the metric with the most reports, or None if all of them were
+    stored.
+    """
     if files_in(run.metrics) or not any(_LEFT_OUT in _read(path) for path in run.metrics.glob("*.jsonl")):
         return None
     lines: list[_Line] = []
@@ -95,10 +99,9 @@ def thinned(run: RunDir) -> tuple[int, int] | None:
 
 
 def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
-    """Return the values that each rank reported, by rank and step.
+    """Return {rank: {step: {metric: value}}} of the values that each rank reported.
 
-    If the trainer wrote values that hold for all ranks, only these are returned, as rank 0's, because they do not
-    depend on how quickly the steps came.
+    If the trainer wrote values that hold for all ranks, only these are returned, as those of rank 0.
     """
     if files_in(run.metrics):
         return {0: {line[STEP]: dict(flat(line)) for line in read_metrics(run.metrics)}}
@@ -110,8 +113,9 @@ def rows_of_ranks(run: RunDir) -> dict[int, Rows]:
 
 
 def newest_reported(run: RunDir, attempt: int) -> int:
-    """Return the last step that a rank of the attempt has reported with a metric, which is known earlier than from the
-    run's own records.
+    """Return the newest step for which a rank of the attempt has reported a metric, or 0.
+
+    The run's state file may not have it yet.
     """
     steps = [0]
     for path in run.metrics.glob(run.reported(attempt, 0).name.replace(".n000.", ".n*.")):
@@ -124,8 +128,9 @@ def newest_reported(run: RunDir, attempt: int) -> int:
 
 
 def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]]:
-    """Yield (step, values), each step once; `over` returns whether no more will be written, and is called before each
-    read.
+    """Yield (step, {metric: value}) once for each step as it is written.
+
+    `over` is called before each read, and returns whether no more will be written.
     """
     last, seen = -1, -1
     while True:
@@ -142,7 +147,7 @@ def each_step(run: RunDir, over: Callable[[], bool]) -> Iterator[tuple[int, Row]
 
 
 def size(run: RunDir) -> int:
-    """Return how many bytes of metrics a reader would read; a link that leads nowhere, or in a circle, counts as 0."""
+    """Return the size in bytes of all files with metrics, which grows with each new value."""
     sizes = 0
     for path in run.metrics.glob("*.jsonl"):
         with contextlib.suppress(OSError):
@@ -151,12 +156,12 @@ def size(run: RunDir) -> int:
 
 
 def names_in(rows: Rows) -> list[str]:
-    """Return the names of all metrics in the order in which they first appear."""
+    """Return the names of all metrics, in the order in which they first appear."""
     return [name for name in dict.fromkeys(name for row in rows.values() for name in row) if name != AT]
 
 
 def figures_of(rows: Rows) -> list[Figure]:
-    """Return the summary of each metric: its last value, and the best value with its step."""
+    """Return the summary of each metric."""
     values: dict[str, list[tuple[int, float]]] = {name: [] for name in names_in(rows)}
     for step, row in rows.items():
         for name, value in row.items():
@@ -166,7 +171,7 @@ def figures_of(rows: Rows) -> list[Figure]:
 
 
 def _figure(name: str, values: list[tuple[int, float]]) -> Figure:
-    """Return the summary of a metric."""
+    """Return the summary of a metric with these (step, value)."""
     last_step, last = values[-1]
     finite = [(value, step) for step, value in values if math.isfinite(value)]
     way = better(name)
@@ -183,12 +188,12 @@ def better(name: str) -> int:
 
 
 def first_steps(run: RunDir) -> dict[tuple[int, int], int]:
-    """Return the first step that each start of ranks has reported, by (attempt, generation)."""
+    """Return the first step that was reported after each start of ranks, by (attempt, generation)."""
     return {start: min(line.step for line in lines) for start, lines in _starts(run).items() if lines}
 
 
 def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
-    """Return the reports of all nodes together, by (attempt, generation) in order."""
+    """Return the reports of all nodes, by (attempt, generation) in order."""
     starts: defaultdict[tuple[int, int], list[_Line]] = defaultdict(list)
     for path in run.metrics.glob("*.jsonl"):
         if (found := _REPORTED.fullmatch(path.name)) is None:
@@ -203,7 +208,10 @@ def _starts(run: RunDir) -> dict[tuple[int, int], list[_Line]]:
 
 
 def _put(rows: Rows, lines: list[_Line]) -> None:
-    """Replace the rows from the first step of `lines` on; the lowest rank that reports a metric counts."""
+    """Add the reports of a generation to the rows, in place of rows from its first step on.
+
+    If several ranks report a metric, the value of the lowest one counts.
+    """
     if not lines:
         return
     first = min(line.step for line in lines)
@@ -221,8 +229,9 @@ def _put(rows: Rows, lines: list[_Line]) -> None:
 
 
 def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield (name, number) for each number of a line, also in nested objects, under printable names: JSON has some that
-    are not valid text.
+    """Yield (name, number) for each number of a JSON object; numbers in nested objects are called `outer/inner`.
+
+    Characters that are not valid text are replaced in names.
     """
     for key, value in line.items():
         name = f"{prefix}{key.encode(errors='replace').decode()}"
@@ -235,7 +244,7 @@ def flat(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float
 
 
 def _as_float(value: float) -> float:
-    """Return the number as a float, infinite if it is an integer of hundreds of digits."""
+    """Return the number as a float; an integer too large for one becomes infinite."""
     try:
         return float(value)
     except OverflowError:

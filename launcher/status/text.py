@@ -1,4 +1,4 @@
-"""Make foreign text safe to show, so that a log cannot control the terminal."""
+"""Make text of unknown origin safe to print, so that a log cannot control the terminal."""
 
 import re
 
@@ -16,7 +16,7 @@ _UNSEEN_CHARACTER = re.compile(f"[{_UNSEEN}]")
 
 
 def coloured(text: str) -> str:
-    """Return the text without control characters except colours."""
+    """Return the text without control characters; sequences for colours are kept."""
     return _NOT_TEXT.sub(lambda found: found["colour"] or "", text)
 
 
@@ -26,10 +26,10 @@ def plain(text: str) -> str:
 
 
 def escaped(json: bytes) -> str:
-    """Return JSON in which every invisible character is written as an escape."""
+    """Return JSON as text in which every invisible character is written as an escape."""
     return _UNSEEN_CHARACTER.sub(lambda found: _as_units(found.group()), json.decode())
 
 
 def _as_units(char: str) -> str:
-    """Return a character as JSON escapes."""
+    r"""Return a character as the `\u` escapes of JSON."""
     return "".join(f"\\u{unit:04x}" for unit in memoryview(char.encode("utf-16-le")).cast("H"))

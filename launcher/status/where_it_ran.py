@@ -1,4 +1,4 @@
-"""Show where a failed rank ran, and what to do about a file that is in the project but was not frozen."""
+"""Explain to the user where a failed rank ran, and what to do about a missing module or a file that was not frozen."""
 
 import contextlib
 import re
@@ -17,8 +17,9 @@ _MISSED = re.compile(r"No module named '?(?P<name>\w[\w.]*)")
 
 
 def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """Return lines that name the folder of a failed rank and, if a file was missing, how to include it; empty if that
-    is not known.
+    """Return lines that name the folder in which a failed rank ran, and how to get a missing file or module to it.
+
+    Return an empty list if the run's plan cannot be read.
     """
     run = RunDir(Path(run_dir))
     with contextlib.suppress(OSError, LaunchError, ValueError):  # the failure is worth showing without it
@@ -31,7 +32,11 @@ def where_it_ran(failure: Failure, run_dir: str) -> list[str]:
 
 
 def way_to_have(failure: Failure, python: str) -> list[str]:
-    """Return lines on how to install the module that was missing, or an empty list if none was."""
+    """Return lines on how to install the module that a failed rank could not import, or an empty list if none was
+    missing.
+
+    `python` is the interpreter of the ranks.
+    """
     found = _MISSED.search(" ".join((failure.summary, *failure.tail[-1:])))
     if found is None:
         return []
@@ -43,7 +48,7 @@ def way_to_have(failure: Failure, python: str) -> list[str]:
 
 
 def _explained(run: RunDir, project: str, name: str) -> list[str]:
-    """Return why a file was not frozen, and how to include it."""
+    """Return lines on why the file `name` was not frozen, and how to include it."""
     way_out = f"launch resume {run.id} --code --set 'code.include+=[{name}]' freezes it too, and so does code.include"
     return [
         f"{name} is in {project} and was not frozen: git ignores it, or code.exclude leaves it out",

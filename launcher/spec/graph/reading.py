@@ -1,4 +1,6 @@
-"""Read a file with `steps:` as one spec for each of them; all problems are reported at once."""
+"""Read a file with `steps:`, several jobs of which some need others, as one spec for each step. All problems are
+reported at once. A step's spec is the options common to all, overridden by its own.
+"""
 
 import json
 import re
@@ -35,7 +37,10 @@ _STAND_IN = "/of-another-step"  # for what is known once there are runs
 
 
 class StepSpec(Struct, frozen=True):
-    """One step as it is written, before references to other steps are filled in."""
+    """A step as it is written. `tree` still has its references to other steps, `spec` has placeholders for them;
+    `needs` are the steps that must have succeeded, `on` is its own cluster or None, and `given` has (step, output) for
+    each reference.
+    """
 
     name: str
     needs: tuple[str, ...]
@@ -52,14 +57,17 @@ class GraphSpec(Struct, frozen=True):
     steps: tuple[StepSpec, ...]
 
     def text_of(self, step: StepSpec, outputs: Values[str, StepOutputs], after: Texts[str]) -> str:
-        """Return the spec of this step's run, which waits for the runs in `after`."""
+        """Return the YAML spec of this step's run, with references filled in from `outputs`; the run waits for the runs
+        in `after`.
+        """
         tree = filled_in(step.tree, lambda reference, _: _output(outputs, reference))
-        return block_text(_following(tree, after))
+        return block_text(_with_awaited_runs(tree, after))
 
 
 def is_graph(path: Path) -> bool:
-    """Return whether the file has steps; return False for a file that cannot be read, as the reader of a single job
-    shows the error.
+    """Return whether the file has steps.
+
+    Return False for a file that cannot be read: the reader of a single job then reports the error.
     """
     try:
         return steps_of(read_tree(read_text(path, str(path))).root) is not None
@@ -68,7 +76,10 @@ def is_graph(path: Path) -> bool:
 
 
 def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> GraphSpec:
-    """Return the steps in the file; raise BadInput with all problems."""
+    """Return the graph of steps in the file; raise BadInput with all problems.
+
+    `job` is the table of a spec's options.
+    """
     file = printable(str(path))
     try:
         return _parsed(read_text(path, file), overrides, job)
@@ -77,9 +88,10 @@ def read_graph(path: Path, overrides: Texts[str] = (), job: Section = JOB) -> Gr
 
 
 def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
-    """Return (line, column, full key) of what a step, or else the part for all steps, has at a key such as run.script.
+    """Return (line, column, full key) at which an option of a step, such as run.script, is written: in the step, else
+    beside `steps`.
 
-    For `queue.after` that is not written, this is the step's `needs`.
+    For `queue.after`, if it is not written, the position is that of the step's `needs`.
     """
     root = read_tree(text).root
     whole = root if isinstance(root, Mapping) else Mapping({}, Mark(1, 1))
@@ -94,7 +106,7 @@ def place_of(text: str, step: str, key: str) -> tuple[int, int, str]:
 
 
 def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
-    """Return the steps in the text; raise Wrong with all problems."""
+    """Return the graph of steps in the text; raise Wrong with all problems."""
     read = read_tree(text)
     root = read.root if isinstance(read.root, Mapping) else Mapping({}, Mark(1, 1))
     problems = [*read.problems, *command_line.apply(root, overrides, job)]
@@ -110,20 +122,18 @@ def _parsed(text: str, overrides: Texts[str], job: Section) -> GraphSpec:
     gather.close()
     found = {one: gather.take(one, partial(_step, root, job, steps, one), root) for one in steps}
     if gather.problems:
-        raise Wrong(*(_of_one_or_all(root, problem) for problem in gather.problems))
+        raise Wrong(*(_with_full_key(root, problem) for problem in gather.problems))
     return GraphSpec(name, tuple(step for one in in_order(steps) if (step := found[one]) is not None))
 
 
 def _name_of(root: Mapping) -> Node:
-    """Return the node in which the graph's name is written."""
+    """Return the node with the graph's name, or an empty scalar, which is then reported, if there is none."""
     entry = root.entries.get("name")
     return entry.value if entry is not None else Scalar("", True, root.mark)
 
 
 def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ...]]) -> None:
-    """Note a problem for each step that is needed but does not exist, and for steps that need each other in a
-    circle.
-    """
+    """Add a problem for each needed step that does not exist, and for steps that need each other in a cycle."""
     for name, needs in steps.items():
         for other in needs:
             if other not in steps:
@@ -137,11 +147,14 @@ def _check_needs(gather: Gather, root: Mapping, steps: Values[str, tuple[str, ..
 
 
 def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name: str, _: Node) -> StepSpec:
-    """Return the step with this name; raise Wrong, with keys as in a spec of a single job."""
+    """Return the step `name`; raise Wrong, whose keys begin within the step, such as run.script.
+
+    `steps` has what each step needs.
+    """
     needed, given = needed_by(name, steps), set[tuple[str, str]]()
     gather = Gather()
     own = _own(root, name)
-    gather.take("", partial(_refuse_what_is_not_of_a_step, job), own)
+    gather.take("", partial(_refuse_foreign_options, job), own)
     on: str | None = gather.take(ON_KEY, ON.parse, own.entries[ON_KEY].value) if ON_KEY in own.entries else None
 
     def give(reference: str, mark: Mark) -> str:
@@ -151,7 +164,7 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
         given.add((other, word))
         return _STAND_IN
 
-    tree = _laid_over_all(root, name)
+    tree = _merged_options(root, name)
     filled = gather.take("", partial(filled_in, give=give), tree)
     if filled is None or gather.problems:
         raise Wrong(*(replace(problem, key=problem.key[1:]) for problem in gather.problems))
@@ -166,8 +179,8 @@ def _step(root: Mapping, job: Section, steps: Values[str, tuple[str, ...]], name
     return StepSpec(name, steps[name], tree, spec, on, frozenset(given))
 
 
-def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
-    """Raise Wrong for options that a step cannot have."""
+def _refuse_foreign_options(job: Section, own: Mapping) -> None:
+    """Raise Wrong for keys in a step that a step cannot have: options that belong beside `steps`, and unknown ones."""
     allowed, gather = step_section(job), Gather()
     for key in (entry.key for entry in own if entry.key.text not in allowed.by_key):
         above = Problem(key.mark, "is of all steps", f"write {key.text} beside `steps`", (key.text,))
@@ -175,8 +188,10 @@ def _refuse_what_is_not_of_a_step(job: Section, own: Mapping) -> None:
     gather.close()
 
 
-def _laid_over_all(root: Mapping, name: str) -> Mapping:
-    """Return the options common to all steps, overridden by this step's own options, with a job name for the step."""
+def _merged_options(root: Mapping, name: str) -> Mapping:
+    """Return the options of a step's run: those beside `steps`, overridden by the step's own; the name has the step's
+    appended.
+    """
     called = root.entries["name"]
     text = called.value.text if isinstance(called.value, Scalar) else ""
     common = {key: entry for key, entry in root.entries.items() if key != "steps"}
@@ -186,14 +201,14 @@ def _laid_over_all(root: Mapping, name: str) -> Mapping:
 
 
 def _own(root: Mapping, name: str) -> Mapping:
-    """Return the options that are written in the step itself."""
+    """Return the options that are written in the step `name`, without those beside `steps`."""
     entry = root.find("steps", name)
     return entry.value if entry is not None and isinstance(entry.value, Mapping) else Mapping({}, root.mark)
 
 
-def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
-    """Return the problem with the key under which the user finds it: in the step, or in the part common to all
-    steps.
+def _with_full_key(root: Mapping, problem: Problem) -> Problem:
+    """Return the problem with the full key at which the user wrote the option: below `steps.NAME`, or beside
+    `steps`.
     """
     name, *key = problem.key
     above = bool(key) and str(key[0]) in root.entries and str(key[0]) not in _own(root, str(name)).entries
@@ -201,19 +216,19 @@ def _of_one_or_all(root: Mapping, problem: Problem) -> Problem:
 
 
 def _mark(root: Mapping, *key: str) -> Mark:
-    """Return the position of the entry at these keys."""
+    """Return the position of the value at these keys, or of the whole file if there is none."""
     entry = root.find(*key)
     return entry.value.mark if entry is not None else root.mark
 
 
 def _output(outputs: Values[str, StepOutputs], reference: str) -> str:
-    """Return an output of a step, such as `train.run_dir`."""
+    """Return the output of a step that a reference such as `train.run_dir` names."""
     step, _, word = reference.partition(".")
     return str(getattr(outputs[step], word))
 
 
-def _following(tree: Mapping, after: Texts[str]) -> Mapping:
-    """Return the spec with the runs `after` added to those for which it waits."""
+def _with_awaited_runs(tree: Mapping, after: Texts[str]) -> Mapping:
+    """Return the spec with the run ids `after` appended to its queue.after."""
     if not after:
         return tree
     queue = tree.entries.get("queue")
@@ -229,14 +244,12 @@ def _following(tree: Mapping, after: Texts[str]) -> Mapping:
 
 
 def _key(text: str) -> Scalar:
-    """Return the text as a key, marked as written on the command line, for a mapping that the launcher builds
-    itself.
-    """
+    """Return a key for a mapping that the launcher builds itself; it has no position in the file."""
     return Scalar(text, True, FROM_COMMAND_LINE)
 
 
 def block_text(tree: Mapping) -> str:
-    """Return the tree as YAML."""
+    """Return the tree as YAML text in block style."""
     return "".join(f"{line}\n" for line in _lines(tree))
 
 
@@ -251,7 +264,7 @@ def _lines(node: Node) -> Iterator[str]:
 
 
 def _under(head: str, node: Node) -> Iterator[str]:
-    """Yield the lines of a node below its key."""
+    """Yield the lines of YAML for a node; the first begins with `head`, a key or a dash."""
     if isinstance(node, Scalar):
         yield f"{head} {_scalar(node)}".rstrip()
     elif isinstance(node, Sequence) and not node.items:
@@ -264,10 +277,13 @@ def _under(head: str, node: Node) -> Iterator[str]:
 
 
 def _scalar(node: Scalar) -> str:
-    """Return a value as YAML, quoted unless it was plain before, because quotes tell text from numbers."""
+    """Return a value as YAML.
+
+    It is quoted unless it was written without quotes, because these tell text from numbers.
+    """
     return node.text if node.plain and "\n" not in node.text else json.dumps(node.text, ensure_ascii=False)
 
 
 def _key_text(text: str) -> str:
-    """Return a key as YAML."""
+    """Return a key as YAML, quoted if it has to be."""
     return text if _KEY.fullmatch(text) else json.dumps(text, ensure_ascii=False)

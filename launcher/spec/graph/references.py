@@ -1,5 +1,4 @@
 """Fill in references such as `${steps.train.run_dir}`, by which a step's `run` and `env` use another step's outputs.
-
 Pure.
 """
 
@@ -18,7 +17,9 @@ Give = Callable[[str, Mark], str]  # what stands for `train.run_dir`, written th
 
 
 class StepOutputs(Struct, frozen=True):
-    """The outputs of a step that other steps can use, all of which are known before the step starts."""
+    """The outputs of a step that other steps can refer to, all known before the step starts: its run's id and
+    directory, its checkpoint folder, and the path that its best checkpoint will have.
+    """
 
     run: str  # the id of its run
     run_dir: str
@@ -30,7 +31,10 @@ OUTPUTS = StepOutputs.__struct_fields__
 
 
 def filled_in(tree: Mapping, give: Give) -> Mapping:
-    """Return the spec of a step with every reference replaced; raise Wrong for references that cannot be."""
+    """Return the spec of a step with every reference in `run` and `env` replaced by `give(reference, position)`.
+
+    Raise Wrong with the problem of each reference for which `give` raises it.
+    """
     gather = Gather()
     sections = {
         name: Entry(entry.key, _filled(gather, (name,), entry.value, give))
@@ -42,8 +46,9 @@ def filled_in(tree: Mapping, give: Give) -> Mapping:
 
 
 def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str], needed: Collection[str]) -> None:
-    """Raise Wrong if the step `mine` may not use the reference, because the other step is not in `known` or not in
-    `needed`.
+    """Raise Wrong unless the step `mine` may use the reference.
+
+    The other step must be among the steps `known`, must be in `needed`, and the output must exist.
     """
     step, _, word = reference.partition(".")
     shown = f"${{steps.{reference}}}"
@@ -58,7 +63,7 @@ def check_reference(reference: str, mark: Mark, mine: str, known: Collection[str
 
 
 def _filled(gather: Gather, key: tuple[str | int, ...], node: Node, give: Give) -> Node:
-    """Return a node with its references replaced."""
+    """Return a node with its references replaced; problems are added to `gather` under `key`, the node's path."""
     match node:
         case Mapping():
             below = {

@@ -1,4 +1,6 @@
-"""Kinds that contain other kinds: lists, mappings with free keys, one of several shapes, command lines."""
+"""Kinds of values that contain others: lists, mappings with free keys, one of several shapes, command lines. A kind
+reads, describes and shows one form of value in a spec.
+"""
 
 import re
 from collections.abc import Callable
@@ -19,7 +21,9 @@ _BARE_WORDS = re.compile(r"[\w./=+-][\w./=+ -]{,60}", re.ASCII)  # that need no 
 
 
 class ListOf(Struct, frozen=True):
-    """A list of values of one kind, read as a tuple."""
+    """A list of values of the kind `item`, read as a tuple. With `single`, one item may be written without a list; with
+    `may_be_blank`, nothing written is an empty list; and no two items may have the same `name_of`.
+    """
 
     item: Kind
     single: bool = False  # one item may stand without a list
@@ -111,7 +115,9 @@ class TableOf(Struct, frozen=True):
 
 
 class ByShape(Struct, frozen=True):
-    """A value of one kind if it is written as a scalar, of another for a list, and of another for a mapping."""
+    """A value whose kind depends on its shape in YAML: `scalar`, `sequence` (a list) or `mapping`; None refuses that
+    shape. `blank` is the value if nothing is written.
+    """
 
     scalar: Kind | None = None
     sequence: Kind | None = None
@@ -140,7 +146,7 @@ class ByShape(Struct, frozen=True):
         return kind.parse(node)
 
     def _as_list(self, node: Node) -> str:
-        """Return a hint if a text of several words is written where a list is expected, else ""."""
+        """Return a hint such as "write [a, b]" if several words are written where a list is expected, else ""."""
         text = node.text if self.sequence is not None and isinstance(node, Scalar) else ""
         return f"write [{', '.join(text.split())}]" if _BARE_WORDS.fullmatch(text) else ""
 
@@ -155,7 +161,9 @@ class ByShape(Struct, frozen=True):
 
 
 class Flag(Leaf, frozen=True):
-    """The value of an option of a program: true gives the bare option, false leaves it out (None)."""
+    """The value of an option of a program: true is read as `bare`, the option without a value; false as None, which
+    leaves the option out; other values are of the kind `text`.
+    """
 
     text: Leaf
     bare: str = ""
@@ -181,7 +189,9 @@ class Flag(Leaf, frozen=True):
 
 
 def refuse_surprise(scalar: Scalar) -> None:
-    """Raise Unfit for a bare word on which YAML readers disagree, such as `yes`, and for an empty value."""
+    """Raise Unfit for an unquoted word that some YAML readers take for true or false, such as `yes`, and for an empty
+    value.
+    """
     word = scalar.text.lower()
     if word in ("true", "yes", "on"):
         raise Unfit(f"write true, or quote it if you mean text: '{scalar.text}'")
@@ -192,9 +202,8 @@ def refuse_surprise(scalar: Scalar) -> None:
 
 
 class ArgsTable(Struct, frozen=True):
-    """A mapping that becomes `--key value`; true is the bare `--key`, false leaves it out, a list `--key a b c`.
-
-    `mesh` may be a mapping itself, of names to numbers, as the trainer's settings have it.
+    """A mapping read as words of a command line: `key: value` becomes `--key value`, true the bare `--key`, false
+    nothing, and a list `--key a b c`. `mesh` may be a mapping of names to numbers.
     """
 
     def words(self) -> str:
@@ -226,12 +235,17 @@ class ArgsTable(Struct, frozen=True):
 
 
 def _option(key: Scalar, value: Node) -> list[str]:
-    """Return one entry of the mapping as words of a command line; raise Wrong if its value cannot be."""
+    """Return one entry of the mapping as words of a command line; raise Wrong if its value is neither a scalar nor a
+    list.
+    """
     return [WORD.parse(word) for word in option_words(key, value)]
 
 
 def option_words(key: Scalar, value: Node) -> list[Scalar]:
-    """Return one entry of the mapping as scalars, the words of a command line; raise Wrong if its value cannot be."""
+    """Return one entry of the mapping as scalars, the words of a command line.
+
+    Raise Wrong if its value is neither a scalar nor a list; only `mesh` may be a mapping.
+    """
     if not re.fullmatch(_OPTION, key.text):
         raise wrong(key, "expected the name of an option, without white space and =")
     option = Scalar(key.text if key.text.startswith("-") else f"--{key.text}", False, key.mark)
@@ -250,7 +264,9 @@ def option_words(key: Scalar, value: Node) -> list[Scalar]:
 
 
 def _mesh(value: Mapping) -> Scalar:
-    """Return a mesh as text, such as `pp=2,dp=2`; raise Wrong if a size is no number."""
+    """Return a mapping of mesh dimensions as text, such as `pp=2,dp=2`; raise Wrong if a size is not a number above
+    0.
+    """
     gather = Gather()
     sizes = [
         f"{entry.key.text}={gather.take(entry.key.text, _whole_number, entry.value)}"
@@ -263,14 +279,14 @@ def _mesh(value: Mapping) -> Scalar:
 
 
 def _whole_number(value: Node) -> str:
-    """Return a number of ranks as text; raise Wrong if it is none."""
+    """Return a number of ranks as text; raise Wrong unless it is an integer above 0."""
     if isinstance(value, Scalar) and re.fullmatch(r"[1-9][0-9]{0,5}", value.text):
         return value.text
     raise wrong(value, f"expected a number of ranks, got {got(value)}")
 
 
 def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
-    """Return the words of an option that has one value."""
+    """Return the words of an option with one value: `--key value`, `--key` alone for true, or none for false."""
     if not value.plain:
         return [option, value]
     if value.text in ("true", "false"):
@@ -283,7 +299,7 @@ def _with_scalar(option: Scalar, value: Scalar) -> list[Scalar]:
 
 
 def _scalars(values: Sequence) -> list[Scalar]:
-    """Return the items of a list as words; raise Wrong for an item that is no scalar."""
+    """Return the items of a list; raise Wrong if one is not a scalar, and so no word of a command line."""
     gather = Gather()
     for index, item in enumerate(values.items):
         gather.take(index, WORD.parse, item)

@@ -1,4 +1,6 @@
-"""What all kinds of values have in common, and what kinds of single values have in common."""
+"""The base classes of kinds of values: Kind for any value of a spec, Leaf for one that is written as a single
+scalar.
+"""
 
 from typing import Any, ClassVar, Protocol
 
@@ -11,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Kind(Protocol):
-    """The interface of a kind of value: how it is read, shown and described by JSON Schema."""
+    """The interface of a kind of value: how it is described in messages, how it is read, and its JSON Schema."""
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""
@@ -24,7 +26,9 @@ class Kind(Protocol):
 
 
 class Unfit(Exception):
-    """Raised if a text is not of a kind; `reason` is set if the message "expected ..., got ..." does not suffice."""
+    """Raised if a text is not of a kind. `hint` may tell what to write instead; `reason` is set if the message
+    "expected ..., got ..." does not suffice.
+    """
 
     def __init__(self, hint: str = "", reason: str = "") -> None:
         super().__init__(hint, reason)
@@ -33,7 +37,9 @@ class Unfit(Exception):
 
 
 class Leaf(Struct, frozen=True):
-    """A kind of value that is written as one scalar."""
+    """A kind of value that is written as one scalar. `WORDS` describes it in messages, and `PATTERN` is a regular
+    expression for all its texts.
+    """
 
     WORDS: ClassVar[str] = ""
     PATTERN: ClassVar[str] = ""  # of all that can be written; Python and JSON Schema read it alike
@@ -51,7 +57,7 @@ class Leaf(Struct, frozen=True):
         return {"type": "string", "pattern": f"^{self.PATTERN}$"}
 
     def show(self, value: Any) -> Any:
-        """Return the value as it would be written in a spec, for JSON; the inverse of `convert`."""
+        """Return the value as it would be written in a spec, for JSON. It is the inverse of `convert`."""
         return value
 
     def parse(self, node: Node) -> Any:
@@ -68,7 +74,9 @@ class Leaf(Struct, frozen=True):
 
 
 class WordOr(Leaf, frozen=True):
-    """Either a word that stands for None, such as auto, off or unlimited, or a value of another kind."""
+    """Either `word`, which is read as None (auto, off or unlimited), or a value of the kind `other`. `instead_of` are
+    texts that deserve a hint to write that word, and `none` those that deserve a hint to write 0.
+    """
 
     word: str
     other: Leaf

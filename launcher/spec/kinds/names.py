@@ -22,13 +22,15 @@ def job_name() -> Text:
 
 
 def _job_name_like(text: str) -> str:
-    """Return a hint with a valid name that resembles the text."""
+    """Return a hint with a valid job name that resembles the text, or ""."""
     like = re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-_")[:63]
     return f"for example {like}" if like else ""
 
 
 class VariableName(Leaf, frozen=True):
-    """An environment variable that the launcher does not set itself."""
+    """The name of an environment variable that the user may set; those that the launcher sets for each rank are
+    refused.
+    """
 
     WORDS = "a variable name"
     PATTERN = f"(?!(?:{EXPRESSION})$){_VARIABLE}"
@@ -64,7 +66,7 @@ _OUR_FIELDS = {
 
 
 class SlurmOption(Leaf, frozen=True):
-    """A long option of sbatch, without its dashes, that the launcher does not write itself."""
+    """The name of a long option of sbatch, without its dashes; options that the launcher writes itself are refused."""
 
     WORDS = "an option of sbatch without its dashes"
     PATTERN = f"(?!(?:{'|'.join(_OUR_OPTIONS)})$)[a-z][a-z-]*"
@@ -87,7 +89,9 @@ _SECRET, _FILE = VariableName(), any_path("the path of a file")
 
 
 class SecretSource(Struct, frozen=True):
-    """One secret: the name of a variable whose value is in the submitting environment, or a name and a file."""
+    """A secret: the name of a variable in the submitting environment, or a mapping of the name to a file with the
+    value.
+    """
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""

@@ -17,7 +17,7 @@ _SIZE = rf"(?:0|[1-9][0-9]{{0,11}})(?:\.[0-9]{{1,9}})?(?:{'|'.join(_SIZE_UNITS)}
 
 
 class Integer(Leaf, frozen=True):
-    """An integer within limits."""
+    """An integer, written in plain digits, from `minimum` to `maximum`."""
 
     minimum: int = 0
     maximum: int = 1_000_000_000
@@ -45,7 +45,7 @@ class Integer(Leaf, frozen=True):
 
 
 class Number(Leaf, frozen=True):
-    """A number above zero, with or without a fraction."""
+    """A number above zero and up to `maximum`, with or without a fraction."""
 
     maximum: float
     WORDS = "a number above 0"
@@ -67,7 +67,7 @@ class Number(Leaf, frozen=True):
 
 
 class Boolean(Leaf, frozen=True):
-    """`true` or `false`."""
+    """A truth value, written `true` or `false`; YAML's `yes` and `on` are refused."""
 
     WORDS = "true or false"
 
@@ -88,7 +88,7 @@ class Boolean(Leaf, frozen=True):
 
 
 def _in_digits(text: str) -> str:
-    """Return a hint for a number in another notation, or ""."""
+    """Return a hint if the text is a number in a notation that is not accepted, such as 1e3 or 0x10, else ""."""
     bare = text.strip().replace("_", "").replace(",", "").lstrip("+")
     if re.fullmatch("0+[1-9][0-9]{0,11}", bare):
         return f"write {bare.lstrip('0')}: a leading zero means octal to some readers"
@@ -126,7 +126,7 @@ class Nodes(Leaf, frozen=True):
 
 
 def _range(low: int, high: int) -> NodeRange:
-    """Return the range of nodes; raise Unfit if it is empty or too large."""
+    """Return the range of nodes; raise Unfit if it has no node, its ends are exchanged, or it is too large."""
     if low > high:
         raise Unfit(f"write {high}..{low}", f"expected a range that goes up, got {low}..{high}")
     if high > _MOST_NODES:
@@ -135,7 +135,7 @@ def _range(low: int, high: int) -> NodeRange:
 
 
 def _range_cure(text: str) -> str:
-    """Return a hint for a range in another notation, or ""."""
+    """Return a hint if the text is a range in another notation than 2..4, else ""."""
     ends = re.fullmatch(r"0*([1-9][0-9]{0,5})\s*(?:-|:|to|\.{1,3}|,)\s*0*([1-9][0-9]{0,5})", text)
     if ends:
         return f"write {ends[1]}..{ends[2]}"
@@ -166,7 +166,7 @@ class Size(Leaf, frozen=True):
 
 
 def _size_cure(text: str) -> str:
-    """Return a hint for a size in another notation, or ""."""
+    """Return a hint if the text is a size in another notation than 100MB, else ""."""
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", text)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Kinds for what a run waits for, a moment or another run, and for its priority."""
+"""Kinds of values for `queue`: a moment or another run for which a run waits, and its priority."""
 
 import re
 import time
@@ -20,8 +20,8 @@ _SATURDAY, _WORK = 5, (8, 18)  # hours
 
 
 class WrittenMoment(Leaf, frozen=True):
-    """A time of the day or a date by this machine's clock, kept as written, because its meaning depends on the
-    present.
+    """A time of the day or a date by this machine's clock. It is kept as text, because the moment it stands for depends
+    on when the job is submitted.
     """
 
     WORDS = f"a moment such as 22:00 or 2027-01-31 22:00, or {AFTER_HOURS}"
@@ -40,10 +40,10 @@ class WrittenMoment(Leaf, frozen=True):
 
 
 def moment(text: str, now: float) -> float | None:
-    """Return the Unix time of a moment, or None for now; raise ValueError for any other text.
+    """Return the Unix time of a moment that is written as a WrittenMoment; raise ValueError if there is no such day.
 
-    `22:00` is the next one after `now`; a date may have a time or none; `after-hours` is the end of working hours, on
-    weekdays from 8 to 18, or now outside of them.
+    `22:00` is the next such time after `now`. `after-hours` is the end of working hours (weekdays, 8 to 18), or None,
+    for at once, outside of these.
     """
     if text == AFTER_HOURS:
         return _end_of_work(time.localtime(now))
@@ -59,13 +59,13 @@ def moment(text: str, now: float) -> float | None:
 
 
 def _end_of_work(now: time.struct_time) -> float | None:
-    """Return the end of today's working hours, or None outside of working hours."""
+    """Return the Unix time at which today's working hours end, or None if it is not a working hour."""
     working = now.tm_wday < _SATURDAY and _WORK[0] <= now.tm_hour < _WORK[1]
     return _of_date(time.strftime(f"%Y-%m-%d {_WORK[1]}:00", now)) if working else None
 
 
 def _of_date(text: str) -> float:
-    """Return the Unix time of a date; raise ValueError if the text is none."""
+    """Return the Unix time of a date with or without a time of the day; raise ValueError if there is no such day."""
     for form in _FORMATS:
         try:
             return time.mktime(time.strptime(text, form))
@@ -75,7 +75,9 @@ def _of_date(text: str) -> float:
 
 
 class PredecessorName(Leaf, frozen=True):
-    """A run to wait for, such as `prep-7k3f`, `prep-7k3f:ended` or `prep-7k3f:step 100`."""
+    """The run for which another waits, and until when: `prep-7k3f` for its success, `prep-7k3f:ended`, or
+    `prep-7k3f:step 100`.
+    """
 
     WORDS = "a run, alone or with :succeeded, :ended or :step N"
     PATTERN = rf"{_RUN}(?::(?:succeeded|ended|step {_STEP}))?"

@@ -1,4 +1,4 @@
-"""The kind of `roles:`: the names of several programs of one run, and how each relates to the others."""
+"""The kind of value of `roles:`: the names of several programs of one run, and how each relates to the others."""
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ PORT_NAME = Text("the name of a port, of a-z, 0-9 and _, at most 31 long", r"[a-
 
 
 class PortToTry(Leaf, frozen=True):
-    """The port by which a rank shows that it is ready: true for its own, or the name of one of the role's ports."""
+    """The port that shows that a rank is ready: true for its own first port, or the name of one of the role's ports."""
 
     WORDS = "true or the name of a port"
 
@@ -30,8 +30,8 @@ class PortToTry(Leaf, frozen=True):
 
 
 class RolesTable(Struct, frozen=True):
-    """The table of roles, read for how they relate; the rest of each role is read once the options common to all are
-    merged in.
+    """The table of roles, read only for how each relates to others (the options in `among`). The options in `of_a_spec`
+    are read later, once those common to all roles are merged in.
     """
 
     among: Section  # what a role is among the others
@@ -69,7 +69,7 @@ class RolesTable(Struct, frozen=True):
         }
 
     def _role(self, node: Node) -> Role:
-        """Return how one role relates to the others; raise Wrong with every problem."""
+        """Return how the role written at this node relates to the others; raise Wrong with every problem."""
         if isinstance(node, Unusable):
             raise Wrong
         if not isinstance(node, Mapping):

@@ -1,4 +1,4 @@
-"""A section: a mapping with known options that becomes one class of model.py."""
+"""The kind of value for a section: a mapping with known options that becomes an instance of one class of model.py."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -20,7 +20,9 @@ Check = Callable[[Mapping, Values[str, Any]], Iterator[Problem]]
 
 
 class Field(Struct, frozen=True):
-    """One option: its key in YAML, the kind of its value, its meaning, and the attributes that it sets."""
+    """An option of a section: its `key` in YAML, the `kind` of its value, its help text, and the attributes that it
+    `sets` (by default one, called like the key). `example` shows how it is written.
+    """
 
     key: str
     kind: Kind
@@ -35,7 +37,10 @@ class Field(Struct, frozen=True):
 
 
 class Section(Struct, frozen=True, dict=True):
-    """A mapping with known options, from which an instance of `model` is made."""
+    """A mapping with known options, from which an instance of `model` is made. `base` is an instance with other
+    defaults; `checks` compare options with each other; a `required` section may not be empty; `misread` finds a problem
+    that explains all others.
+    """
 
     model: type
     options: tuple[Field, ...]
@@ -47,7 +52,7 @@ class Section(Struct, frozen=True, dict=True):
 
     @cached_property
     def by_key(self) -> dict[str, Field]:
-        """Return the options by key."""
+        """The options by key."""
         return {field.key: field for field in self.options}
 
     def words(self) -> str:
@@ -56,15 +61,15 @@ class Section(Struct, frozen=True, dict=True):
 
     @cached_property
     def _usual(self) -> Any:
-        """Return the value of an empty section, with NODEFAULT for each required attribute."""
+        """The value of an empty section, with NODEFAULT for each required attribute."""
         if self.base is not None or not issubclass(self.model, Struct):
             return self.base
         required = len(self.model.__struct_fields__) - len(self.model.__struct_defaults__)
         return self.model(*[NODEFAULT] * required)
 
     def default(self, field: Field) -> Any:
-        """Return the default of an option: one value, a tuple for several attributes, or NODEFAULT if it is
-        required.
+        """Return the default of an option: its value, a tuple if the option sets several attributes, or NODEFAULT if it
+        is required.
         """
         values = tuple(getattr(self._usual, name, None) for name in field.attributes)
         return values if len(values) > 1 else values[0]
@@ -95,11 +100,11 @@ class Section(Struct, frozen=True, dict=True):
         return self.made(values)
 
     def made(self, values: dict[str, Any]) -> Any:
-        """Return the instance of `model` with these values."""
+        """Return an instance of `model`, or a copy of `base`, with these attributes."""
         return replace(self.base, **values) if self.base is not None else self.model(**values)
 
     def _entry(self, gather: Gather, entry: Entry) -> dict[str, Any]:
-        """Return the attributes that an entry sets by name; note its problems in `gather`."""
+        """Return {attribute: value} for what an entry of the mapping sets; add its problems to `gather`."""
         field = self.by_key.get(entry.key.text)
         if field is None:
             gather.add(self.unknown(entry.key))
@@ -118,7 +123,7 @@ class Section(Struct, frozen=True, dict=True):
                 yield Problem(node.mark, "missing", f"write {field.key}: {field.example or '...'}", (field.key,))
 
     def unknown(self, key: Scalar) -> Problem:
-        """Return the problem of an unknown key."""
+        """Return the problem of a key that the section does not have; it offers the known keys."""
         return Problem(key.mark, UNKNOWN, key=(key.text,), word=key.text, options=tuple(self.by_key))
 
     def schema(self) -> Json:
@@ -136,7 +141,7 @@ class Section(Struct, frozen=True, dict=True):
         }
 
     def shown_default(self, field: Field) -> Json:
-        """Return {"default": …} as the default would be written in a spec, or {} if it cannot be written."""
+        """Return {"default": …} for the JSON Schema, or {} if the option has no default that a spec could contain."""
         value = self.default(field)
         unwritten = value is None and not isinstance(field.kind, WordOr)
         if unwritten or not isinstance(field.kind, Leaf | Shorthand) or value in (NODEFAULT, "", (None, None)):
@@ -145,7 +150,7 @@ class Section(Struct, frozen=True, dict=True):
 
 
 class Shorthand(Struct, frozen=True):
-    """A section that may also be written as a scalar, which then is the value of one of its options."""
+    """A section that may be written as a scalar instead, which is then the value of its option `key`."""
 
     section: Section
     key: str
@@ -163,7 +168,7 @@ class Shorthand(Struct, frozen=True):
         return self.section.parse(node)
 
     def opened(self, node: Scalar) -> Mapping:
-        """Return the long form of a value written in short."""
+        """Return the section as a mapping, given the scalar with which it was abbreviated."""
         return Mapping({self.key: Entry(Scalar(self.key, True, node.mark), node)}, node.mark)
 
     def schema(self) -> Json:
@@ -176,7 +181,7 @@ class Shorthand(Struct, frozen=True):
 
     @property
     def _kind(self) -> Leaf:
-        """The kind of the option that the scalar stands for."""
+        """The kind of the option that the scalar sets."""
         kind = self.section.by_key[self.key].kind
         if not isinstance(kind, Leaf):
             raise TypeError(f"{self.key} cannot be written as a scalar")

@@ -1,4 +1,6 @@
-"""Kinds for what a sweep may choose an option's value from: a list of values, or a range of numbers."""
+"""Kinds of values for `sweep.space`: from which values, or from which range of numbers, a sweep chooses an option's
+value.
+"""
 
 import re
 from typing import Any
@@ -38,7 +40,7 @@ class Real(Leaf, frozen=True):
 
 
 class PlainWord(Leaf, frozen=True):
-    """A number, a truth value or a text, by what the scalar looks like."""
+    """A number, a truth value or a text: `3` and `true` are read as such unless they are quoted."""
 
     WORDS = "a value"
 
@@ -56,7 +58,7 @@ class PlainWord(Leaf, frozen=True):
 
 
 class WhenText(Leaf, frozen=True):
-    """A condition such as `run.args.model == resnet`: the key of another option and its value."""
+    """A condition such as `run.args.model == resnet`: the key of another option, and the value that it must have."""
 
     WORDS = "a condition such as run.args.model == resnet"
     PATTERN = rf"{_KEY} *== *\S.*"
@@ -85,8 +87,8 @@ _RANGE = Section(
 
 
 class Choices(Struct, frozen=True):
-    """The choices of a sweep for one option, such as `[32, 64]` or `{from: 1e-5, to: 1e-1, log: true}`, perhaps with
-    `when`.
+    """The values from which a sweep chooses an option: a list such as `[32, 64]`, or a range `{from: 1e-5, to: 1e-1,
+    log: true}`; `when` may make it depend on another option.
     """
 
     def words(self) -> str:
@@ -105,9 +107,9 @@ class Choices(Struct, frozen=True):
         raise wrong(node, f"expected {self.words()}, got {got(node)}", f"write [{node.text}]")
 
     def _of(self, node: Mapping) -> Dimension:
-        """Return the range or values in a mapping; raise Wrong with every problem."""
+        """Return the choices that a mapping describes: a range or values; raise Wrong with every problem."""
         found: Dimension = _RANGE.parse(node)
-        problems = [Problem(node.mark, reason, hint) for reason, hint in _amiss(found, set(node.entries))]
+        problems = [Problem(node.mark, reason, hint) for reason, hint in _contradictions(found, set(node.entries))]
         if problems:
             raise Wrong(*problems)
         if found.values:
@@ -120,8 +122,8 @@ class Choices(Struct, frozen=True):
         return {"anyOf": [ListOf(PlainWord(), minimum=1).schema(), _RANGE.schema()]}
 
 
-def _amiss(found: Dimension, written: set[str]) -> Any:
-    """Yield (reason, hint) for each problem with the choices."""
+def _contradictions(found: Dimension, written: set[str]) -> Any:
+    """Yield (reason, hint) for each contradiction in the choices; `written` are the keys that the user has written."""
     ranged = written & {"from", "to", "step", "log"}
     if found.values:
         if ranged:

@@ -1,4 +1,4 @@
-"""The kind of `steps:`: the name of each of several jobs, what it needs, and how its spec differs."""
+"""The kind of value of `steps:`: several jobs by name, which of them each needs, and how its spec differs."""
 
 from msgspec import Struct
 
@@ -16,9 +16,8 @@ ON = Text("the name of a cluster", r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 
 class StepsTable(Struct, frozen=True):
-    """The table of steps, read for what each needs.
-
-    The rest of a step is read once the options common to all are merged in.
+    """The table of steps, read only for what each needs. The options in `of_a_spec` are read later, once those common
+    to all steps are merged in.
     """
 
     of_a_spec: tuple[str, ...]  # the options that a step may have
@@ -59,7 +58,7 @@ class StepsTable(Struct, frozen=True):
 
 
 def _needs(step: Node) -> tuple[str, ...]:
-    """Return the steps that a step needs; raise Wrong if they are no list of names."""
+    """Return the names of the steps that this one needs; raise Wrong if `needs` is no list of names."""
     if isinstance(step, Unusable):
         raise Wrong
     if not isinstance(step, Mapping):

@@ -1,4 +1,4 @@
-"""Kinds for recipients of notifications: the service, and its address or where that is kept."""
+"""Kinds of values for recipients of notifications: the service, and its address or where that is stored."""
 
 import re
 
@@ -26,7 +26,9 @@ _ARGV = ListOf(WORD, minimum=1)
 
 
 class SecretText(Leaf, frozen=True):
-    """A value that is kept out of the spec: the name of the variable that holds it, or `{file: PATH}`."""
+    """A secret value that the spec only points to: the name of the variable that holds it, or `{file: PATH}`. With
+    `spelled_out`, a web address may be written itself.
+    """
 
     spelled_out: bool = False  # a web address may stand here itself
 
@@ -47,7 +49,9 @@ class SecretText(Leaf, frozen=True):
         raise wrong(node, f"expected {self.words()}")  # never what stands there: it may be the secret
 
     def _word(self, node: Scalar) -> Secret | str:
-        """Return the variable or, if addresses may be spelled out, the address in a scalar."""
+        """Return the variable that the scalar names or, with `spelled_out`, the address that it is; raise Wrong for any
+        other address.
+        """
         if URL.fullmatch(node.text):
             if self.spelled_out:
                 return node.text
@@ -63,7 +67,9 @@ class SecretText(Leaf, frozen=True):
 
 
 class NotifyRecipient(Struct, frozen=True):
-    """A recipient of notifications, such as `slack: SLACK_WEBHOOK` or `email: me@example.org`."""
+    """A recipient of notifications, such as `slack: SLACK_WEBHOOK` or `email: me@example.org`. With `spelled_out`, a
+    secret address may be written itself.
+    """
 
     spelled_out: bool = False
 
@@ -89,7 +95,7 @@ class NotifyRecipient(Struct, frozen=True):
             raise Wrong(*(replace(one, key=(key.text, *one.key)) for one in error.problems)) from None
 
     def _of(self, kind: str, value: Node) -> NotifyTarget:
-        """Return the recipient of kind `kind`; raise Wrong if its value does not fit."""
+        """Return the recipient at the service `kind`, such as slack or email; raise Wrong if its value does not fit."""
         if kind == "email":
             return NotifyTarget(kind, address=_EMAIL.parse(value))
         if kind == "command":

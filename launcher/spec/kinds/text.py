@@ -27,7 +27,9 @@ RUN_DIR_NAMES = frozenset(
 
 
 class Text(Leaf, frozen=True):
-    """A text, whose form may be limited by a pattern."""
+    """A text. `what` describes it in messages, `pattern` limits its form, `lines` allows line breaks, `empty` allows no
+    text, and `cure` returns a hint for a text that does not fit.
+    """
 
     what: str = "text"
     pattern: str = ""  # of the whole text; Python and JSON Schema read it alike
@@ -56,7 +58,7 @@ class Text(Leaf, frozen=True):
 
 
 class Choice(Leaf, frozen=True):
-    """One of a few words."""
+    """One of the words in `options`."""
 
     options: tuple[str, ...]
 
@@ -94,17 +96,22 @@ def _text_of(scalar: Scalar, *, lines: bool) -> str:
 
 
 def word(what: str, pattern: str = r"[^\s-]\S*") -> Text:
-    """Return the kind of text without white space that cannot be taken for a command's option."""
+    """Return a kind of text without white space, which does not begin with a dash and so is no option of a command.
+
+    `what` describes it in messages.
+    """
     return Text(what, pattern)
 
 
 def any_path(what: str) -> Text:
-    """Return the kind of a path on some machine, absolute or relative."""
+    """Return the kind of a path on some machine, absolute or relative; `what` describes it in messages."""
     return Text(what, r"[^-].*")
 
 
 class StoreAddress(Leaf, frozen=True):
-    """An address for fsspec, without credentials, because specs are shown."""
+    """An address for fsspec, such as s3://bucket/prefix. Credentials in it are refused, because many people can read a
+    spec.
+    """
 
     WORDS = "an address such as s3://bucket/prefix"
     PATTERN = r"[a-z][a-z0-9+.-]*://[^\s@?#]+"
@@ -123,7 +130,9 @@ class StoreAddress(Leaf, frozen=True):
 
 
 class InnerPath(Leaf, frozen=True):
-    """A relative path that cannot lead out of the folder from which it starts."""
+    """A relative path that cannot lead out of the folder from which it starts; `inside` names that folder. `refused`
+    are first parts that it may not have; None allows any, and hidden ones.
+    """
 
     what: str
     inside: str  # that folder, in words
@@ -142,14 +151,14 @@ class InnerPath(Leaf, frozen=True):
         return text
 
     def _stay_inside(self, text: str) -> None:
-        """Raise Unfit for a path that leads out of the folder."""
+        """Raise Unfit for a path that is absolute or contains `..`."""
         if text.startswith(("/", "~")):
             raise Unfit(f"write it relative to {self.inside}")
         if ".." in text.split("/"):
             raise Unfit(reason=f"{self.what} cannot lead out of {self.inside} by ..")
 
     def _be_a_name(self, text: str) -> None:
-        """Raise Unfit for a path that is empty or looks like an option."""
+        """Raise Unfit for a path that is empty, too long, looks like an option, or begins with a refused part."""
         parts = [part for part in text.split("/") if part not in ("", ".")]
         if not text or text.startswith("-"):
             raise Unfit

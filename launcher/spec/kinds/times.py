@@ -1,4 +1,4 @@
-"""Kinds of durations; the unit must be written."""
+"""Kinds of values for durations, such as 90s, 10m or 02:00:00; the unit must be written."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ def seconds(text: str) -> float | None:
 
 
 def show_seconds(value: float) -> str:
-    """Return the shortest way to write a duration: 900.0 is 15m."""
+    """Return a duration in seconds as text in the largest unit that divides it: 900.0 is 15m."""
     for unit in ("d", "h", "m", "s"):
         if value and value % _UNITS_S[unit] == 0:
             return f"{value / _UNITS_S[unit]:.0f}{unit}"
@@ -35,7 +35,7 @@ def show_seconds(value: float) -> str:
 
 
 class Duration(Leaf, frozen=True):
-    """A duration with its unit."""
+    """A duration such as 90s, read as seconds; with `zero`, it may be 0s."""
 
     zero: bool = True  # may be no time at all
 
@@ -52,9 +52,9 @@ class Duration(Leaf, frozen=True):
 
 
 def duration(text: str, *, zero: bool = True) -> float:
-    """Return the seconds of a duration; raise Unfit, with a hint at what may have been meant.
+    """Return the seconds of a duration.
 
-    Zero is allowed only with `zero`.
+    Raise Unfit, with a hint, if the text is none, is too long, or is zero without `zero`.
     """
     value = seconds(text)
     if value is None:
@@ -67,7 +67,7 @@ def duration(text: str, *, zero: bool = True) -> float:
 
 
 def _cure(text: str) -> str:
-    """Return a hint for a duration without a unit, or ""."""
+    """Return a hint with the unit that a duration lacks or should have, or "" if none is likely."""
     if re.fullmatch(r"[0-9]{1,9}", text):
         return f"write the unit: {text}s, {text}m or {text}h"
     if re.fullmatch(r"[0-9]{1,2}:[0-5][0-9]", text):
@@ -106,16 +106,17 @@ _STEPS = r"[1-9][0-9]{0,11} steps?"
 
 
 class HangAfter(Leaf, frozen=True):
-    """A time until a hang is assumed, `off` or `auto`, as (seconds or None, whether the ranks' own state decides
-    earlier).
+    """The time without progress after which ranks count as hung: a duration, `off`, or `auto`. It is read as (seconds
+    or None, whether the ranks' reported states may show a hang earlier).
     """
 
     WORDS = "auto, off or a duration, such as 10m"
     PATTERN = f"(?:auto|off|{DURATION})"
 
     def convert(self, scalar: Scalar) -> tuple[float | None, bool]:
-        """Return (seconds or None for no limit, whether the ranks' state may show a hang earlier); raise Unfit for any
-        other text.
+        """Return (seconds or None for no limit, whether the ranks' reported states may show a hang earlier).
+
+        Raise Unfit for any other text.
         """
         match scalar.text:
             case "auto":
@@ -136,7 +137,7 @@ class HangAfter(Leaf, frozen=True):
 
 
 class Every(Leaf, frozen=True):
-    """A number of steps or a duration, as (steps, seconds), of which one is None."""
+    """An interval in steps or as a duration, read as (steps, seconds), of which one is None."""
 
     WORDS = "steps or a duration, such as 500 steps or 10m"
     PATTERN = f"(?:{_STEPS}|{DURATION})"
