@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from launcher.supervisor.notify.record import Notifying
 
 Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in one
-WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
+WATCH_S = 5.0  # how old an answer of a cluster may be for a command that watches
 _WAIT_STEP_S = 0.1
 UNLISTED = "it was submitted with another HOME or XDG_STATE_HOME, with which it can be asked, followed and ended"
 _answered: dict[Path, tuple[float, ClusterAnswer | None]] = {}
@@ -139,7 +139,7 @@ class Run:
         refuse_live(self.status())
         told = remove([self])
         if self.path.exists():
-            raise Unreachable(*(still_there(one) for one in told if one.silent or one.live))
+            raise Unreachable(*(kept_text(one) for one in told if one.silent or one.live))
 
     def label(
         self, *, add: Collection[str] = (), remove: Collection[str] = (), note: str | None = None,
@@ -464,12 +464,12 @@ def predict(
     )
 
 
-def fetch_answers(one: Run, output: str | Path) -> None:
+def fetch_predictions(one: Run, output: str | Path) -> None:
     """Fetch the file that predict() wrote on another machine; do nothing if it wrote none there."""
-    from launcher.submission.predicting import put_answers  # late: it reads YAML: see above
+    from launcher.submission.predicting import copy_predictions  # late: it reads YAML: see above
 
     one.fetch_outputs()
-    put_answers(RunDir(one.path), Path(output))
+    copy_predictions(RunDir(one.path), Path(output))
 
 
 def release(one: Run) -> None:
@@ -589,7 +589,7 @@ def remove(runs_: "Sequence[Run]", *, anyway: bool = False) -> list[KeptRemote]:
     return [*told, *living]
 
 
-def still_there(kept: KeptRemote) -> str:
+def kept_text(kept: KeptRemote) -> str:
     """Return a line of text for the user that says what was not deleted on a machine, and why."""
     if kept.silent:
         return f"{kept.where} was not asked: what it may keep of {', '.join(kept.runs)} stays there ({kept.silent})"
@@ -611,19 +611,19 @@ def statuses(runs_: "Sequence[Run]", fresh_s: float = 0.0, *, restart_lost: bool
     """
     facts = [read_facts(one.path) for one in runs_]
     left = list(range(len(runs_)))
-    for _ in range(2):  # a word may be of the attempt before the one that turns out to be the newest
+    for _ in range(2):  # an answer may be of the attempt before the one that turns out to be the newest
         asked: dict[str, list[int]] = {}
         for index in left:
             if _is_asked(facts[index]):
                 asked.setdefault(facts[index].asks, []).append(index)
         left = []
         for kind, indexes in asked.items():
-            words = _answers_of(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
-            for index, word in zip(indexes, words, strict=True):
+            answers = _answers_of(kind, [facts[index].attempt_dir for index in indexes], fresh_s)
+            for index, answer in zip(indexes, answers, strict=True):
                 # Read again: what happened while the cluster was asked is in the folder by now.
                 before, facts[index] = facts[index].attempt, read_facts(runs_[index].path)
                 if facts[index].attempt == before:
-                    facts[index] = replace(facts[index], word=word)
+                    facts[index] = replace(facts[index], answer=answer)
                 else:
                     left.append(index)
     return [_carried_on(fact, restart=restart_lost) for fact in facts]
@@ -712,9 +712,9 @@ def _answers_of(kind: str, attempts: "list[tuple[RunDir, AttemptDir]]", fresh_s:
         return [one[1] for one in kept if one is not None]
     place = of_kind(kind)
     place.mend(attempts)
-    words = place.look(attempts)
-    _answered.update({attempt.path: (now, word) for (_, attempt), word in zip(attempts, words, strict=True)})
-    return words
+    answers = place.look(attempts)
+    _answered.update({attempt.path: (now, answer) for (_, attempt), answer in zip(attempts, answers, strict=True)})
+    return answers
 
 
 def submit(spec: Spec, *args: Any, on: str = LOCAL, overrides: Sequence[str] = (), **given: Any) -> Run:
@@ -878,7 +878,7 @@ def run(ref: str) -> Run:
         found = _discovered(ref) if ref != LAST else None
         if found is None:
             if others := unlisted("" if ref == LAST else ref):
-                one = max(others, key=lambda other: as_it_lies(other).submitted_at)
+                one = max(others, key=lambda other: recorded_status(other).submitted_at)
                 raise NoSuchRun(f"{one.id}: {UNLISTED}", f"hint: its folder is {one.path}") from None
             raise
         return Run(parse_run_id(found.name), found)
@@ -893,24 +893,24 @@ def unlisted(ref: str = "") -> list[Run]:
     return [Run(run_id, path) for run_id, path in registry.unlisted(Path.cwd()) if run_id.startswith(ref)]
 
 
-def as_it_lies(run: Run) -> RunStatus:
+def recorded_status(run: Run) -> RunStatus:
     """Return the status that the run's folder records; no cluster is queried, and nothing is changed."""
-    return _as_it_lies(read_facts(run.path))
+    return _recorded_status(read_facts(run.path))
 
 
-def _as_it_lies(facts: RunFacts) -> RunStatus:
+def _recorded_status(facts: RunFacts) -> RunStatus:
     """Return the status that the facts give if the cluster cannot be queried, without a suggested next command."""
     if _is_asked(facts):
-        facts = replace(facts, word=ClusterAnswer("unknown", "", 0.0, silent=UNLISTED))
+        facts = replace(facts, answer=ClusterAnswer("unknown", "", 0.0, silent=UNLISTED))
     return msgspec.structs.replace(derive(facts), next="")
 
 
-def as_far_as_here(run: Run) -> tuple[RunStatus, str]:
+def status_so_far(run: Run) -> tuple[RunStatus, str]:
     """Return (the status from local records alone, the kind of the cluster that would have to be queried for more, or
     "").
     """
     facts = read_facts(run.path)
-    return (_as_it_lies(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
+    return (_recorded_status(facts), facts.asks) if _is_asked(facts) else (derive(facts), "")
 
 
 def _discovered(ref: str) -> Path | None:

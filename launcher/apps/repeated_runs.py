@@ -19,7 +19,7 @@ from launcher.spec.model import RunOptions
 from launcher.states import LOCAL
 from launcher.submission.opening import open_named
 from launcher.submission.project import ProjectCode
-from launcher.submission.requests import Request, able, looked_at_first, taken
+from launcher.submission.requests import Request, check_on_cluster, read_request, taken
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -42,7 +42,7 @@ class RepeatedJob:
     def request(self, more: Sequence[str] = ()) -> Request:
         """Return a request for one run; raise BadInput with all problems."""
         words = (*self.overrides, *more)
-        return able(looked_at_first(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
+        return check_on_cluster(read_request(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
 
     def start(self, run_id: RunId, more: Sequence[str] = ()) -> api.Run:
         """Start one run with the id `run_id`, with further overrides in `more`, and return it."""

@@ -29,14 +29,14 @@ class OtherRuns:
         if not run_dir.is_dir():
             return OtherRun(None)
         facts = read_facts(run_dir)
-        status = derive(replace(facts, word=self._word(facts)))
+        status = derive(replace(facts, answer=self._word(facts)))
         if status.state is State.LOST and facts.asks:  # what may have been brought back, or is to be
             self._words.pop(facts.attempt_dir[1].path, None)
             word = self._word(facts)
             if word is None:
                 _mend_here(facts)
             facts = read_facts(run_dir)
-            status = derive(replace(facts, word=word))
+            status = derive(replace(facts, answer=word))
         return OtherRun(status.state, state_text(status), status.step)
 
     def _word(self, facts: RunFacts) -> ClusterAnswer | None:

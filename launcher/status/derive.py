@@ -148,13 +148,13 @@ def derive(facts: RunFacts) -> RunStatus:
         second_copies=own.second_copies if own is not None else False,
         safe_checkpoint=own.safe_checkpoint if own is not None else None,
         memory_copy=own.memory_copy if own is not None and not verdict.state.ended else None,
-        roles={one.run_dir.name: derive(_with_word(one, facts.word, verdict)) for one in facts.roles},
+        roles={one.run_dir.name: derive(_with_answer(one, facts.answer, verdict)) for one in facts.roles},
         loads=shown.loads if shown is not None and not verdict.state.ended else (),
         last_rank=shown.last_rank if shown is not None and not verdict.state.ended else None,
     )
 
 
-def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
+def _with_answer(role: RunFacts, answer: ClusterAnswer | None, whole: _Verdict) -> RunFacts:
     """Return the facts of a side role, with the cluster's answer about the whole run if the role's supervisor is
     elsewhere.
 
@@ -164,8 +164,8 @@ def _with_word(role: RunFacts, word: ClusterAnswer | None, whole: _Verdict) -> R
         return role
     if whole.state.ended:
         cause = Cause.CANCELLED
-        word = ClusterAnswer("ended", "", 0.0, text="it ended with the run", ended_as=State.CANCELLED, cause=cause)
-    return dataclasses.replace(role, word=word)
+        answer = ClusterAnswer("ended", "", 0.0, text="it ended with the run", ended_as=State.CANCELLED, cause=cause)
+    return dataclasses.replace(role, answer=answer)
 
 
 def _nodes(own: RunState | None, *, ended: bool) -> tuple[NodeState, ...]:
@@ -243,14 +243,14 @@ def _verdict(facts: RunFacts) -> _Verdict:
     own = _own_state(facts)
     if facts.settling:
         return _recorded_verdict(own)
-    if facts.may_have_resumed and facts.word is not None:
-        return _cluster_verdict(facts, facts.word)
+    if facts.may_have_resumed and facts.answer is not None:
+        return _cluster_verdict(facts, facts.answer)
     if facts.end is not None:
         return _after_end(facts, facts.end)
     if own is not None and own.state.ended:
         return _Verdict(own.state, own.message, own.cause, own.exit_code, own.ended_at)
-    if facts.word is not None:
-        return _cluster_verdict(facts, facts.word)
+    if facts.answer is not None:
+        return _cluster_verdict(facts, facts.answer)
     if facts.attempt == 0:
         return _unknown(_joined(*facts.trouble) or f"there is no attempt in {facts.run_dir}")
     if facts.living.supervisor:
@@ -274,8 +274,8 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
     if end.state is not State.QUEUED:
         return _unknown(f"attempt {facts.attempt} ended in a state that is none: {end.state}")
     wait = f"the next attempt starts after {end.delay_s:g} s" if end.delay_s else "the next attempt is about to start"
-    if facts.word is not None:
-        return _cluster_verdict(facts, facts.word)
+    if facts.answer is not None:
+        return _cluster_verdict(facts, facts.answer)
     match facts.living.supervisor:
         case True:
             return _Verdict(State.QUEUED, _joined(end.message, wait), end.cause)
@@ -285,39 +285,39 @@ def _after_end(facts: RunFacts, end: AttemptEnd) -> _Verdict:
             return _elsewhere(facts, _own_state(facts))
 
 
-def _cluster_verdict(facts: RunFacts, word: ClusterAnswer) -> _Verdict:
+def _cluster_verdict(facts: RunFacts, answer: ClusterAnswer) -> _Verdict:
     """Return the conclusion from the cluster's answer about the run's job, if no record of the run tells how it
     ended.
     """
     own, end = _own_state(facts), facts.end
     cause = end.cause if end is not None else None
-    if word.silent:
-        return _unknown(_joined(word.silent, _last_seen(word, own)))
-    match word.phase:
+    if answer.silent:
+        return _unknown(_joined(answer.silent, _last_seen(answer, own)))
+    match answer.phase:
         case "queued":
-            estimate = f"may start at {local_time(word.starts_at)}" if word.starts_at is not None else ""
-            waits = word.text or f"job {word.job_id} waits"
+            estimate = f"may start at {local_time(answer.starts_at)}" if answer.starts_at is not None else ""
+            waits = answer.text or f"job {answer.job_id} waits"
             return _Verdict(State.QUEUED, _joined(waits, estimate, _avoids(facts)), cause)
         case "running":
             said = _recorded_verdict(own)
-            said = msgspec.structs.replace(said, message=word.text) if word.text else said
+            said = msgspec.structs.replace(said, message=answer.text) if answer.text else said
             return said if end is None else _Verdict(State.STARTING, "the next attempt is about to start", cause)
         case "ending":
             if end is not None:
                 return _Verdict(State.QUEUED, "its job is being put back into the queue", cause)
             said = _recorded_verdict(own)
-            return msgspec.structs.replace(said, message=_joined(said.message, f"job {word.job_id} is ending"))
+            return msgspec.structs.replace(said, message=_joined(said.message, f"job {answer.job_id} is ending"))
         case "ended":
-            code = exit_of(word.cause) if word.cause is not None else Exit.LOST
-            ended = f"{_who(word)} says {_joined(word.word, word.text)} of job {word.job_id}"
+            code = exit_of(answer.cause) if answer.cause is not None else Exit.LOST
+            ended = f"{_who(answer)} says {_joined(answer.word, answer.text)} of job {answer.job_id}"
             of_job = f"{ended}, which left no record of its end"
-            message = of_job if word.job_id else word.text
-            return _Verdict(word.ended_as or State.LOST, message, word.cause, code)
+            message = of_job if answer.job_id else answer.text
+            return _Verdict(answer.ended_as or State.LOST, message, answer.cause, code)
         case "gone":
-            return _lost(f"job {word.job_id} is not known to the cluster any more, and left no record of its end")
+            return _lost(f"job {answer.job_id} is not known to the cluster any more, and left no record of its end")
         case _:
-            of_job = f"{_who(word)} says {word.word!r} of job {word.job_id}"
-            return _unknown(_joined(of_job if word.job_id else word.text, _last_seen(word, own)))
+            of_job = f"{_who(answer)} says {answer.word!r} of job {answer.job_id}"
+            return _unknown(_joined(of_job if answer.job_id else answer.text, _last_seen(answer, own)))
 
 
 def _avoids(facts: RunFacts) -> str:
@@ -326,16 +326,16 @@ def _avoids(facts: RunFacts) -> str:
     return f"it avoids {', '.join(times)}" if times else ""
 
 
-def _who(word: ClusterAnswer) -> str:
+def _who(answer: ClusterAnswer) -> str:
     """Return the name of the program that gave the answer, such as squeue, or "the cluster"."""
-    return word.said_by or "the cluster"
+    return answer.said_by or "the cluster"
 
 
-def _last_seen(word: ClusterAnswer, own: RunState | None) -> str:
+def _last_seen(answer: ClusterAnswer, own: RunState | None) -> str:
     """Return text that says when, and in which state, the job was last seen."""
-    if own is not None and own.updated_at >= word.at:
+    if own is not None and own.updated_at >= answer.at:
         return f"last seen {own.state.upper()} at {local_time(own.updated_at)}"
-    return f"last seen {word.word or word.phase.upper()} at {local_time(word.at)}" if word.at else "never seen"
+    return f"last seen {answer.word or answer.phase.upper()} at {local_time(answer.at)}" if answer.at else "never seen"
 
 
 def local_time(at: float) -> str:
@@ -395,8 +395,8 @@ def _with_stop(facts: RunFacts, verdict: _Verdict) -> _Verdict:
     """Return the conclusion; its message mentions a request to end the run, if there is one."""
     if facts.stop is None or verdict.state.ended or verdict.state is State.UNKNOWN:
         return verdict
-    word = "it was asked to end (cancel)" if facts.stop.kind == "cancel" else f"it was asked to end ({facts.stop.kind})"
-    return msgspec.structs.replace(verdict, message=_joined(verdict.message, word))
+    note = "it was asked to end (cancel)" if facts.stop.kind == "cancel" else f"it was asked to end ({facts.stop.kind})"
+    return msgspec.structs.replace(verdict, message=_joined(verdict.message, note))
 
 
 def _with_disk(facts: RunFacts, verdict: _Verdict) -> _Verdict:

@@ -77,8 +77,8 @@ class Moment:
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """Everything that was read about a run, from which its status is derived. `submitter` tells whether the process
-    that opened the attempt is alive, `trouble` which records could not be read, `word` what the cluster answered about
-    the job, `roles` are the facts of the side roles, and `no_room` says why the run's disk takes no data.
+    that opened the attempt is alive, `trouble` which records could not be read, and `answer` what the cluster said
+    about the job. `roles` are the facts of the side roles, and `no_room` says why the run's disk takes no data.
     """
 
     run_dir: Path
@@ -93,7 +93,7 @@ class RunFacts:
     living: Living = Living()
     submitter: bool | None = False  # the process that opened the attempt; looked for only where no supervisor is known
     trouble: tuple[str, ...] = ()  # what is there but could not be read
-    word: ClusterAnswer | None = None  # what the cluster says, where one was asked
+    answer: ClusterAnswer | None = None  # what the cluster says, where one was asked
     avoided: tuple[Exclusion, ...] = ()
     roles: tuple["RunFacts", ...] = ()  # of a run of several programs: those beside the main one
     no_room: str = ""  # why the disk of the run's folder takes nothing now
@@ -117,7 +117,7 @@ class RunFacts:
         A run that has succeeded is final.
         """
         done = self.end is not None and self.end.state is State.SUCCEEDED
-        return not done and self.word is not None and bool(self.word.silent) and registry.is_adopted(self.run_dir)
+        return not done and self.answer is not None and bool(self.answer.silent) and registry.is_adopted(self.run_dir)
 
     @property
     def settling(self) -> bool:

@@ -1,8 +1,6 @@
-"""Call a Python function as each rank of a run, and write what it returns or raises to a file beside the code.
-
-The text of this file, with a last line that names the function, is the script of such a run. It imports nothing of
-`launcher`, because the ranks' interpreter may lack it and be older: it uses the standard library and the syntax of
-Python 3.9.
+"""Call a Python function as each rank of a run, and write what it returns or raises to a file beside the code. The text
+of this file, with a last line that names the function, is the script of such a run; so it imports nothing of
+`launcher`, and uses the standard library and the syntax of Python 3.9.
 """
 
 import contextlib
@@ -25,9 +23,10 @@ class NotPlain(Exception):
 
 
 def main(module: str, name: str, folders: list[str], python: tuple[int, int]) -> None:
-    """Call the function and write its result.
+    """Call the function as this rank; write what it returns (rank 0 only), or write and raise its exception.
 
-    `module` is "" if the function was frozen with its arguments, by a Python of version `python`.
+    It is imported as `name` from `module`. If `module` is "", it was pickled with its arguments, by a Python of version
+    `python`. `folders` are added to the import path.
     """
     rank = int(os.environ.get("RANK", "0"))
     path = os.path.join(HERE, RESULTS, f"rank-{rank:05d}.pkl")
@@ -50,7 +49,11 @@ def main(module: str, name: str, folders: list[str], python: tuple[int, int]) ->
 
 
 def loaded(module: str, python: tuple[int, int]) -> Any:
-    """Return the function to call, imported or unpickled."""
+    """Return (function, positional arguments, keyword arguments) from the file of arguments.
+
+    The function is None if it is to be imported from `module`. Raise RuntimeError if it was pickled by another version
+    of Python.
+    """
     if not module and sys.version_info[:2] != python:
         here, there = (f"{major}.{minor}" for major, minor in (sys.version_info[:2], python))
         text = f"Python {here} cannot run a function that Python {there} has pickled"
@@ -60,7 +63,9 @@ def loaded(module: str, python: tuple[int, int]) -> Any:
 
 
 def returned(name: str, value: Any) -> dict[str, Any]:
-    """Return the record of a returned value: the value itself if it is plain data, else pickled."""
+    """Return the record of a value that function `name` returned: the value itself if it is plain data, else
+    pickled.
+    """
     try:
         return {"kind": "value", "value": plain(value)}
     except (NotPlain, RecursionError):
@@ -72,7 +77,9 @@ def returned(name: str, value: Any) -> dict[str, Any]:
 
 
 def raised(error: Exception) -> dict[str, Any]:
-    """Return the record of an exception."""
+    """Return the record of an exception: its class, arguments, text and traceback, and the exception pickled if
+    possible.
+    """
     kind = type(error)
     try:
         args = plain(error.args)
@@ -88,8 +95,9 @@ def raised(error: Exception) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return the value as plain data, with numbers of NumPy or torch as Python's own; raise NotPlain for any other
-    value.
+    """Return the value as plain data; NumPy's and torch's numbers become Python's.
+
+    Raise NotPlain for any other value.
     """
     if type(value) in PLAIN:
         return value
@@ -113,7 +121,7 @@ def dumped(value: Any) -> bytes:
 
 
 def write(path: str, found: dict[str, Any]) -> None:
-    """Write the result to a file by one rename, so that a reader sees all of it or none."""
+    """Write a result, with the attempt and generation, to a file by one rename, so that no reader sees a part of it."""
     when = {name.lower(): int(os.environ.get(f"LAUNCH_{name}", "0")) for name in ("ATTEMPT", "GENERATION")}
     with open(f"{path}.draft", "wb") as file:
         pickle.dump({**when, "at": time.time(), **found}, file, protocol=4)

@@ -1,7 +1,6 @@
-"""Wait on this machine for a run whose cluster cannot hold it back, and start it in time (a deferred start).
-
-The waiting supervisor may be killed at any time: only the process is lost, and `launch status` starts another. A lock
-of the attempt lets only one wait, and each attempt's number is given once.
+"""Wait on this machine for a run whose cluster cannot hold the run back, and then start it there (a deferred start).
+The waiting supervisor may be killed at any time, and `launch status` starts another. A lock of the attempt makes sure
+that only one waits, and that the next attempt is opened once.
 """
 
 import sys
@@ -30,14 +29,13 @@ _LOOK_S = 1.0
 
 
 class DeferredStart(Strategy):
-    """The supervisor that waits on this machine for one run, and then opens its next attempt on the run's own
-    cluster.
-    """
+    """The supervisor that waits on this machine for one run, and then opens the run's next attempt on its cluster."""
 
     def supervise(self, go: BinaryIO) -> int:
         """Wait until the run has been started on its cluster or has ended; return the exit code.
 
-        After a stop signal another supervisor can go on waiting.
+        Reading `go` to its end waits for the submit to be complete. After a stop signal, another supervisor can
+        continue to wait.
         """
         with go:
             go.read()
@@ -52,14 +50,17 @@ class DeferredStart(Strategy):
         return Exit.OK
 
     def _wait(self, attempt: AttemptDir, plan: Plan) -> None:
-        """Wait until the run may start, then start it."""
+        """Wait until the run may start, then start it; record its end if it was cancelled while it waited."""
         wakeup, waiter = Wakeup(), Waiter(self.run, attempt, plan, OtherRuns().look)
         turn = waiter.wait(wakeup, every_s=_LOOK_S, place=partial(self._start, attempt, plan.cluster))
         if turn is Turn.STOPPED and is_cancelled(attempt):
             write_end(self.run, attempt, cancelled(), plan)
 
     def _start(self, attempt: AttemptDir, on: str) -> str:
-        """Open the next attempt on the run's own cluster and return ""; raise LaunchError only if none was opened."""
+        """Open the next attempt on the cluster `on`, and return "": there is nothing more to wait for.
+
+        Raise LaunchError only if no attempt was opened.
+        """
         try:
             fetch_given_checkpoints(self.run)
             reopen(self.run, after=attempt.number, on=on, overrides=())
@@ -77,7 +78,7 @@ class DeferredStart(Strategy):
 
 
 def fetch_given_checkpoints(run: RunDir) -> None:
-    """Fetch the checkpoints that a step uses from other steps, which wrote them on other machines."""
+    """Fetch the checkpoints of other steps that this step's spec refers to, and that were written on other machines."""
     for name in given_to(run):
         other = RunDir(run.path.parent / name)
         attempt = newest(other)

@@ -18,7 +18,9 @@ from trainer.errors import CheckpointDamaged, CheckpointPartial, TrainerError
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A request for an export: which checkpoint's weights, and in which format."""
+    """A request to export the weights of one checkpoint to `target`: that of `step`, the `best` one, or else the
+    newest; `shape` has the options of the format.
+    """
 
     target: Path
     shape: Shape
@@ -27,7 +29,9 @@ class Wish:
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """The result of an export."""
+    """The weights that were exported: to which file or folder, and from which checkpoint. `info` are values that the
+    user saved with it, and `passed_over` says how newer checkpoints are damaged.
+    """
 
     file: str  # or a folder
     run: str
@@ -41,7 +45,9 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def look_at(wish: Wish) -> None:
-    """Raise BadInput if the target of the export cannot be written."""
+    """Raise BadInput if the request contradicts itself or its target cannot be written, and Refused if the target
+    exists.
+    """
     if wish.step is not None and wish.best:
         raise BadInput("expected a step, or the best one, got both")
     try:
@@ -53,10 +59,10 @@ def look_at(wish: Wish) -> None:
 
 
 def export(run: RunDir, wish: Wish) -> Exported:
-    """Write the weights of the chosen checkpoint, after comparing every byte of it, and return what was written.
+    """Write the weights of the requested checkpoint after checking every byte of it; return what was written.
 
-    Raise Refused if there is none, and LaunchError with exit code 6 if it is damaged; a damaged newest one is passed
-    over.
+    A damaged newest checkpoint is skipped for the next. Raise Refused if there is no such checkpoint, and LaunchError
+    with exit code 6 if all are damaged.
     """
     look_at(wish)
     passed_over: list[str] = []
@@ -75,14 +81,15 @@ def export(run: RunDir, wish: Wish) -> Exported:
 
 
 def is_here(run: RunDir, step: int | None) -> bool:
-    """Return whether a checkpoint of this step, or of any step for None, is complete on this disk, as far as names and
-    sizes show.
+    """Return whether a checkpoint of this step, or any if `step` is None, is complete on this disk.
+
+    Names and sizes of its files are compared, not their contents.
     """
     return any(step in (None, one.step) and one.state is Condition.OK for one in checkpoints(run))
 
 
 def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
-    """Yield the checkpoints that may be exported, the preferred one first; raise Refused if there is none."""
+    """Yield the checkpoints that meet the request, the preferred one first; raise Refused if there is none."""
     known = [one for one in checkpoints(run) if one.state is not Condition.SET_ASIDE]
     if wish.best:
         meant = [one for one in known if one.kind == "best"]
@@ -96,7 +103,7 @@ def _candidates(run: RunDir, wish: Wish) -> Iterator[Checkpoint]:
 
 
 def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
-    """Return lines on why no checkpoint fits the request."""
+    """Return lines for the user on why no checkpoint meets the request; `known` are those that exist."""
     steps = ", ".join(str(one.step) for one in known if one.kind == "step")
     if not known:
         hint = "hint: only those that `trainer` saves are known; what a script saves by itself is in files of its own"
@@ -108,7 +115,7 @@ def _none(run: RunDir, wish: Wish, known: list[Checkpoint]) -> list[str]:
 
 
 def _export(run: RunDir, one: Checkpoint, wish: Wish) -> Exported:
-    """Export one checkpoint and return what was written; raise Refused if it is incomplete."""
+    """Export one checkpoint and return what was written; raise Refused if some of its files are on other machines."""
     try:
         found = export_entry(Entry(one.kind, one.step, Path(one.path)), wish.target, wish.shape, {"run": str(run.id)})
     except CheckpointPartial as error:

@@ -1,7 +1,5 @@
-"""A Python function as a job: its call becomes files of the frozen code, and what its ranks write becomes a result.
-
-submit(train, lr=0.1) ─► launch_function.py, launch_function.pkl, beside the project's code ─► ranks
-result() ◄─ the restricted reader below ◄─ launch_result/rank-00000.pkl ◄─ what rank 0 returned, or any rank raised
+"""Run a Python function as a job. Its call becomes files of the frozen code: a script that calls it, and its pickled
+arguments. What its ranks return or raise is read back as the result.
 """
 
 import builtins
@@ -38,7 +36,7 @@ _SHOWN = (bool, int, float)  # arguments whose values are shown: text may be a s
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function to call, its arguments, and the spec of its run."""
+    """A function to call with `args` and the keyword arguments `more`, and the options (`spec`) of its run."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -47,15 +45,16 @@ class Call:
 
 
 def is_function(spec: Any) -> bool:
-    """Return whether this is a function to call, rather than an object that describes a job by its fields."""
+    """Return whether `spec` is a function to call, and not an object whose fields describe a job."""
     described = isinstance(spec, str | Path | Mapping | msgspec.Struct) or is_dataclass(spec)
     return callable(spec) and not described
 
 
 def call_of(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Call:
-    """Return the call; keyword arguments that are options of a spec (`resources`, `name`, ...) are the run's.
+    """Return the call of the function; those keyword arguments that are options of a spec (`resources`, `name`, ...)
+    become the run's.
 
-    Raise BadInput for a function that has a parameter of such a name, and for arguments that it does not take.
+    Raise BadInput if the function has a parameter called like an option, and for arguments that it does not accept.
     """
     bound: dict[str, Any] = {}
     while isinstance(function, functools.partial):
@@ -83,8 +82,9 @@ def call_of(function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> C
 
 @contextmanager
 def as_job(call: Call, project: Path) -> Iterator[tuple[dict[str, Any], dict[str, Path]]]:
-    """Yield (the spec of a call, the files that its code has beside the project's); raise BadInput if it cannot be
-    pickled.
+    """Yield (the spec of a run that makes the call, {name: file} for the files to add to the project's code).
+
+    The files are deleted on exit. Raise BadInput if the call cannot be pickled.
     """
     import tempfile  # late: of no use to who asks for a result
 
@@ -111,10 +111,11 @@ def is_call(run: RunDir, attempt: int) -> bool:
 
 
 def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
-    """Return what rank 0 of an ended run returned, from files on this machine, or raise what it raised.
+    """Return what rank 0 of an ended run returned, from files on this machine, or raise the exception that a rank
+    raised.
 
-    Raise RunFailed if that cannot be raised here or the run ended otherwise. Raise Refused for anything but plain data
-    unless `unpickle` is set: unpickling may run code, chosen by anyone who could write the file.
+    Raise RunFailed if the exception cannot be rebuilt here, or the run ended otherwise. Anything but plain data is
+    loaded only with `unpickle`, because that may run code of anyone who could write the file; raise Refused without it.
     """
     found = [*_results(run, status)]
     if status.state is not State.SUCCEEDED:
@@ -133,15 +134,19 @@ def result_of(run: RunDir, status: RunStatus, *, unpickle: bool) -> Any:
 
 
 class _Plain(pickle.Unpickler):
-    """An unpickler for numbers, text, lists, sets and dicts; it refuses to look up any name."""
+    """An unpickler for numbers, text, lists, sets and dicts. It raises an error for any class or function in the
+    pickle.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse to look up any name, by raising an error."""
+        """Raise UnpicklingError, because plain data contains no names to look up."""
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no data")
 
 
 def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (rank, result) of the newest attempt; files that cannot be decoded are skipped."""
+    """Yield (rank, result) for each result file of the newest attempt; raise RunFailed for one that is too large or
+    damaged.
+    """
     for path in sorted(run.outputs.rglob(f"{call_there.RESULTS}/rank-*.pkl")):
         number = path.stem.removeprefix("rank-")
         if not number.isdigit() or path.is_symlink():
@@ -158,7 +163,9 @@ def _results(run: RunDir, status: RunStatus) -> Iterator[tuple[int, dict[str, An
 
 
 def _when(found: Mapping[str, Any]) -> tuple[int, float]:
-    """Return (generation, time within it) of a result, by which results are sorted."""
+    """Return a sort key of a result: (generation, minus its time), so that the maximum is the earliest of the last
+    generation.
+    """
     generation, at = found.get("generation"), found.get("at")
     return (generation if isinstance(generation, int) else 0), (-at if isinstance(at, float) else 0.0)
 
@@ -166,7 +173,8 @@ def _when(found: Mapping[str, Any]) -> tuple[int, float]:
 def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, unpickle: bool) -> Exception:
     """Return the exception that a rank of the last generation raised first, with its traceback as a note.
 
-    With `unpickle` it may be built from a pickle.
+    If it cannot be rebuilt, return a RunFailed with its text; if no rank left one, with the run's last failure. With
+    `unpickle` a pickled exception is loaded.
     """
     hint = f"hint: launch logs {run.id}"
     failed = RunFailed(f"{run.id} is {status.state}: {status.last_word}", hint)
@@ -177,15 +185,15 @@ def _error(run: RunDir, status: RunStatus, errors: Sequence[dict[str, Any]], *, 
     first = max(last, key=_when)
     told = RunFailed(f"{run.id} has raised {first.get('what')}: {first.get('text')}", hint)
     told.exit_code = failed.exit_code
-    error = _made_again(first, unpickle=unpickle) or told
+    error = _rebuilt(first, unpickle=unpickle) or told
     error.add_note(f"In {run.id}:\n{first.get('traceback')}")
     error.__cause__ = failed if error is not told else None
     return error
 
 
-def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | None:
-    """Return the exception that was raised, if it can be built from plain arguments or, with `unpickle`, from a pickle;
-    else None.
+def _rebuilt(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | None:
+    """Return the exception, built from plain arguments or, with `unpickle`, from its pickle; None if that is
+    impossible.
     """
     module, _, name = str(raised.get("what")).partition(".")
     kind, args = getattr(builtins, name, None) if module == "builtins" else None, raised.get("args")
@@ -205,9 +213,9 @@ def _made_again(raised: Mapping[str, Any], *, unpickle: bool) -> Exception | Non
 
 
 def _module_of(function: Callable[..., Any], project: Path) -> str:
-    """Return the project's or installed module from which ranks can import the function, or "" if they cannot.
+    """Return the name of the module from which ranks can import the function, or "" if they cannot.
 
-    Ranks cannot import a function of the main program, of another function, or of a file outside the project.
+    Functions of the main program, of another function, or of a file outside the project cannot be imported.
     """
     name = getattr(function, "__module__", None) or ""
     module = sys.modules.get(name)
@@ -219,7 +227,9 @@ def _module_of(function: Callable[..., Any], project: Path) -> str:
 
 
 def _is_loose(module: types.ModuleType | None, project: Path) -> bool:
-    """Return whether a module is neither built in, installed nor in the project, so that ranks could not import it."""
+    """Return whether a module is neither built in, nor installed, nor in the project, so that ranks could not import
+    it.
+    """
     file = getattr(module, "__file__", None)
     if file is None:
         return module is None
@@ -229,14 +239,17 @@ def _is_loose(module: types.ModuleType | None, project: Path) -> bool:
 
 
 def _folders(project: Path) -> list[str]:
-    """Return the folders of the project from which this program imports."""
+    """Return the folders of the project that are on this program's import path, relative to the project."""
     home = project.resolve()
     found = [Path(one).resolve() for one in sys.path if "site-packages" not in one]
     return [one.relative_to(home).as_posix() for one in dict.fromkeys(found) if one.is_relative_to(home)]
 
 
 def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
-    """Return (the pickled arguments, with the function if ranks cannot import it; whether ranks need cloudpickle)."""
+    """Return (the pickled arguments, whether ranks need cloudpickle to load them).
+
+    The function is pickled with them if `module` is "", so that ranks cannot import it.
+    """
     name, home = _short(call.function), sys.modules.get(call.function.__module__)
     try:
         import cloudpickle  # late: a dependency of submitit's, which few calls need
@@ -262,8 +275,9 @@ def _pickled(call: Call, module: str, project: Path) -> tuple[bytes, bool]:
 
 
 def _cloudpickle() -> dict[str, Path]:
-    """Return the files of cloudpickle by their names in the code, because hosts may lack it, or have another
-    version.
+    """Return {name in the code: file} for the files of cloudpickle.
+
+    They are added to the code because hosts may lack it, or have another version.
     """
     import cloudpickle  # late: see above
 
@@ -272,8 +286,9 @@ def _cloudpickle() -> dict[str, Path]:
 
 
 def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -> str:
-    """Return the script that ranks run; its imports, which are never run, show what the function needs, so that torch
-    is preloaded.
+    """Return the script that ranks run to call the function.
+
+    It contains imports that are never run; they show what the function needs, so that torch is preloaded.
     """
     there = Path(call_there.__file__).read_text(encoding="utf-8")
     used = getattr(inspect.unwrap(function), "__globals__", {}).values()
@@ -286,23 +301,23 @@ def _script(function: Callable[..., Any], module: str, folders: Sequence[str]) -
 
 
 def _short(function: Callable[..., Any]) -> str:
-    """Return the function's name without its module, as people know it."""
+    """Return the function's name without the module and the function that it is defined in."""
     return _name_of(function).rpartition("<locals>.")[2]
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """Return the function's qualified name."""
+    """Return the function's qualified name, or that of its class if it is a callable object."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def _job_name(name: str) -> str:
-    """Return a job name for the function."""
+    """Return a valid job name made from the function's name."""
     plain = "".join(sign if sign.isascii() and sign.isalnum() else "-" for sign in name.rpartition(".")[2].lower())
     return plain.strip("-")[:63] or "function"
 
 
 def _shown(call: Call, name: str) -> str:
-    """Return the call as text, such as `train(lr=0.1, data=…)`."""
+    """Return the call as text, such as `train(lr=0.1, data=…)`; long arguments are left out."""
     texts = [repr(one) if type(one) in _SHOWN else "…" for one in call.args]
     texts += [f"{key}={one!r}" if type(one) in _SHOWN else f"{key}=…" for key, one in call.more.items()]
     return f"{name}({', '.join(texts)})"

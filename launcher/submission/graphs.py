@@ -1,9 +1,6 @@
-"""Start a run for each step of a file with `steps:`: after all checks, one rename, then one run after another.
-
-read_graph ─ check all steps ─► .graphs/ID, by one rename ─► a run for each step, in order, each `after` those it needs
-
-A run's id follows from its step's name, and a run is created by one rename: after a kill, anyone can start the missing
-runs, once each.
+"""Start a run for each step of a file with `steps:`, a graph. All steps are checked; then the graph's folder is created
+by one rename; then each step's run is created, which waits for those that the step needs. A run's id follows from its
+step's name, so that after a kill any process can start the missing runs, once each.
 """
 
 import os
@@ -47,10 +44,10 @@ from launcher.submission.opening import Opened, counted, open_named
 from launcher.submission.project import ProjectCode, project_of
 from launcher.submission.requests import (
     Request,
-    able,
     all_or_none,
-    looked_at_first,
+    check_on_cluster,
     plan_of,
+    read_request,
     refuse,
     taken,
     validate,
@@ -60,8 +57,11 @@ _NO_FILE = "run"  # its id is known everywhere
 _DISKS_HINT = "`shared: true` is of a pool whose hosts see one disk"
 
 
-def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
-    """Raise BadInput with each output of another step that a step uses but could not read."""
+def refuse_unreadable_outputs(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
+    """Raise BadInput with each reference to another step's output that the referring step could not read where it runs.
+
+    `wishes` has the request of each step.
+    """
     needs = {step.name: step.needs for step in graph.steps}
     for step in graph.steps:
         for other, word in sorted(step.given):
@@ -71,8 +71,8 @@ def refuse_each(graph: GraphSpec, wishes: Mapping[str, Request]) -> None:
                 refuse(wishes[step.name].file, [Misfit("run", f"${{steps.{other}.{word}}}: {why}", hint)])
 
 
-def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
-    """Return the steps whose checkpoints must be fetched to this machine before `step` starts."""
+def steps_to_fetch(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
+    """Return the names of the steps whose checkpoints must be fetched to this machine before `step` starts."""
     others = sorted({other for other, word in step.given if word != _NO_FILE})
     return [one for one in others if wishes[one].on != wishes[step.name].on and _writes_elsewhere(wishes[one])]
 
@@ -80,10 +80,10 @@ def to_be_brought(step: StepSpec, wishes: Mapping[str, Request]) -> list[str]:
 def _problems(
     step: str, other: str, word: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) for each reason why a step could not read the output `word` of another step."""
+    """Yield (reason, hint) if `step` could not read the output `word` of the step `other` where it runs."""
     mine, theirs = wishes[step], wishes[other]
     if mine.on == theirs.on:
-        yield from _on_its_disks(step, needs, wishes)
+        yield from _disk_problems(step, needs, wishes)
     elif mine.cluster.remote:
         hint = f"run {step} where this machine's disk is seen, or {other} on {mine.on} too"
         yield f"{mine.on} does not see this machine's disk, to which files of {theirs.on} are brought", hint
@@ -94,14 +94,12 @@ def _problems(
         )
 
 
-def _on_its_disks(
+def _disk_problems(
     step: str, needs: Mapping[str, tuple[str, ...]], wishes: Mapping[str, Request]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (reason, hint) if the files of steps on hosts without a shared disk may not be on the host where the step
-    runs.
+    """Yield (reason, hint) if a step on hosts with separate disks may not run on the host that has the needed files.
 
-    Files are where ranks wrote them. A step can read another one's only if all that it needs begins with one step, on
-    whose host all of them then run.
+    It can only if all steps that it needs have one node, and begin with one step, on whose host the others then run.
     """
     if not wishes[step].cluster.machine(wishes[step].spec).disks_apart:
         return
@@ -120,13 +118,15 @@ def _on_its_disks(
 
 
 def _writes_elsewhere(wish: Request) -> bool:
-    """Return whether the run writes on other machines."""
+    """Return whether ranks of the run write to the disks of other machines."""
     return wish.cluster.remote
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A file whose steps were all checked and can run, with a free id for its graph."""
+    """A graph whose steps were all checked and can run. `id` is a free id for it, `on` the cluster of steps that name
+    none, `runs` the folder of runs, and `wishes` the request of each step.
+    """
 
     graph: GraphSpec
     id: RunId
@@ -136,7 +136,10 @@ class _Checked:
 
 
 def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
-    """Return the steps of a file; sections of plug-ins are loaded only if it cannot be read without them."""
+    """Return the graph in a file.
+
+    Sections of plug-ins are loaded only if the file cannot be read without them.
+    """
     try:
         return read_graph(file, overrides)
     except BadInput:
@@ -147,10 +150,10 @@ def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
 
 
 def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> GraphDir:
-    """Start a run of each step, and return the graph's folder; raise BadInput with all problems, and start nothing
-    then.
+    """Start a run of each step, and return the graph's folder; raise BadInput with all problems before anything is
+    started.
 
-    The project is `root`, or the one that the file is in.
+    The project is `root`, or by default that of the file.
     """
     with _checked(file, on, overrides, root) as checked:
         graph = _write(file, checked)
@@ -164,7 +167,7 @@ def open_graph(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The plan and code of a step, which is started once the steps that it needs have succeeded."""
+    """The plan and the code of a step, whose run starts once the steps that it `needs` have succeeded."""
 
     name: str
     needs: tuple[str, ...]
@@ -173,21 +176,21 @@ class StepPlan:
 
 
 def prepare_steps(file: Path, *, on: str, overrides: tuple[str, ...]) -> list[StepPlan]:
-    """Return the plan of each step in order, starting and writing nothing."""
+    """Return the plan of each step, in order; nothing is started or written."""
     with _checked(file, on, overrides, None) as checked:
         return [_step_plan(checked, step) for step in checked.graph.steps]
 
 
 def _step_plan(checked: _Checked, step: StepSpec) -> StepPlan:
-    """Return the plan of a step."""
+    """Return the plan and code of a checked step."""
     run, wish = step_run(checked.id, step.name), checked.wishes[step.name]
     return StepPlan(step.name, step.needs, plan_of(wish, run, checked.runs / run, time.time()), wish.code)
 
 
 def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
-    """Check everything in a file of steps that does not depend on the cluster; raise BadInput with all problems."""
+    """Check everything in a file of steps that does not depend on a cluster; raise BadInput with all problems."""
     root, problems = project_of(file), list[str]()
-    with _apart(graph_in(file, overrides), file, root, None) as (_, files):
+    with _step_files(graph_in(file, overrides), file, root, None) as (_, files):
         for one in files.values():
             try:
                 validate(one, (), root)
@@ -198,7 +201,11 @@ def validate_steps(file: Path, overrides: tuple[str, ...]) -> None:
 
 
 def start_missing(graph: GraphDir) -> list[RunId]:
-    """Start a run of each step that has none, and return the ids of all; after a LaunchError it can be called again."""
+    """Start a run of each step that has none, and return the ids of all steps' runs; it can be called again after an
+    error.
+
+    Return an empty list if all were started before.
+    """
     record, started = graph_record(graph), list[tuple[RunId, Path]]()
     with locked(graph.lock, wait=True):
         if graph.complete.exists():
@@ -214,11 +221,14 @@ def start_missing(graph: GraphDir) -> list[RunId]:
 
 
 def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectCode, before: Opened) -> None:
-    """Start the run of a step."""
+    """Start the run of a step.
+
+    `before` are runs of the graph that were started before it, which an error names.
+    """
     file, root = graph.step_spec(step.name), Path(record.project)
     try:
-        wish = looked_at_first(file, on=step.on or record.on, overrides=(), root=root, frozen=code)
-        open_named(step.run, able(replace(wish, carried=bool(step.brings))))
+        wish = read_request(file, on=step.on or record.on, overrides=(), root=root, frozen=code)
+        open_named(step.run, check_on_cluster(replace(wish, deferred=bool(step.brings))))
     except (LaunchError, OSError) as error:
         told = some_exist(error, tuple((run, str(path)) for run, path in before), len(record.steps))
         if not told.runs:
@@ -230,24 +240,24 @@ def _start(graph: GraphDir, record: GraphRecord, step: GraphStep, code: ProjectC
 
 @contextmanager
 def _checked(file: Path, on: str, overrides: tuple[str, ...], root: Path | None) -> Iterator[_Checked]:
-    """Yield the requests of all steps, checked; the files that they were read from are deleted afterwards."""
+    """Yield the graph with a checked request for each step; the requests' temporary files are deleted on exit."""
     graph = graph_in(file, overrides)
     root = project_of(file) if root is None else root
-    with _apart(graph, file, root, on) as (graph_id, files):
+    with _step_files(graph, file, root, on) as (graph_id, files):
         places = {step.name: step.on or on for step in graph.steps}
-        seen = [looked_at_first(one, on=places[name], overrides=(), root=root) for name, one in files.items()]
+        seen = [read_request(one, on=places[name], overrides=(), root=root) for name, one in files.items()]
         wishes = all_or_none([partial(replace, one) for one in seen])
         named = dict(zip(files, wishes, strict=True))
-        refuse_each(graph, named)
+        refuse_unreadable_outputs(graph, named)
         yield _Checked(graph, graph_id, on, registry.runs_root(root), named)
 
 
 @contextmanager
-def _apart(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
-    """Yield (a free id for the graph, a file for each step); problems in these files are reported at their place in the
-    one file.
+def _step_files(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator[tuple[RunId, dict[str, Path]]]:
+    """Write each step's spec to a temporary file; yield (a free id for the graph, {step: its file}).
 
-    `on` is the cluster where steps run, if it is known.
+    Problems in these files are reported at their place in `file`. `on` is the cluster where steps run, or None if it is
+    not known.
     """
     runs = registry.runs_root(root)
     graph_id = new_run_id(graph.name, partial(_is_taken, graph, runs))
@@ -259,27 +269,30 @@ def _apart(graph: GraphSpec, file: Path, root: Path, on: str | None) -> Iterator
         try:
             yield graph_id, files
         except BadInput as error:
-            error.lines = tuple(dict.fromkeys(_as_in(file, files, line) for line in error.lines))
+            error.lines = tuple(dict.fromkeys(_in_whole_file(file, files, line) for line in error.lines))
             raise
 
 
 def _is_taken(graph: GraphSpec, runs: Path, one: RunId) -> bool:
-    """Return whether the id, or that of one of its steps' runs, is used already."""
+    """Return whether the id, or that of one of its steps' runs, is in use."""
     names = [one, *(step_run(one, step.name) for step in graph.steps)]
     return any(known.id == one for known in known_graphs()) or any(map(taken(runs), names))
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """The folders of the steps' runs, as seen from the cluster of a step that uses them."""
+    """The folders of the steps' runs on each cluster: `here` on this machine, `on` the cluster of each step (None: not
+    known), `far` the folder on each cluster that stores runs on its own disks.
+    """
 
     here: Path
     on: Mapping[str, str | None]  # the cluster of each step; None: that is not known
     far: Mapping[str, str]  # by clusters that keep runs elsewhere: in which folder there
 
     def outputs(self, graph: GraphSpec, graph_id: RunId, given_to: StepSpec) -> dict[str, StepOutputs]:
-        """Return the outputs of every step: as paths on the cluster of `given_to` for a step that runs there too, else
-        on this machine.
+        """Return {step: its outputs} as the step `given_to` sees them.
+
+        Paths of a step on the same cluster are as on that cluster, those of all others as on this machine.
         """
         found, on = {}, self.on[given_to.name]
         for step in graph.steps:
@@ -292,8 +305,9 @@ class _Places:
 
 
 def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
-    """Return the folders of runs as each cluster sees them; only clusters of steps that use another one's outputs are
-    queried.
+    """Return the folders of runs as each cluster sees them.
+
+    A cluster is queried only if a step on it uses another step's outputs.
     """
     named, far = {step.name: step.on or on for step in graph.steps}, dict[str, str]()
     for step in graph.steps:
@@ -307,8 +321,8 @@ def _places(graph: GraphSpec, on: str | None, here: Path) -> _Places:
     return _Places(here, named, far)
 
 
-def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
-    """Return a message about the spec of a step as a message about the file with all steps."""
+def _in_whole_file(file: Path, steps: Mapping[str, Path], line: str) -> str:
+    """Return a message about the spec of a step as a message about the file with all steps, at its position there."""
     for name, path in steps.items():
         if found := re.match(rf"{re.escape(str(path))}:\d+:\d+: ([\w.-]+): ", line):
             row, column, key = place_of(file.read_text(), name, found[1])
@@ -318,13 +332,13 @@ def _as_in(file: Path, steps: Mapping[str, Path], line: str) -> str:
 
 
 def _step_of(checked: _Checked, step: StepSpec, graph_id: RunId) -> GraphStep:
-    """Return the record of a step in the graph's record."""
-    brings = tuple(step_run(graph_id, other) for other in to_be_brought(step, checked.wishes))
+    """Return the record of a step for the graph's record."""
+    brings = tuple(step_run(graph_id, other) for other in steps_to_fetch(step, checked.wishes))
     return GraphStep(step.name, step.needs, step_run(graph_id, step.name), step.on, brings)
 
 
 def _write(file: Path, checked: _Checked) -> GraphDir:
-    """Write the graph's folder completely under a draft name, rename it, and return it."""
+    """Write the graph's folder under a temporary name, rename it, and return it."""
     graph, first = checked.graph, next(iter(checked.wishes.values()))
     runs = registry.runs_root(Path(first.project.path), create=True)
     folder = runs / GRAPHS

@@ -1,7 +1,5 @@
-"""Turn requests into runs: after all checks, one rename creates each run.
-
-read spec ─ facts ─ check ─► supervisor boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go; from the
-rename on the run exists
+"""Turn requests into runs. After all checks, each run's folder is written under a temporary name and renamed; from the
+rename on the run exists. Its supervisor boots meanwhile, and begins once the folder is there.
 """
 
 import os
@@ -43,8 +41,8 @@ from launcher.submission.requests import (
     Shipped,
     ShippedRun,
     all_or_none,
-    looked_at_first,
     plan_of,
+    read_request,
     taken,
 )
 from launcher.supervisor.attempt_end import first_state
@@ -63,11 +61,11 @@ def open_runs(
 ) -> list[tuple[RunId, Path]]:
     """Start a run of each file, or `repeat` runs; return their ids and folders.
 
-    Everything is checked before any run is created. Runs that a cluster can take as one job become one. An error after
-    some exist names them (`LaunchError.runs`). `roots` are the projects of files that lie somewhere else; `beside` are
-    files that the code has beside the project's.
+    Everything is checked before any run is created. Runs that the cluster can take as one job become one. An error
+    after some were created names them (`LaunchError.runs`). `roots` are the projects of files that are not in their
+    project; `beside` are files to add to the project's code, by their names in it.
     """
-    look = partial(looked_at_first, on=on, overrides=overrides, beside=beside)
+    look = partial(read_request, on=on, overrides=overrides, beside=beside)
     looks = [partial(look, file, root=roots.get(file)) for file in files]
     wishes = all_or_none(looks, together=len(files) * (repeat or 1) > 1)
     if repeat is not None:
@@ -76,11 +74,10 @@ def open_runs(
 
 
 def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) -> Path:
-    """Start the run with this id and return its folder; the caller makes sure that no other process creates it
-    meanwhile.
+    """Start the run with this id and return its folder; raise Refused if the id is in use.
 
-    `checkpoint` is one that the run has from the beginning. If this is killed, the run exists or not, but a registered
-    id may be left that leads nowhere.
+    No other process may create the same run at the same time. `checkpoint` is copied into the run, to start from. If
+    this process is killed, the run may exist or not, and its id may remain in the list of runs.
     """
     root = registry.runs_root(Path(wish.project.path), create=True)
     if not (root / run_id).exists():
@@ -99,17 +96,19 @@ def open_named(run_id: RunId, wish: Request, *, checkpoint: Path | None = None) 
 
 
 def open_shipped(specs: Sequence[Shipped], *, on: str, choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
-    """Start runs that were submitted on another machine, and return their ids and folders; before anything of them is
-    written, `choose` gets their ids.
+    """Start runs that were submitted on another machine, and return their ids and folders.
+
+    `choose` is called with these before anything of the runs is written.
     """
-    asked = [partial(looked_at_first, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
+    asked = [partial(read_request, one.file, on=on, overrides=one.overrides, shipped=one) for one in specs]
     wishes = zip(all_or_none(asked), specs, strict=True)
     return _open_all([replace(wish, as_run=run) for wish, spec in wishes for run in spec.runs], choose)
 
 
 def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lambda _: None) -> list[tuple[RunId, Path]]:
-    """Start all runs, in as few jobs as the cluster allows, and return their ids and folders; `choose` gets the ids
-    before they are created.
+    """Start a run for each request, in as few jobs as the cluster allows, and return their ids and folders.
+
+    `choose` is called with the ids and folders of each job before anything is written; it may raise an error.
     """
     opened = list[tuple[RunId, Path]]()
     groups = _together(wishes)
@@ -129,8 +128,8 @@ def _open_all(wishes: Sequence[Request], choose: Callable[[Opened], None] = lamb
 
 
 def _together(wishes: Sequence[Request]) -> list[list[Request]]:
-    """Return the requests in groups that may share one job: neighbours with equal demands, as many as the cluster takes
-    at once.
+    """Return the requests in groups that can be one job: neighbours with equal demands, as many as the cluster
+    takes.
     """
     groups: list[list[Request]] = []
     for wish in wishes:
@@ -143,18 +142,18 @@ def _together(wishes: Sequence[Request]) -> list[list[Request]]:
 
 
 def _most_together(wish: Request) -> int:
-    """Return how many runs like this one the cluster takes as one job."""
+    """Return how many runs with this request the cluster takes as one job."""
     place = wish.cluster
     return place.most_in_order if wish.spec.queue.max_parallel and _keeps_order(wish) else place.most_together()
 
 
 def _keeps_order(wish: Request) -> bool:
-    """Return whether the cluster starts runs like this one in order."""
+    """Return whether the cluster starts runs with this request in order, one after another."""
     return wish.cluster.most_in_order > 1
 
 
 def _demands(wish: Request) -> tuple[object, ...]:
-    """Return a key that is equal for requests that may share a job."""
+    """Return a key that is equal for requests that can be one job."""
     spec = wish.spec
     options = [getattr(spec, kind) for kind in OPTIONS_OF]
     if _keeps_order(wish):
@@ -174,7 +173,7 @@ def _demands(wish: Request) -> tuple[object, ...]:
 def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> list[tuple[RunId, Path]]:
     """Create the runs of one job by one rename each, then submit the job to the cluster; return ids and folders.
 
-    Before anything is written, `choose` gets the ids and folders.
+    `choose` is called with these before anything is written. If the cluster refuses the job, the runs are deleted.
     """
     root = registry.runs_root(Path(group[0].project.path), create=True)
     drafts.remove_orphans(root)  # of submitters that were killed
@@ -215,12 +214,12 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
 
 
 def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
-    """Return ids and folders as text."""
+    """Return the ids and folders with the folders as text."""
     return tuple((run_id, str(path)) for run_id, path in opened)
 
 
 def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
-    """Return a hint on runs that exist while it is unknown whether the cluster has them."""
+    """Return a hint for the user about runs that exist, while it is unknown whether their cluster has the job."""
     ref, them = (opened[0][0], "it") if len(opened) == 1 else ("RUN", "them")
     there = f"{ref} exists all the same" if len(opened) == 1 else f"{len(opened)} runs exist all the same"
     if isinstance(error, Unreachable):
@@ -229,9 +228,9 @@ def _what_next(error: Exception, opened: Sequence[tuple[str, Path]]) -> str:
 
 
 def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_token: str, batch: Path | None) -> None:
-    """Create all of these runs or none, by writing them under draft names and then renaming each.
+    """Create all of these runs or none: write each under a temporary name, then rename them.
 
-    `batch` is the folder of an array of several runs, or None.
+    `batch` is the folder of the job array that they form, or None.
     """
     folders = [drafts.new_draft(root) for _ in plans]
     runs = [(plan.run_id, Path(plan.run_dir)) for plan in plans]
@@ -261,9 +260,7 @@ def _make(root: Path, group: Sequence[Request], plans: Sequence[Plan], submit_to
 
 
 def _unmake(made: Opened, batch: Path | None) -> None:
-    """Delete the runs that were created, and the folder `batch` of their array if there is one, because nothing was
-    started.
-    """
+    """Delete runs that were created but not started, and `batch`, the folder of their job array, if there is one."""
     for run_id, path in made:
         aside = drafts.new_draft(path.parent)
         os.rename(path, aside)
@@ -274,7 +271,7 @@ def _unmake(made: Opened, batch: Path | None) -> None:
 
 
 def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batch: Path | None) -> None:
-    """Write the first contents of a run's folder; the caller makes them durable."""
+    """Write the first contents of a run's folder, without syncing them to disk."""
     make_dir(draft.path)
     place = None if _is_copied_later(wish) else draft.code
     frozen = freeze(wish.code, Path(unfrozen.run_dir).parent / STORE, place, fsync=False, watch=counted).code
@@ -312,11 +309,11 @@ def _write(draft: RunDir, wish: Request, unfrozen: Plan, submit_token: str, batc
 
 
 def _is_copied_later(wish: Request) -> bool:
-    """Return whether the run gets its copy of the code only after submit, from the store."""
+    """Return whether the run has so many files of code that they are copied from the store only after submit."""
     most = wish.cluster.most_files_at_once
     return most is not None and len(wish.code.files) > most
 
 
 def counted(files: Sequence[CodeFile]) -> Iterator[CodeFile]:
-    """Yield the files, reporting progress meanwhile."""
+    """Yield the files; show the user how many there are while they are frozen."""
     return news.counted(files, "freezing the code")

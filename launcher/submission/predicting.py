@@ -1,4 +1,4 @@
-"""Predict with a run's frozen code, its own arguments and one of its checkpoints, in a run of its own."""
+"""Start a run that predicts with another run's frozen code, arguments and one of its checkpoints."""
 
 import json
 import posixpath
@@ -16,7 +16,7 @@ from launcher.spec.model import JobSpec
 from launcher.status.checkpoints import checkpoint_folders, kept
 from launcher.submission.opening import open_named
 from launcher.submission.project import ProjectCode
-from launcher.submission.requests import Request, able, looked_at_first, taken
+from launcher.submission.requests import Request, check_on_cluster, read_request, taken
 from trainer.checkpoint_files.catalog import Entry, entries
 from trainer.checkpoint_files.choice import candidates
 from trainer.checkpoint_files.layout import BEST
@@ -29,11 +29,11 @@ _DATA_OF = {"trainer.tasks.resnet": "root", "trainer.tasks.gpt": "text"}  # wher
 def open_prediction(
     run: RunDir, output: Path, *, checkpoint: Path | None, data: Path | None, on: str, overrides: tuple[str, ...]
 ) -> tuple[RunId, Path]:
-    """Start a run that predicts, and return (its id, its folder).
+    """Start a run that writes predictions to `output`, and return (its id, its folder).
 
-    The default checkpoint is the best one, or the newest if none is the best; the default data are those of the run's
-    own validation. Raise BadInput if the run's program does not take `--predict` and `--checkpoint`, and Refused if it
-    has no checkpoint on this machine.
+    `checkpoint` is by default the best one, or else the newest; `data` by default what the run validates on. Raise
+    BadInput if the run's program does not take `--predict` and `--checkpoint`, and Refused if it has no checkpoint on
+    this machine.
     """
     attempt = newest(run)
     plan = read_plan(run, attempt.number if attempt is not None else 1)
@@ -41,7 +41,7 @@ def open_prediction(
         raise BadInput(f"{run.id}: a command is not known to predict", _HINT)
     chosen = checkpoint.absolute() if checkpoint is not None else _chosen(run)
     frozen = _code(run, plan.code.digest)
-    if plan.entry.kind == "script" and not _says_predict(frozen / plan.spec.run.workdir / plan.entry.target):
+    if plan.entry.kind == "script" and not _mentions_predict(frozen / plan.spec.run.workdir / plan.entry.target):
         raise BadInput(f"{run.id}: {plan.entry.target} has no --predict", _HINT)
     code = ProjectCode(list_frozen(frozen), plan.own_folders, ())
 
@@ -54,7 +54,7 @@ def open_prediction(
             *([f"run.args.{_DATA_OF.get(plan.entry.target, _DATA)}={data.absolute()}"] if data is not None else []),
             *overrides,
         )
-        return looked_at_first(run.spec, on=on, overrides=words, root=Path(plan.project), frozen=code)
+        return read_request(run.spec, on=on, overrides=words, root=Path(plan.project), frozen=code)
 
     wish, sent = look(f"run.args.predict={output.absolute()}", f"run.args.checkpoint={chosen}"), None
     if wish.cluster.remote:
@@ -64,15 +64,15 @@ def open_prediction(
         if sent is None:
             raise Refused(f"{chosen}: expected a checkpoint to send along, found none")
         wish = look(*_there(wish.spec, output.name, sent))
-    wish = able(wish)
+    wish = check_on_cluster(wish)
     run_id = new_run_id(wish.spec.name, taken(registry.runs_root(Path(plan.project), create=True)))
     return run_id, open_named(run_id, wish, checkpoint=None if sent is None else sent.path)
 
 
-def _says_predict(script: Path) -> bool:
-    """Return whether the script's text contains the option `--predict`.
+def _mentions_predict(script: Path) -> bool:
+    """Return whether the script's text contains the word `predict`.
 
-    A script that ignores unknown options would train again.
+    A script that has no such option, and ignores unknown ones, would train instead.
     """
     try:
         return "predict" in script.read_text(errors="replace")
@@ -80,16 +80,19 @@ def _says_predict(script: Path) -> bool:
         raise Refused(f"{script}: {error.strerror}") from error
 
 
-def put_answers(run: RunDir, output: Path) -> None:
-    """Copy the predictions that were fetched from another machine to the file that the user named."""
+def copy_predictions(run: RunDir, output: Path) -> None:
+    """Copy the predictions that were fetched from another machine to the file `output`, and those about them beside
+    it.
+    """
     for name in _written(output.name):
         for file in sorted(run.outputs.rglob(name)):
             shutil.copyfile(file, output.with_name(name))
 
 
 def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
-    """Return overrides for a cluster that cannot read this disk: the path of the checkpoint that was sent, and which
-    outputs to fetch.
+    """Return overrides for a cluster that cannot read this disk.
+
+    They name the checkpoint as it is `sent` along, and have the predictions written to `name` and fetched.
     """
     begin = posixpath.normpath(posixpath.join("code", spec.run.workdir))
     outputs = [posixpath.normpath(posixpath.join(spec.run.workdir, one)) for one in _written(name)]
@@ -101,13 +104,13 @@ def _there(spec: JobSpec, name: str, sent: Entry) -> tuple[str, ...]:
 
 
 def _written(name: str) -> tuple[str, str]:
-    """Return (name of the file of predictions, name of the file about them)."""
+    """Return the names of the two files that a prediction writes: the predictions, and a description of them."""
     return name, f"{name}.about.json"
 
 
 def _chosen(run: RunDir) -> Path:
-    """Return the run's best checkpoint, or the folder from which the newest complete one is taken; raise Refused
-    without any.
+    """Return the run's best checkpoint or, if it has none, the folder from which the newest is taken; raise Refused if
+    that is empty.
     """
     folder = next((folder for folder in checkpoint_folders(run) if entries(folder)), None)
     if folder is None:
@@ -117,7 +120,7 @@ def _chosen(run: RunDir) -> Path:
 
 
 def _code(run: RunDir, digest: str) -> Path:
-    """Return the folder of the run's frozen code; raise Refused if it is gone."""
+    """Return the folder of the run's frozen code; raise Refused if it was deleted."""
     folder = stored(run, digest)
     if not folder.is_dir():
         raise Refused(f"{run.id}: its code is not here any more: {folder}")

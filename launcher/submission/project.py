@@ -1,4 +1,4 @@
-"""Find the project of a spec and the code that a run gets: frozen files, their imports and folders."""
+"""Find the project of a spec and the code that a run of it gets: which files are frozen, and what they import."""
 
 import os
 import sys
@@ -20,7 +20,9 @@ _OURS = frozenset(("launcher", "trainer"))
 
 @dataclass(frozen=True, slots=True)
 class ProjectCode:
-    """The frozen files of a project, and the folders from which Python imports the project's own packages."""
+    """The files of a project to freeze. `own_folders` are those from which Python imports the project's own packages,
+    and `installed` are packages that are imported from where they are edited.
+    """
 
     listed: CodeList
     own_folders: tuple[str, ...]
@@ -30,9 +32,10 @@ class ProjectCode:
 def code_of(
     root: Path, spec: JobSpec, python: str, *, frozen: bool, beside: Mapping[str, Path] = MappingProxyType({})
 ) -> ProjectCode:
-    """Return the code of a project for an interpreter; raise BadInput if it is too large.
+    """Return the code of a project as the interpreter `python` imports it; raise BadInput if it is too large.
 
-    With `frozen`, every file in `root` is code; `beside` adds files from elsewhere, by their names in the code.
+    With `frozen`, `root` is a frozen copy, of which every file is code. `beside` are files to add, by their names in
+    the code.
     """
     sites = sites_of(python, os.environ)
     installed = tuple(installed_live(sites))
@@ -42,16 +45,17 @@ def code_of(
 
 
 def live_imports(project: Project, code: ProjectCode) -> list[str]:
-    """Return warnings about modules that ranks would import from the folder in which they are edited, not from the
-    frozen copy.
+    """Return warnings about modules that ranks would import from the folder in which they are edited, and not from the
+    frozen code.
     """
     return stays_live(project.imports, code.installed, code.own_folders, Path(project.path))
 
 
 def project_of(file: Path) -> Path:
-    """Return the folder whose code is frozen: the nearest project above the spec.
+    """Return the project folder of a spec, whose code is frozen: the nearest one above with a `.git` or
+    `pyproject.toml`.
 
-    Without one it is the working folder if the spec is below that, else the spec's own folder.
+    If there is none, it is the working folder if the spec is in that, else the spec's own folder.
     """
     folder, here = file.resolve().parent, Path.cwd()
     return marked_above(folder) or (here if folder.is_relative_to(here) else folder)
@@ -64,8 +68,9 @@ def marked_above(folder: Path) -> Path | None:
 
 
 def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Sequence[str]) -> Project:
-    """Return the facts about the frozen code that a plan needs; the project's own packages are imported from
-    `folders`.
+    """Return the facts about the code that a plan needs, such as what it imports.
+
+    `folders` are those from which the project's own packages are imported.
     """
     files = {entry.path for entry in code.files}
 
@@ -85,7 +90,7 @@ def look_at(spec: JobSpec, root: Path, code: CodeList, python: str, folders: Seq
     wrong, missing = "", tuple[Misfit, ...]()
     if entry is not None and entry in files:
         imports = third_party_imports(read, entry, folders)
-        wrong = syntax_error(read(entry) or b"", entry) if _speaks_as_we(python) else ""
+        wrong = syntax_error(read(entry) or b"", entry) if _has_our_version(python) else ""
         if spec.run.setup is None and is_program(python):
             missing = _missing(spec, root, files, sure_imports(read, entry, folders), python)
     elif spec.run.module is not None:
@@ -104,41 +109,43 @@ def _missing(
     first = {tops[one]: one for one in reversed(foreign) if one.module in absent and not _is_near(root, one, tops[one])}
     key, place = "run.script" if spec.run.module is None else "run.module", _shown(python, root)
     return tuple(
-        Misfit(key, f"{one.path}:{one.line}: no module {top} in {place}", _way_to_have(top, root, python))
+        Misfit(key, f"{one.path}:{one.line}: no module {top} in {place}", _install_command_for(top, root, python))
         for top, one in sorted(first.items(), key=lambda pair: (pair[1].path, pair[1].line))
     )
 
 
 def _is_near(root: Path, one: SureImport, top: str) -> bool:
-    """Return whether a file or folder of the imported name is near the code but not frozen."""
+    """Return whether a file or folder called like the imported module is beside the code, though not frozen."""
     folders = (root, *(root / one.path).parents)
     return any((folder / top).exists() or (folder / f"{top}.py").exists() for folder in folders)
 
 
 def _shown(python: str, root: Path) -> str:
-    """Return the interpreter's path for messages, relative to the project if it is inside."""
+    """Return the interpreter's environment for messages, relative to the project if it is in it."""
     home = Path(python).parent.parent
     return os.path.relpath(home, root) if home.is_relative_to(root) else python
 
 
-def _way_to_have(module: str, root: Path, python: str) -> str:
-    """Return the command that installs a module."""
+def _install_command_for(module: str, root: Path, python: str) -> str:
+    """Return the command that installs a module for the project."""
     package = package_of(module)
     return f"uv add {package}" if (root / "uv.lock").exists() else install_command(package, python)
 
 
-def _speaks_as_we(python: str) -> bool:
-    """Return whether the interpreter has this process's Python version, so that both find the same syntax errors."""
+def _has_our_version(python: str) -> bool:
+    """Return whether the interpreter has the Python version of this process, so that both find the same syntax
+    errors.
+    """
     ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return any(site.parent.name == ours for site in sites_of(python, os.environ)[:1])
 
 
 def _may_have(spec: JobSpec, module: str, python: str) -> bool:
-    """Return whether the ranks' interpreter may have the module; `run.setup` may install anything."""
+    """Return whether the ranks' interpreter may have the module; with `run.setup` any may be installed."""
     return spec.run.setup is not None or may_import(module, python, {**os.environ, **spec.env})
 
 
 def _module_file(module: str, folders: Sequence[str], files: Collection[str]) -> str | None:
-    """Return the frozen file of a module, or None if the code has none."""
+    """Return the path of a module's file in the code, or None if the code does not have it."""
     bases = [os.path.normpath(os.path.join(folder, module.replace(".", "/"))) for folder in folders]
     return next((path for base in bases for path in (f"{base}.py", f"{base}/__main__.py") if path in files), None)

@@ -70,19 +70,20 @@ def reopen(
     renew: bool = False,
     unlisted: Collection[str] = (),
 ) -> None:
-    """Open a new attempt of a run whose attempt `after` has ended, with its frozen code and spec and these changes.
+    """Open a new attempt of a run whose attempt `after` has ended, and start it.
 
-    With `renew` it gets the project's present code; with `anew` it may start from nothing if no checkpoint is complete.
-    Without `on` it runs on the cluster as configured then; with `on`, even of the same name, on the cluster as
-    configured now. `defaults` are the cluster's options on another machine from which the run is resumed. `unlisted`
-    are hosts that count as gone although no user has confirmed it: the run then never starts from nothing.
+    Code and spec are the frozen ones, changed by `overrides`; with `renew` the code is the project's present one. With
+    `anew` the run may start from nothing if no checkpoint is complete. Without `on` it runs on its cluster as this was
+    configured then, with `on` on that cluster as configured now. `defaults` are the cluster's options on another
+    machine that resumes the run. `unlisted` are hosts that count as gone without a user's word: because of them alone
+    the run never starts from nothing.
     """
     _check_code_is_here(run, after)
     before = read_plan(run, after)
     finish_swap(run, run.attempt(after))
     bring_code(run, before.code.digest, counted)
-    wish = _asked_again(run, before, _place(before, on, defaults), overrides, renew=renew)
-    plan = _plan_again(wish, run, before, renew=renew)
+    wish = _next_request(run, before, _place(before, on, defaults), overrides, renew=renew)
+    plan = _next_plan(wish, run, before, renew=renew)
     was = of_kind(before.cluster_kind)
     _bring_newest(run, was, moves=was.kind != wish.cluster.kind, anew=anew)
     prepared = wish.cluster.prepare(plan)
@@ -92,7 +93,7 @@ def reopen(
         gone = any(one.attempt >= after for one in by_a_person)
         _note_resumed(run, attempt, wish, anew=anew or gone)
         if renew:
-            _take(run, attempt, wish.code, before)
+            _change_code(run, attempt, wish.code, before)
     except BaseException:
         prepared.drop()
         raise
@@ -104,7 +105,7 @@ def reopen(
 
 
 def _check_code_is_here(run: RunDir, after: int) -> None:
-    """Raise an error if the run's code is missing on this machine, or if other users can write to it."""
+    """Raise Refused if the run's code is not on this machine, and BadInput if other users could have changed it."""
     if not run.attempt(after).code.is_dir() and not _has_code(run):
         hint = "hint: launch resume there; launch cancel and launch fetch work from here too"
         raise Refused(f"{run.id} was submitted from another machine, and its code is not here", hint)
@@ -114,9 +115,9 @@ def _check_code_is_here(run: RunDir, after: int) -> None:
 
 
 def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
-    """Fetch the state from which the run continues, from its machines or else from its object store.
+    """Fetch the state from which the run continues from its machines, or else from its object store.
 
-    `moves` says that it continues on another cluster, `anew` that it may start from nothing.
+    `moves`: the run continues on another cluster. `anew`: it may start from nothing, so that the store is not needed.
     """
     if was.remote and not moves:
         return
@@ -135,8 +136,9 @@ def _bring_newest(run: RunDir, was: Place, *, moves: bool, anew: bool) -> None:
 
 
 def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEntry:
-    """Return the cluster of the next attempt: `on`, or the earlier cluster as it was then, but with a login node's
-    present address.
+    """Return the cluster of the next attempt: `on` as configured now, or else the last one as it was configured then.
+
+    A login node is reached at its present address.
     """
     if before.cluster_kind == DEFERRED and on is None:
         on = before.cluster  # it had not come there yet
@@ -147,9 +149,11 @@ def _place(before: Plan, on: str | None, defaults: Defaults | None) -> ClusterEn
     return ClusterEntry(place.kind, place.name, (*entry(place.name).defaults, *defaults))
 
 
-def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tuple[str, ...], *, renew: bool) -> Request:
-    """Return the request for the next attempt: the run's spec with these changes and its code, or with `renew` the
-    project's present code.
+def _next_request(
+    run: RunDir, before: Plan, place: ClusterEntry, overrides: tuple[str, ...], *, renew: bool
+) -> Request:
+    """Return the checked request for the next attempt: the run's spec with `overrides`, and its code or, with `renew`,
+    the present one.
 
     Raise BadInput or Refused if it cannot run.
     """
@@ -157,7 +161,7 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
     where, overrides = of_kind(place.kind), (*before.overrides, *overrides)
     spec = read_with_defaults(run.spec, overrides, place.defaults)
     spec = spec if waits else at_once(spec)
-    _may_renew(run, renew, spec, before, where)
+    _check_code_options(run, renew, spec, before, where)
     python = before.entry.python
     if spec.run.python != before.spec.run.python:
         python = interpreter(spec, Path(before.project), os.environ)
@@ -168,7 +172,7 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
     wish = Request(
         run.spec, spec, overrides, place.name, where, project, found.listed, python,
         as_run=ShippedRun(repeat=repeat_of(before), roles=next_attempts_of_roles(run)), defaults=place.defaults,
-        notifying=_notifying_again(run, spec, before), awaited=awaited, carried=waits and bool(given_to(run)),
+        notifying=_recipients_now(run, spec, before), awaited=awaited, deferred=waits and bool(given_to(run)),
         roles=code_of_roles(spec, found, python, Path(before.project)),
     )  # fmt: skip
     wish, problems = waiting(wish)
@@ -176,8 +180,8 @@ def _asked_again(run: RunDir, before: Plan, place: ClusterEntry, overrides: tupl
     return wish
 
 
-def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
-    """Return the plan of the next attempt, with the same code, or with `renew` the project's present code.
+def _next_plan(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Plan:
+    """Return the plan of the next attempt, with the run's code or, with `renew`, the project's present code.
 
     Raise BadInput with all problems if the spec cannot run on the cluster.
     """
@@ -194,7 +198,7 @@ def _plan_again(wish: Request, run: RunDir, before: Plan, *, renew: bool) -> Pla
 
 
 def _has_code(run: RunDir) -> bool:
-    """Return whether the run has its code, as a copy or still in the store of frozen code."""
+    """Return whether this machine has the run's code: in the run's folder, or in the store of frozen code."""
     plan = readable(run.plan, Plan)
     if run.code.is_dir() or plan is None:
         return run.code.is_dir()
@@ -204,7 +208,7 @@ def _has_code(run: RunDir) -> bool:
 
 
 def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool) -> None:
-    """Record that the run was resumed, and who is notified now; `anew` says that it may start from nothing."""
+    """Record that the run was resumed, and who is notified from now on; `anew` says that it may start from nothing."""
     append_line(run.events, Event(time.time(), attempt.number, "resumed", f"resumed on {wish.on}"))
     if wish.notifying is not None:
         write_record(run.notify, wish.notifying)
@@ -215,9 +219,11 @@ def _note_resumed(run: RunDir, attempt: AttemptDir, wish: Request, *, anew: bool
         append_line(run.events, Event(time.time(), attempt.number, ANEW, text))
 
 
-def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Place) -> None:
-    """Raise Refused if the next attempt cannot get the project's present code, as `renew` asks, and BadInput if the
-    spec changes the options of the frozen code without it.
+def _check_code_options(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Place) -> None:
+    """Raise an error if the code options of the resume are impossible.
+
+    Refused: with `renew`, the cluster or a frozen function allows no other code. BadInput: without it, the spec changes
+    which code is frozen.
     """
     if not renew and spec.code != before.spec.code:
         hint = f"hint: launch resume {run.id} --code takes the code as it is now"
@@ -229,15 +235,18 @@ def _may_renew(run: RunDir, renew: bool, spec: JobSpec, before: Plan, where: Pla
         raise Refused("other code cannot be brought to where the files of this run are", hint)
 
 
-def _notifying_again(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
-    """Return who is notified of the resumed run, None for nobody: as before, unless its spec has changed."""
+def _recipients_now(run: RunDir, spec: JobSpec, before: Plan) -> Notifying | None:
+    """Return who is notified of the resumed run, or None for nobody.
+
+    The recipients stay as they were, unless the spec's `notify` has changed.
+    """
     if spec.notify != before.spec.notify:
         return notifying_of(spec.notify, Path(before.spec_file), Path(before.project), os.environ)
     return readable(run.notify, Notifying)
 
 
 def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: bool) -> ProjectCode:
-    """Return the code of the next attempt: the run's own, or with `renew` the project's present code."""
+    """Return the code of the next attempt: the run's own or, with `renew`, the project's present code."""
     if not renew:
         return ProjectCode(list_frozen(run.code), before.own_folders, ())
     first = read_record(run.plan, Plan)
@@ -246,8 +255,8 @@ def _code_for(run: RunDir, spec: JobSpec, python: str, before: Plan, *, renew: b
     return code_of(Path(first.project), spec, python, frozen=False)
 
 
-def _take(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
-    """Give a new attempt other code, then record and print how it differs from the old."""
+def _change_code(run: RunDir, attempt: AttemptDir, code: CodeList, before: Plan) -> None:
+    """Replace the run's code for a new attempt; record and print how it differs from the code before."""
     old = as_frozen(run, before.code.digest)
     found = changes(old, code)
     stage(run, attempt, code, counted)

@@ -1,6 +1,5 @@
-"""Replace lost hosts of a run on a pool whose hosts a command names.
-
-The command is run when the run is resumed, and by a command that waits for a run with too few hosts.
+"""Replace lost hosts of a run on a pool. The clusters file may have a command that names the pool's hosts; it is run
+when the run is resumed, and while a command such as `launch wait` follows a run with too few hosts.
 """
 
 import time
@@ -22,9 +21,9 @@ ASK_EVERY_S = 30.0  # a cloud takes minutes to start a machine, and limits how o
 
 
 def listed_now(plan: Plan) -> Ssh | None:
-    """Return the run's pool with the hosts that its command names now, or None if no command names them.
+    """Return the pool of the run with the hosts that the pool's command names now.
 
-    Raise LaunchError if the command fails.
+    Return None if hosts are not named by a command. Raise LaunchError if the command fails.
     """
     from launcher.places.clusters_file import ClusterEntry, as_reached_now, is_pool, pool_of  # late: it reads YAML
 
@@ -36,9 +35,9 @@ def listed_now(plan: Plan) -> Ssh | None:
 
 
 def unlisted(run: RunDir) -> set[str]:
-    """Return the hosts of the run that its pool's command no longer names, which count as gone for good.
+    """Return the hosts of the run that its pool's command names no longer, which therefore count as gone for good.
 
-    The set is empty if no command names the hosts. Raise LaunchError if the command fails.
+    The set is empty if hosts are not named by a command. Raise LaunchError if the command fails.
     """
     from launcher.places.ssh.run_hosts import places_ever  # late: of pools alone
 
@@ -48,9 +47,8 @@ def unlisted(run: RunDir) -> set[str]:
 
 
 class Replacement:
-    """The resume of a run that has lost hosts, once the pool's command names others, while a command waits for the run.
-
-    `resume` opens the next attempt.
+    """Resumes a run that has lost hosts once the pool's command names others. It is polled by a command that follows
+    the run, and `resume` is called to open the next attempt; the command is run at most every `every_s` seconds.
     """
 
     def __init__(self, run: RunDir, resume: Callable[[], object], every_s: float = ASK_EVERY_S) -> None:
@@ -62,9 +60,10 @@ class Replacement:
         self._why = ""
 
     def shown(self, status: RunStatus) -> RunStatus:
-        """Return the status, with the state `queued` if the run ended for lack of hosts and others may come.
+        """Return the status, after resuming the run if it has ended for lack of hosts and others are named by now.
 
-        They may come for `recovery.gone_after`, and as often as `recovery.node_lost` allows restarts.
+        While others may still come, the state is `queued`: for `recovery.gone_after`, and as often as
+        `recovery.node_lost` allows restarts.
         """
         lacks_hosts = status.cause is Cause.NODE_LOST and status.state in (State.FAILED, State.INTERRUPTED)
         if not lacks_hosts and status.state is not State.UNKNOWN:
@@ -90,7 +89,10 @@ class Replacement:
         return status
 
     def _replace(self, plan: Plan, state: State) -> None:
-        """Resume the run, or note why that is impossible for now; raise LaunchError if it never will be possible."""
+        """Resume the run on other hosts if enough are named and usable; otherwise record why not, for the user.
+
+        Raise LaunchError if the command or the resume fails.
+        """
         from launcher.places.kinds import of_kind  # late: of pools alone
         from launcher.places.ssh.run_hosts import places_of  # late: likewise
         from launcher.places.ssh.submit.report import ask_reports, with_the_run  # late: likewise
@@ -122,7 +124,8 @@ class Replacement:
 def may_replace(state: State, there: Collection[str], listed: Collection[str], over: Collection[str]) -> bool:
     """Return whether no host of the run can continue it, so that it may be resumed on others.
 
-    That is so if a majority has reported that it has failed, or each host still listed has reported its end.
+    That holds if a majority has reported that the run failed, or if some hosts are no longer listed and all others have
+    reported its end. `there` are the run's hosts, and `over` those that have reported.
     """
     left = {*there} & {*listed}
     return state is State.FAILED or (left < {*there} and left <= {*over})

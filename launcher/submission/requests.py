@@ -1,4 +1,4 @@
-"""Read a request for a run and check everything that can be checked before the run exists."""
+"""Read a request for a run, and check all that can be checked before the run exists."""
 
 import os
 import time
@@ -44,7 +44,9 @@ Defaults = tuple[tuple[str, str], ...]  # options of the spec and their YAML tex
 
 @dataclass(frozen=True, slots=True)
 class ShippedRun:
-    """The identity of a run that another machine submits."""
+    """What another machine tells about a run that it submits to this one: the id it wants, its number among repeated
+    runs, the numbers of its first attempts, its earlier events, checkpoints to continue from, and when to start.
+    """
 
     run_id: RunId | None = None  # which it gets here too, where that is free
     repeat: int | None = None  # which of several runs of one spec
@@ -57,7 +59,10 @@ class ShippedRun:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A spec that another machine sent with its project, of which all files are code, and with its secrets."""
+    """A spec that another machine sent, with its project in `root` (all files are code) and its secrets. `defaults` are
+    the cluster's options there, which override those here; `runs` are the runs to start, and `notifying` whom to
+    notify.
+    """
 
     file: Path
     overrides: tuple[str, ...]
@@ -70,7 +75,11 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A spec that was read and checked, with its cluster and its code."""
+    """A spec that was read and checked, with its cluster and code. `as_run` and `shipped` are set if another machine
+    submits it; `awaited` are runs to wait for; `together`: submitted with others; `deferred`: it must wait on this
+    machine, as checkpoints are fetched here first; `roles` has the code of each role; `live` are warnings about modules
+    imported from where they are edited.
+    """
 
     file: Path
     spec: JobSpec
@@ -86,7 +95,7 @@ class Request:
     notifying: Notifying | None = None
     awaited: tuple[AwaitedRun, ...] = ()  # runs that it is to follow
     together: bool = False  # with other runs, of which so many may go on at once
-    carried: bool = False  # it waits here whatever its cluster could do: what it is given is brought here first
+    deferred: bool = False  # it waits here whatever its cluster could do: what it is given is brought here first
     roles: Mapping[str, Project] = field(
         default_factory=dict
     )  # of a run of several programs: its code, as each uses it
@@ -94,9 +103,10 @@ class Request:
 
 
 def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -> None:
-    """Check everything in a spec that does not depend on the cluster; raise BadInput with all problems.
+    """Check everything in a spec that does not depend on a cluster; raise BadInput with all problems, and print
+    warnings.
 
-    `root` is the project, if the spec does not lie in it.
+    `root` is the project, by default that of the file.
     """
     spec = read_with_defaults(file, overrides)
     root = project_of(file) if root is None else root
@@ -111,11 +121,11 @@ def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -
         problems += [Misfit(f"roles.{name}.{each.key}", each.reason, each.hint) for each in found]
     refuse(file, problems)
     warned = [*(one for one in project.lacking if not elsewhere), *misspelt_arguments(spec, root, project.files)]
-    _say_warnings([f"{file}: {_worded(one)}" for one in warned])
+    _print_warnings([f"{file}: {_text_of(one)}" for one in warned])
 
 
 def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> list[Misfit]:
-    """Return a problem for each of `run.args` that is nearly, but not quite, an option of the script."""
+    """Return a problem for each option in `run.args` that resembles one of the script's, but is not one."""
     script = os.path.normpath(os.path.join(spec.run.workdir, spec.run.script or ""))
     if spec.run.script is None or script not in files or not spec.run.args:
         return []
@@ -129,22 +139,19 @@ def misspelt_arguments(spec: JobSpec, root: Path, files: Collection[str]) -> lis
 
 
 def notifying_in(file: Path) -> Notifying | None:
-    """Return who would be notified of a run of this spec submitted now, or None if nobody would; raise BadInput with
-    all problems.
-    """
+    """Return who would be notified of a run of this spec, or None if nobody would; raise BadInput with all problems."""
     return notifying_of(read_with_defaults(file, ()).notify, file, project_of(file), os.environ)
 
 
-def looked_at_first(
+def read_request(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None, root: Path | None = None,
     frozen: ProjectCode | None = None, beside: Mapping[str, Path] = MappingProxyType({}),
 ) -> Request:  # fmt: skip
-    """Return the request with everything that can be found without querying the cluster; raise BadInput with all
-    problems.
+    """Return the request for a run, checked as far as that is possible without querying the cluster.
 
-    `shipped` is what another machine sent of a project, which then stands for the file's own; without either that or
-    `root` the project is the one that the file is in. `frozen` is an earlier state of the project's code; `beside` are
-    further files of its code.
+    Raise BadInput with all problems. The project is the one that another machine has `shipped`, or `root`, or by
+    default that of the file. `frozen` is the project's code as it was frozen earlier; `beside` are files to add to the
+    code.
     """
     place = entry(on)
     defaults = place.defaults if shipped is None else (*place.defaults, *shipped.defaults)
@@ -168,8 +175,11 @@ def looked_at_first(
     return wish
 
 
-def able(wish: Request) -> Request:
-    """Return the request if the cluster offers what it needs; raise BadInput with all problems if not."""
+def check_on_cluster(wish: Request) -> Request:
+    """Return the request if the cluster offers what it needs, and print warnings.
+
+    Raise BadInput with all problems if it does not.
+    """
     machine = wish.cluster.machine(wish.spec)
     problems = checked(wish, machine, _unset(wish))
     awaited, unknown = awaited_by(wish.spec.queue.after)
@@ -182,14 +192,16 @@ def able(wish: Request) -> Request:
 
 
 def checked(wish: Request, machine: Machine, unset: Collection[str]) -> list[Misfit]:
-    """Return everything in the spec that cannot work on the cluster, for each of its roles."""
+    """Return every problem of the request's spec, or of its roles, on the cluster; `unset` are secrets without a
+    value.
+    """
     if not wish.roles:
         return check(wish.spec, machine, wish.project, unset)
     return [*check_roles(wish.spec, machine, wish.roles), *secret_problems(unset)]
 
 
 def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> dict[str, Project]:
-    """Return the code as each role of the run uses it, or an empty dict for a run of one program."""
+    """Return {role: the facts about its code}, or an empty dict for a run of one program."""
     return {
         name: replace(look_at(one, code.listed.root, code.listed, python, code.own_folders), path=str(root))
         for name, one in role_specs(spec).items()
@@ -197,12 +209,12 @@ def code_of_roles(spec: JobSpec, code: ProjectCode, python: str, root: Path) -> 
 
 
 def refuse_roles(file: Path, spec: JobSpec, where: Place) -> None:
-    """Raise BadInput if the run has several roles and its cluster supports none."""
+    """Raise BadInput if the spec has roles, but the cluster supports none."""
     refuse(file, roles_problems(spec, where))
 
 
 def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
-    """Return a problem if the run has several roles and its cluster supports none."""
+    """Return a problem if the spec has roles, but the cluster supports none; else an empty list."""
     if not spec.roles or where.takes_roles:
         return []
     reason = f"on {where.kind} clusters all nodes of a run have one program, so it cannot have roles"
@@ -211,29 +223,34 @@ def roles_problems(spec: JobSpec, where: Place) -> list[Misfit]:
 
 
 def waiting(wish: Request) -> tuple[Request, list[Misfit]]:
-    """Return (the request with the place where it will wait, the problems of its waiting).
+    """Return (the request with the cluster on which it waits, the problems of its conditions to wait).
 
-    It waits on its cluster, or on this machine if the cluster cannot see a run that it follows, or cannot count those
-    submitted with it.
+    It waits on this machine if its cluster cannot see a run that it waits for, or cannot limit how many of the runs
+    submitted with it are active.
     """
     problems = [one for one in queue_problems(wish) if wish.together or one.key != _AT_ONCE]
     unseen = [one.key for one in problems if one.key.startswith("queue.after")]
     uncounted = any(one.key == _AT_ONCE for one in problems)
-    if wish.carried or uncounted or (unseen and _are_going_on(wish.awaited, unseen)):
+    if wish.deferred or uncounted or (unseen and _are_going_on(wish.awaited, unseen)):
         left = [one for one in problems if not one.key.startswith(_DEFERRED_WAITS)]
         return replace(wish, cluster=DeferredCluster(wish.cluster)), left
     return wish, problems
 
 
 def _are_going_on(awaited: Sequence[AwaitedRun], keys: Sequence[str]) -> bool:
-    """Return whether none of the awaited runs has ended yet."""
+    """Return whether none of the awaited runs has ended.
+
+    `keys` select them by their place in queue.after.
+    """
     return all(
         ended_as(one) is None for index, one in enumerate(awaited) if {f"queue.after.{index}", "queue.after"} & {*keys}
     )
 
 
 def queue_problems(wish: Request) -> list[Misfit]:
-    """Return a problem for each condition to wait for that the cluster does not support."""
+    """Return a problem for each condition to wait for that the cluster does not support, and for a start time that is
+    over.
+    """
     queue, where = wish.spec.queue, wish.cluster
     problems = where.queue_problems(wish.spec, wish.awaited)
     starts_at = None if queue.at is None or wish.shipped is not None else moment(queue.at, time.time())
@@ -243,24 +260,24 @@ def queue_problems(wish: Request) -> list[Misfit]:
 
 
 def _warn(wish: Request, machine: Machine) -> None:
-    """Print warnings about options that may work, but not as intended."""
+    """Print warnings about options that are valid, but may not do what the user expects."""
     words = [] if machine.own_python else [*wish.live]
-    if machine.apart and not machine.own_python and _is_everywhere(wish):
-        words += map(_worded, wish.project.lacking)
+    if machine.apart and not machine.own_python and _is_in_project(wish):
+        words += map(_text_of, wish.project.lacking)
     if isinstance(wish.cluster, DeferredCluster):
         others = ", ".join(one.run_id for one in wish.awaited) or "runs that are submitted together"
         text = f"{wish.on} cannot wait for {others}: this machine does, and starts it then, as long as it is on"
         words.append(f"{text}\nhint: `launch status` has the wait go on where it was cut off")
     each = ranks_per_node(wish.spec.resources, machine)
     across = crosses_nodes(tensor_parallel(wish.spec.run.args), each) if wish.spec.resources.nodes.max > 1 else ""
-    words += map(_worded, misspelt_arguments(wish.spec, wish.code.root, wish.project.files))
+    words += map(_text_of, misspelt_arguments(wish.spec, wish.code.root, wish.project.files))
     unused = _no_gpus_asked(wish, machine)
     words += filter(None, [crowded(wish.spec.resources, machine), across, unused, _no_buddies(wish, machine)])
-    _say_warnings(words)
+    _print_warnings(words)
 
 
 def _no_gpus_asked(wish: Request, machine: Machine) -> str:
-    """Return a warning if a job requests no GPU although the machine has some, or ""."""
+    """Return a warning if the job requests no GPU although the cluster has some, else ""."""
     if not machine.gpus or without_unasked_gpus(wish.spec, machine, wish.project) is machine:
         return ""
     return (
@@ -269,31 +286,36 @@ def _no_gpus_asked(wish: Request, machine: Machine) -> str:
 
 
 def _no_buddies(wish: Request, machine: Machine) -> str:
-    """Return a warning if `checkpoint.buddy` has no effect on the cluster, or ""."""
+    """Return a warning if `checkpoint.buddy` has no effect on the cluster, else ""."""
     if not (wish.spec.checkpoint.buddy and machine.disks_apart):
         return ""
     return f"checkpoint.buddy does nothing on {wish.on}: its hosts have no disk in common, and keep second copies there"
 
 
-def _say_warnings(words: Sequence[str]) -> None:
-    """Print the warnings on stderr, each on a line."""
+def _print_warnings(words: Sequence[str]) -> None:
+    """Print each warning on stderr; its further lines are hints."""
     for text in words:
         for line in f"warning: {text}".splitlines():
             news.say(line)
 
 
-def _worded(problem: Misfit) -> str:
+def _text_of(problem: Misfit) -> str:
     """Return the text of a problem with its hint."""
     return f"{problem.reason}\nhint: {problem.hint}"
 
 
-def _is_everywhere(wish: Request) -> bool:
-    """Return whether nodes certainly have the interpreter that was checked here, because it lies in the project."""
+def _is_in_project(wish: Request) -> bool:
+    """Return whether nodes certainly have the interpreter that was checked on this machine, because it is in the
+    project.
+    """
     return Path(wish.python).is_relative_to(wish.project.path) and wish.spec.slurm.container is None
 
 
 def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit]:
-    """Return a problem if ranks' nodes lack the interpreter, or the interpreter is too old."""
+    """Return a problem if the interpreter does not exist, is no program, or is too old; else an empty list.
+
+    Nothing is checked if nodes have interpreters of their own.
+    """
     if machine.own_python:
         return []
     if not os.path.isfile(python):
@@ -308,7 +330,9 @@ def python_problems(python: str, machine: Machine, spec: JobSpec) -> list[Misfit
 
 
 def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
-    """Return a problem if agents with this interpreter lack packages for the object store."""
+    """Return a problem if the packages for the object store in `checkpoint.copy_to` are not installed; else an empty
+    list.
+    """
     if spec.checkpoint.copy_to is None or machine.own_python:
         return []
     from trainer.checkpoint_files.object_store import package_problem  # late: of use only where a store is named
@@ -318,13 +342,14 @@ def store_problems(machine: Machine, spec: JobSpec) -> list[Misfit]:
 
 
 def _unset(wish: Request) -> Collection[str]:
-    """Return the secrets that have no value here; a project from another machine brings the values of its own."""
+    """Return the names of secrets without a value; a spec from another machine comes with the values of its own."""
     return unset_secrets(wish.spec, Path(wish.project.path), os.environ) if wish.shipped is None else ()
 
 
 def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults = ()) -> JobSpec:
-    """Return the spec with the cluster's defaults; sections of plug-ins are loaded only if it cannot be read
-    without them.
+    """Return the spec in the file with the cluster's defaults and the overrides.
+
+    Sections of plug-ins are loaded only if it cannot be read without them.
     """
     if file.suffix == ".py":
         hint = f"hint: `launch run {file}` runs it without one, `launch spec init --from {file}` writes one"
@@ -339,7 +364,7 @@ def read_with_defaults(file: Path, overrides: Sequence[str], defaults: Defaults 
 
 
 def refuse(file: Path, problems: Collection[Misfit]) -> None:
-    """Raise BadInput with the problems at their places in the file, if there are any."""
+    """Raise BadInput with the problems, each at its position in the file; do nothing if there are none."""
     lines = []
     for problem in problems:
         line, column = position(file.read_text(), problem.key)
@@ -350,7 +375,7 @@ def refuse(file: Path, problems: Collection[Misfit]) -> None:
 
 
 def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) -> Plan:
-    """Return the plan, without the digest of the code, which is known only once the code is frozen."""
+    """Return the plan of the run; the digest of its code is filled in once the code is frozen."""
     file = str(wish.file.resolve())
     place = RunIdentity(
         run_id, str(run_dir), wish.on, wish.cluster.kind, file, submitted_at, wish.defaults, wish.as_run.repeat,
@@ -376,19 +401,22 @@ def plan_of(wish: Request, run_id: RunId, run_dir: Path, submitted_at: float) ->
 def prepare(
     file: Path, *, on: str, overrides: tuple[str, ...], shipped: Shipped | None = None
 ) -> tuple[Plan, CodeList]:
-    """Return (the plan, the files that `submit` would freeze), starting and writing nothing."""
-    wish = able(looked_at_first(file, on=on, overrides=overrides, shipped=shipped))
+    """Return (the plan, the files that `submit` would freeze); nothing is started or written."""
+    wish = check_on_cluster(read_request(file, on=on, overrides=overrides, shipped=shipped))
     root = registry.runs_root(Path(wish.project.path))
     run_id = new_run_id(wish.spec.name, taken(root))
     return plan_of(wish, run_id, root / run_id, time.time()), wish.code
 
 
 def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = False) -> list[Request]:
-    """Return all requests, or raise BadInput with the problems of all; `together` marks them as submitted at once."""
+    """Make each request and check it on its cluster; return all, or raise BadInput with the problems of all.
+
+    `together` marks them as submitted at once.
+    """
     wishes, problems = _each(looks, alone=len(looks) == 1)
     if not problems or not any(wish.cluster.checks_first for wish in wishes):
         wishes, more = _each(
-            [partial(able, replace(wish, together=together)) for wish in wishes], alone=len(looks) == 1
+            [partial(check_on_cluster, replace(wish, together=together)) for wish in wishes], alone=len(looks) == 1
         )
         problems += more
     if problems:
@@ -397,8 +425,8 @@ def all_or_none(looks: Sequence[Callable[[], Request]], *, together: bool = Fals
 
 
 def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[Request], list[str]]:
-    """Return (the requests that could be made, the problems of the others); with `alone` raise the first error
-    instead.
+    """Return (the requests that could be made, the problem lines of the others); with `alone`, raise the first
+    error.
     """
     wishes, problems = list[Request](), list[str]()
     for step in steps:
@@ -412,5 +440,5 @@ def _each(steps: Sequence[Callable[[], Request]], *, alone: bool) -> tuple[list[
 
 
 def taken(root: Path) -> Callable[[RunId], bool]:
-    """Return a function that says whether an id is used already."""
+    """Return a function that returns whether a run id is in use, in the folder `root` or in the user's list of runs."""
     return lambda run_id: (root / run_id).exists() or registry.is_registered(run_id)

@@ -1,4 +1,4 @@
-"""Read the options that a script declares by argparse from its text, without running it."""
+"""Find the options that a script declares with argparse in its text, without running it."""
 
 import ast
 import difflib
@@ -8,17 +8,17 @@ _OPEN = {"parse_known_args", "parse_known_intermixed_args", "add_subparsers"}  #
 
 
 def added_arguments(tree: ast.Module) -> list[ast.Call]:
-    """Return each call of `add_argument`, in the order of the text."""
+    """Return each call of a method `add_argument` in the syntax tree, in the order of the text."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     added = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"]
     return sorted(added, key=lambda call: (call.lineno, call.col_offset))
 
 
 def misspelt(text: bytes, args: Sequence[str]) -> dict[str, str]:
-    """Return each option in `args` that the script does not have, with the similar option that it has.
+    """Return {option in `args` that the script does not declare: the option that it resembles}.
 
-    Only near misses count, because another file may add options. The result is empty for a script that cannot be
-    parsed, or that accepts unknown options.
+    An option that resembles none is left out, because another file may declare it. The result is empty for a script
+    that cannot be parsed, or that accepts unknown options.
     """
     try:
         tree = ast.parse(text)
@@ -39,5 +39,5 @@ def misspelt(text: bytes, args: Sequence[str]) -> dict[str, str]:
 
 
 def _has(known: Sequence[str], option: str) -> bool:
-    """Return whether argparse accepts the option, for which an unambiguous beginning of a known one is enough."""
+    """Return whether argparse would accept the option: it is the beginning of a known one."""
     return any(name.startswith(option) for name in known)

@@ -84,7 +84,7 @@ def on_slurm(phase, word="", **more):
     """Return facts with Slurm's answer about a run whose supervisor is on another machine."""
     said = {name: more.pop(name) for name in ("text", "starts_at", "ended_as", "cause", "silent") if name in more}
     asked = ClusterAnswer(phase, word, 1999.0, "12", **said)
-    return facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, **more)
+    return facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), answer=asked, **more)
 
 
 REQUEUED = end(State.QUEUED, Cause.PREEMPTED, 16, message="a new attempt follows")
@@ -285,7 +285,7 @@ def test_a_job_that_waits_says_why_and_until_when():
 def test_who_said_so_is_part_of_the_word():
     for said_by, who in (("Grid Engine", "Grid Engine says"), ("", "the cluster says")):
         asked = ClusterAnswer("ended", "FAILED", 1999.0, "12", ended_as=State.LOST, said_by=said_by)
-        told = derive(facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), word=asked, state=state()))
+        told = derive(facts(living=UNKNOWN, handle=Handle("slurm", job_id="12"), answer=asked, state=state()))
         assert told.message.startswith(f"{who} FAILED of job 12")
 
 

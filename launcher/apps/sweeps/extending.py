@@ -10,7 +10,7 @@ from launcher.apps.sweeps.trial_book import enqueue_extensions
 from launcher.apps.sweeps.trial_runs import NO_SWEEP
 from launcher.errors import BadInput, Refused
 from launcher.spec.read import written_at
-from launcher.submission.requests import looked_at_first
+from launcher.submission.requests import read_request
 
 
 def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[str]) -> list[str]:
@@ -58,4 +58,4 @@ def _check(sweep: SweepDir, record: SweepRecord, status: SweepState, overrides: 
         if key.startswith("run.args.") and written_at(sweep.spec.read_text(), record.overrides, key) is None:
             raise BadInput(f"{key}: its spec has no such argument", "hint: --set names the one that says how long")
     words, root = (*record.overrides, NO_SWEEP, *overrides), Path(record.project)
-    looked_at_first(sweep.spec, on=record.on, overrides=words, root=root)
+    read_request(sweep.spec, on=record.on, overrides=words, root=root)

@@ -46,7 +46,7 @@ from launcher.spec.read import written_at
 from launcher.spec.sweep_fields import SEARCHES
 from launcher.states import LOCAL
 from launcher.submission.opening import counted
-from launcher.submission.requests import Request, able, looked_at_first, taken
+from launcher.submission.requests import Request, check_on_cluster, read_request, taken
 from launcher.supervisor.standby import StandbySupervisor
 
 _WAIT_STEP_S = 0.1
@@ -61,7 +61,7 @@ def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None 
     The project is `root`, or the one that the file is in.
     """
     _need_optuna()
-    spec = looked_at_first(file, on=on, overrides=overrides, root=root)
+    spec = read_request(file, on=on, overrides=overrides, root=root)
     if spec.spec.sweep is None:
         raise BadInput(f"{file}: has no sweep", "hint: launch submit starts it as one run; `launch help many-runs`")
     options, points = _settled(spec.spec.sweep, spec, file, overrides)
@@ -138,9 +138,9 @@ def _tried(
         if points is None and one.when is None:
             first[key] = values[0]
         for value in values[:_MOST_TRIED]:
-            looked_at_first(file, on=spec.on, overrides=(*overrides, NO_SWEEP, override_of(key, value)), root=root)
+            read_request(file, on=spec.on, overrides=(*overrides, NO_SWEEP, override_of(key, value)), root=root)
     words = (override_of(key, value) for key, value in first.items())
-    return able(looked_at_first(file, on=spec.on, overrides=(*overrides, NO_SWEEP, *words), root=root))
+    return check_on_cluster(read_request(file, on=spec.on, overrides=(*overrides, NO_SWEEP, *words), root=root))
 
 
 def _free_id(name: str, runs: Path) -> RunId:

@@ -24,7 +24,7 @@ from launcher.states import State
 from launcher.status.series import read_rows, size
 from launcher.submission.opening import open_named
 from launcher.submission.project import ProjectCode
-from launcher.submission.requests import Request, able, looked_at_first, plan_of
+from launcher.submission.requests import Request, check_on_cluster, plan_of, read_request
 
 if TYPE_CHECKING:
     from launcher.places.place import Place
@@ -166,7 +166,9 @@ class RunsOfTrials:
         record = self._record
         words = (*record.overrides, NO_SWEEP, *overrides)
         root = Path(record.project)
-        return able(looked_at_first(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code))
+        return check_on_cluster(
+            read_request(self._sweep.spec, on=record.on, overrides=words, root=root, frozen=self._code)
+        )
 
     def _is_warm(self, wish: Request, named: RunId) -> bool:
         """Return whether the imports of a run's environment are done, and start them if not."""

@@ -70,7 +70,7 @@ def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
     """Raise Refused if a run is active on another machine."""
     for one in told:
         if one.live:
-            raise Refused(api.still_there(one), f"hint: launch cancel {one.live[0]} ends them first")
+            raise Refused(api.kept_text(one), f"hint: launch cancel {one.live[0]} ends them first")
 
 
 def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
@@ -90,7 +90,7 @@ def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptRemote]) -> int:
     """
     stays = [one for one in told if one.silent or one.live]
     for one in stays:
-        print(safe(api.still_there(one)), file=sys.stderr)
+        print(safe(api.kept_text(one)), file=sys.stderr)
     if known := [str(one.id) for one in runs if one.path.exists()]:
         again = f"hint: launch rm {' '.join(known)} again takes the rest away; --anyway does not wait for it"
         print(f"still known here: {', '.join(known)}\n{again}", file=sys.stderr)

@@ -189,7 +189,7 @@ def _one(ref: str) -> RunStatus:
         found = api.unlisted(ref)
         if len(found) != 1:
             raise
-        return api.as_it_lies(found[0])
+        return api.recorded_status(found[0])
 
 
 def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
@@ -253,7 +253,7 @@ def _number(text: str) -> int:
 
 def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
     """Return the status of all runs whose folder exists, newest first."""
-    statuses = [*api.statuses(api.runs(), fresh_s), *map(api.as_it_lies, api.unlisted())]
+    statuses = [*api.statuses(api.runs(), fresh_s), *map(api.recorded_status, api.unlisted())]
     there = [status for status in statuses if status.state is not State.UNKNOWN or status.submitted_at > 0]
     return sorted(there, key=lambda status: (status.submitted_at, status.run), reverse=True)
 

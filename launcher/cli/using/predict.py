@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
         code = follow(one)
         if code == Exit.OK and not options.output.exists():
-            api.fetch_answers(one, options.output)
+            api.fetch_predictions(one, options.output)
         return code
     print(f"watch it: launch logs {one.id} -f", file=sys.stderr)
     if options.on != LOCAL:

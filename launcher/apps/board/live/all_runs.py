@@ -126,7 +126,7 @@ class AllRuns:
         if known is not None:
             return known
         seen = _changed(_files_of(one))
-        status, kind = api.as_far_as_here(one)
+        status, kind = api.status_so_far(one)
         return SeenRun.of(one, _being_queried(status) if kind else status, seen)
 
     def bring(self, run_id: str) -> None:
@@ -197,7 +197,7 @@ class AllRuns:
                 known = self._known.get(one.id)
                 # Before it is read: what is written meanwhile is seen by the next look.
                 changed = known.changed if known is not None else _changed(_files_of(one))
-                status, kind = api.as_far_as_here(one)
+                status, kind = api.status_so_far(one)
                 if kind:
                     self._elsewhere[one.id] = kind, one
                 else:

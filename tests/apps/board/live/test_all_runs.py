@@ -26,8 +26,8 @@ class Hands:
 @pytest.fixture
 def looking(house, monkeypatch):
     """Return all runs, a clock, and the ids of the runs read since the last call."""
-    read, whole = [], api.as_far_as_here
-    monkeypatch.setattr(api, "as_far_as_here", lambda one: read.append(one.id) or whole(one))
+    read, whole = [], api.status_so_far
+    monkeypatch.setattr(api, "status_so_far", lambda one: read.append(one.id) or whole(one))
     clock = Hands()
     runs = AllRuns(MeasuredRuns(), clock)
     yield runs, clock, lambda: [read.pop() for _ in range(len(read))]
@@ -132,7 +132,7 @@ def test_a_run_that_is_gone_is_let_go_of_at_once(house, looking):
 def test_what_is_written_while_a_run_is_read_is_seen_by_the_next_look(house, monkeypatch):
     """Of one that had seemed to have ended nothing is looked at but when its records were changed."""
     folder = house.run("job-aaaa").plan().intent(by=dead_process())
-    whole = api.as_far_as_here
+    whole = api.status_so_far
 
     def read_as_it_begins(one):
         found = whole(one)
@@ -142,7 +142,7 @@ def test_what_is_written_while_a_run_is_read_is_seen_by_the_next_look(house, mon
     clock = Hands()
     runs = AllRuns(MeasuredRuns(), clock)
     with monkeypatch.context() as patch:
-        patch.setattr(api, "as_far_as_here", read_as_it_begins)
+        patch.setattr(api, "status_so_far", read_as_it_begins)
         assert states(runs.look()) == {"job-aaaa": State.LOST}
     clock.now += 5
     assert states(runs.look()) == {"job-aaaa": State.RUNNING}
