@@ -1,4 +1,4 @@
-"""Define what commands print with `--json`: the types found in no other module, and the JSON Schema of all."""
+"""The types of JSON output that several commands share, and the JSON Schema of what a command prints with `--json`."""
 
 from collections.abc import Mapping
 from types import GenericAlias
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class StartedRun(msgspec.Struct, frozen=True):
-    """A run that was started or resumed."""
+    """The id and the folder of a run that was started or resumed."""
 
     run: str
     run_dir: str
 
 
 class StartedGraph(msgspec.Struct, frozen=True):
-    """The runs that were started for one file with `steps:`."""
+    """The runs that were started for one file with `steps:`, a graph."""
 
     graph: str
     graph_dir: str
@@ -31,7 +31,7 @@ def started(run: "Run") -> StartedRun:
 
 
 def merged(name: str, *structs: type[msgspec.Struct], **more: Any) -> Any:
-    """Return a type that requires the fields of all structs, and has `more` fields.
+    """Return a msgspec struct type called `name` that requires the fields of all `structs`, and has the fields `more`.
 
     A field of `more` whose type allows UNSET may be absent.
     """
@@ -43,12 +43,15 @@ def merged(name: str, *structs: type[msgspec.Struct], **more: Any) -> Any:
 
 
 def list_of(kind: Any) -> Any:
-    """Return the type of a list of values of `kind`, a type that was made by `merged`."""
+    """Return the type of a list of `kind`, where `kind` was made by `merged` and so is no type for annotations."""
     return GenericAlias(list, (kind,))
 
 
 def schema_of(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of the answers: of one document, or of one line where a command prints many."""
+    """Return the JSON Schema of a command's output: of one document, or of one line if it prints a document per line.
+
+    `answers` has a type for each form of output, by a text that says when it is printed.
+    """
     schemas, types = msgspec.json.schema_components([*answers.values()], ref_template="#/$defs/{name}")
     each = [{"description": when, **one} if when else one for when, one in zip(answers, schemas, strict=True)]
     return {**(each[0] if len(each) == 1 else {"anyOf": each}), **({"$defs": types} if types else {})}

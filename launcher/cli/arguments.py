@@ -1,4 +1,6 @@
-"""Extend argparse: our own error messages and exit code, and help that ends with examples."""
+"""An argparse parser for the arguments of a command: with our own error messages and exit code, help that ends with
+examples, and methods that declare the arguments which several commands have.
+"""
 
 import argparse
 import os
@@ -22,7 +24,9 @@ _MOST_S = 1e9
 
 
 class Arguments(argparse.ArgumentParser):
-    """The parser of the arguments of one command."""
+    """The parser of one command's arguments. `of_the_script` is a hint for an unknown option that may be the script's;
+    `answers` are the types that the command prints with --json, one object per line with `answers_by_line`.
+    """
 
     of_the_script = ""  # how an option is given that is not ours, as a hint
 
@@ -39,14 +43,17 @@ class Arguments(argparse.ArgumentParser):
         self.answers_by_line = False
 
     def error(self, message: str) -> NoReturn:
-        """Print the message with a hint, and exit with the code for a wrong command line."""
+        """Raise BadInput with the message and a hint, in place of argparse's own exit."""
         hint = f"hint: `{self.prog} --help` shows how it is used"
         if self.of_the_script and message.startswith("unrecognized arguments: --"):
             hint = f"{hint}; {self.of_the_script}"
         raise BadInput(message, hint)
 
     def parse_args(self, *words: Any, **more: Any) -> Any:  # what it gives is argparse's
-        """Return the parsed options; the words of a command after `--` are taken unchanged."""
+        """Return the parsed options.
+
+        For a command that takes another command after `--`, the words of that are in `options.command`.
+        """
         if not self._takes_command:
             options = super().parse_args(*words, **more)
         else:
@@ -59,25 +66,29 @@ class Arguments(argparse.ArgumentParser):
 
     @property
     def taken(self) -> "list[argparse.Action]":
-        """Return all arguments that were declared, in order."""
+        """All arguments that were declared, in order."""
         return [*self._actions]
 
     def takes_run(self, *, pattern: bool = False, **more: str) -> None:
-        """Declare the argument RUN; with `pattern`, it may also be a pattern for several runs."""
+        """Declare the argument RUN; with `pattern`, a pattern such as `lr-*` for several runs is allowed.
+
+        `more` is for argparse.
+        """
         text = f"{RUN_HELP}; or {_PATTERN}" if pattern else RUN_HELP
         self.add_argument("run", metavar="RUN", help=text, **more)  # type: ignore[arg-type]
 
     def takes_runs(self, *, patterns: bool = False) -> None:
-        """Declare the argument RUN for one or more runs; with `patterns`, patterns are allowed too."""
+        """Declare the argument RUN for one or more runs; with `patterns`, patterns such as `lr-*` are allowed."""
         self.add_argument("runs", metavar="RUN", nargs="+", help=f"{RUN_HELP}; or {_PATTERN}" if patterns else RUN_HELP)
 
     def prints_json(
         self, answers: Answers, text: str, *, by_line: bool = False,
         among: "argparse._ActionsContainer | None" = None,
     ) -> None:  # fmt: skip
-        """Declare --json; `answers` gives the types of what is then printed.
+        """Declare --json with this help `text`; `answers` returns the types of the output.
 
-        With `by_line`, that is one object on each line. `among` is a group of options of which only one may be given.
+        With `by_line`, the output is one object per line. `among` is the group of mutually exclusive options to which
+        --json is added.
         """
         self.answers, self.answers_by_line = answers, by_line
         (among or self).add_argument("--json", action="store_true", help=text)
@@ -90,8 +101,8 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("--tls-key", metavar="FILE", type=Path, help="the key of --tls-cert, in PEM")
 
     def takes_command(self) -> None:
-        """Let a command follow after `--`, whose words are taken unchanged, because argparse would take some for
-        options of `launch`.
+        """Let the words of another command follow after `--`; argparse does not parse them, because it would take
+        options for ours.
         """
         self._takes_command = True
         self.usage = f"{self.format_usage().removeprefix('usage: ').strip()} -- COMMAND [ARGS ...]"
@@ -99,7 +110,10 @@ class Arguments(argparse.ArgumentParser):
     def takes_place(
         self, default: str | None, shown: str = "where it was, with the options that the cluster had then"
     ) -> None:
-        """Declare --on, --clusters and --set, for a command that starts a run."""
+        """Declare --on, --clusters and --set, for a command that starts a run.
+
+        `default` is the default of --on; if it is None, `shown` describes the default in the help.
+        """
         self.of_the_script = "an option of the script's is set by --set run.args.lr=0.1"
         shown = default or shown
         self.add_argument(
@@ -125,7 +139,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def arguments_of(command: str) -> Arguments:
-    """Return the arguments that a command declares."""
+    """Return the parser of a command, with its arguments declared."""
     place, summary = shown(command)
     module = import_module(place)
     arguments = Arguments(command, summary, module.EXAMPLES)
@@ -134,8 +148,9 @@ def arguments_of(command: str) -> Arguments:
 
 
 def tls_of(options: argparse.Namespace) -> "ssl.SSLContext | None":
-    """Return the TLS context of the options that `takes_tls` declared, or None if they are not given; raise BadInput if
-    the files cannot be used.
+    """Return the TLS context for --tls-cert and --tls-key, or None if they are not given.
+
+    Raise BadInput if only one is given, or the files cannot be used.
     """
     if (options.tls_cert is None) != (options.tls_key is None):
         raise BadInput("--tls-cert, --tls-key: expected both, got one of them")

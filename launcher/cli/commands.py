@@ -1,4 +1,6 @@
-"""List the commands: the module and help line of each, their groups in `launch --help`, and older names."""
+"""The table of commands: the module and help line of each, their groups in `launch --help`, older names, and names that
+users of other tools may try.
+"""
 
 COMMANDS = {
     "run": ("launcher.cli.starting.run", "run a script without a spec, in the words of torchrun; shows its log"),
@@ -127,18 +129,20 @@ THEIRS = {
 
 
 def shown(name: str) -> tuple[str, str]:
-    """Return (module of the command, its help); the help of an older name says the newer command."""
+    """Return (the module of the command, its help line); the help of an older name says what the command is called
+    now.
+    """
     module, text = COMMANDS[ALSO.get(name, name)]
     newer = f"`launch {RENAMED[name]}`" if name in RENAMED else f"`{INSTEAD[name]}`" if name in INSTEAD else ""
     return module, f"{text} (older name; now {newer})" if newer else text
 
 
 def shown_in_help(name: str) -> bool:
-    """Return whether help shows this name, which it does not if the command was renamed or replaced."""
+    """Return whether help shows this name; older names of a command are left out."""
     return name not in RENAMED and name not in INSTEAD
 
 
 def verbs_of(group: str) -> dict[str, str]:
-    """Return the second words that may follow the first word `group`, with the help of each."""
+    """Return {second word: help line} of the commands that begin with the word `group`."""
     named = (name.partition(" ") for name in COMMANDS)
     return {verb: COMMANDS[f"{group} {verb}"][1] for first, _, verb in named if first == group}

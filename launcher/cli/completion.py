@@ -1,7 +1,5 @@
-"""`launch completion`: print a script by which a shell completes `launch`.
-
-Fixed words are in the script. Ids of runs and names of clusters are requested when they are needed: `launch _complete
-runs`.
+"""`launch completion`: print a script by which a shell completes `launch`. Commands and options are in the script; ids
+of runs and names of clusters are queried at each completion, by `launch _complete runs`.
 """
 
 import argparse
@@ -26,7 +24,9 @@ _HELP = "help"
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The possible completions of one word: those that `asked` queries, fixed words, and file names."""
+    """The possible completions of one word: names that `launch _complete ASKED` prints ("": none), fixed words, and
+    file names if `files`.
+    """
 
     asked: str = ""  # of `launch _complete`
     words: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class FlagWords:
-    """The names and the help of an option, and how its value is completed."""
+    """The names and the help of an option, and the completions of its value (None: it has no value)."""
 
     names: tuple[str, ...]
     text: str
@@ -44,7 +44,7 @@ class FlagWords:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command with its help and its options, and how the word after it is completed."""
+    """A command with its help and options; `word` are the completions of its first argument."""
 
     name: str
     text: str
@@ -65,7 +65,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def complete(what: str) -> int:
-    """Print the names of a kind, such as `runs`, one a line, for `launch _complete`; return the exit code."""
+    """Print the names that `launch _complete WHAT` lists, one a line: runs, columns, keys or clusters; return the exit
+    code.
+    """
     if what == "runs":
         from launcher.run import registry  # late: not for clusters
         from launcher.run.graphs import known_graphs  # late: likewise
@@ -90,7 +92,7 @@ def complete(what: str) -> int:
 
 
 def _commands() -> Iterator[Command]:
-    """Yield each command of `launch` as the script needs it."""
+    """Yield each command of `launch` with its options and completions."""
     for name in (*COMMANDS, *ALSO):
         _, text = shown(name)
         arguments = arguments_of(name)
@@ -107,14 +109,14 @@ def _commands() -> Iterator[Command]:
 
 
 def _flag(action: argparse.Action) -> FlagWords:
-    """Return an option of argparse as the script needs it."""
+    """Return an argparse option as names, help and completions."""
     return FlagWords(
         tuple(action.option_strings), action.help or "", None if action.nargs == 0 else _candidates(action)
     )
 
 
 def _candidates(action: argparse.Action) -> Candidates:
-    """Return how the value of an argument is completed."""
+    """Return the completions of an argparse argument's value."""
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     if action.choices is not None:
         return Candidates(words=tuple(map(str, action.choices)))
@@ -163,12 +165,12 @@ def _bash(commands: Sequence[Command], *, zsh: bool) -> list[str]:
 
 
 def _case(command: Command, flag: FlagWords) -> str:
-    """Return the shell pattern that matches the command with this option."""
+    """Return the shell pattern that matches the command followed by this option."""
     return "|".join(f"'{command.name} {name}'" for name in flag.names)
 
 
 def _words(choice: Candidates) -> str:
-    """Return the shell assignment of the possible words."""
+    """Return the shell code that assigns the possible completions to `words`."""
     if choice.asked:
         return f"words=$(launch _complete {choice.asked} 2>/dev/null)"
     return f"words='{' '.join(choice.words)}'"
@@ -180,7 +182,7 @@ def _names(command: Command) -> list[str]:
 
 
 def _typed(commands: Sequence[Command]) -> list[str]:
-    """Return the first words that are completed; older names of commands are not."""
+    """Return the first words that the script completes: commands and groups, but not older names."""
     return [*(one.name for one in commands if " " not in one.name and shown_in_help(one.name)), *GROUPS]
 
 

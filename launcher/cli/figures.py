@@ -1,4 +1,4 @@
-"""Format numbers as text for people."""
+"""Format numbers as text for users."""
 
 
 def duration(seconds: float) -> str:
@@ -24,14 +24,16 @@ def size(count: int) -> str:
 
 
 def rate(steps_per_s: float | None) -> str:
-    """Return a rate as text, such as `12.3/s`, or per minute if it is slow; "-" for None."""
+    """Return a rate of steps as text, such as `12.3/s`, or per minute if it is low; "-" for None."""
     if steps_per_s is None:
         return "-"
     return f"{steps_per_s:.3g}/s" if steps_per_s >= 0.1 else f"{steps_per_s * 60:.3g}/min"
 
 
 def steps(step: int | None, total: int | None) -> str:
-    """Return a step such as `120/200`, or `-` if there is none."""
+    """Return a step and the total as text, such as `120/200`; only the step if the total is unknown, and "-" if there
+    is none.
+    """
     if step is None:
         return "-"
     return f"{step}/{total}" if total is not None else str(step)

@@ -1,6 +1,5 @@
-"""Run `launch`: find the command, run it, and turn what it raises into messages and exit codes.
-
-Only the module of the requested command is imported.
+"""The program `launch`: find the command, import its module and no other, run it, and turn errors into messages and
+exit codes.
 """
 
 import errno
@@ -59,11 +58,11 @@ _OF_THE_MACHINE = {
 }  # fmt: skip
 
 
-class _Aside(io.FileIO):
-    """A stderr whose write errors, such as a full disk or a reader that left, do not stop the command."""
+class _LenientStderr(io.FileIO):
+    """A stderr on which write errors, such as a full disk or a reader that is gone, are ignored."""
 
     def write(self, data: "Any", /) -> int:
-        """Write as much as possible, ignoring errors; return the number of bytes as if all were written."""
+        """Write as much as possible, ignoring errors; return the length of `data` as if all of it were written."""
         try:
             return super().write(data)
         except OSError:
@@ -71,11 +70,11 @@ class _Aside(io.FileIO):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line `argv`, by default this process's, and return its exit code."""
     if argv is None:
         gc.set_threshold(_COLLECT_EVERY)
-    _open_what_is_closed()
-    _never_fail_to_print()
+    _open_closed_streams()
+    _make_printing_safe()
     code = _outcome(list(sys.argv[1:] if argv is None else argv))
     if argv is None:
         gc.freeze()  # the interpreter, on its way out, would look through all of it: a tenth of a submit's time
@@ -83,13 +82,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _outcome(argv: list[str]) -> int:
-    """Run the command line and return its exit code, or the exit code of the error that it raised."""
+    """Run the command line and return its exit code; print an error that it raises, and return the error's exit
+    code.
+    """
     try:
         code = _run(argv)
         sys.stdout.flush()
         return code
     except LaunchError as error:
-        _complain(error)
+        _print_error(error)
         code = error.exit_code
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
@@ -98,7 +99,7 @@ def _outcome(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: one line for people, the rest on request
         if os.environ.get("LAUNCH_DEBUG") == "1":
             sys.excepthook(type(error), error, error.__traceback__)
-        code = _complain_of_the_unforeseen(error)
+        code = _print_unexpected(error)
     _flush_stdout()
     return code
 
@@ -116,19 +117,19 @@ def top_help() -> str:
 
 
 def _summary(name: str) -> str:
-    """Return the line about a command in the help."""
+    """Return the text about a command in `launch --help`; for a group, with its commands."""
     return f"{GROUPS[name]}: {', '.join(verbs_of(name))}" if name in GROUPS else COMMANDS[name][1]
 
 
 def _group_help(group: str) -> str:
-    """Return the help of a group of commands."""
+    """Return the help text of a group of commands, such as `launch nodes`."""
     verbs = "\n".join(f"  {verb:<10}{text}" for verb, text in verbs_of(group).items())
     text = f"{GROUPS[group][0].upper()}{GROUPS[group][1:]}."
     return f"usage: launch {group} COMMAND ...\n\n{text}\n\ncommands:\n{verbs}\n"
 
 
 def _run(argv: list[str]) -> int:
-    """Run a command, a group's command, or help; return the exit code."""
+    """Run a command, a command of a group, or `help`; return the exit code."""
     if argv[:1] == ["help"] and len(argv) > 1:
         if argv[1:] == ["spec"] or not _is_command(argv[1:]):
             from launcher.cli.topics import show  # late: nothing else looks at pages
@@ -162,12 +163,15 @@ def _run(argv: list[str]) -> int:
 
 
 def _is_command(words: list[str]) -> bool:
-    """Return whether the first of the words is a command or a group."""
+    """Return whether the first of the words is a command, an older name of one, or a group."""
     return words[0] in GROUPS or ALSO.get(words[0], words[0]) in COMMANDS
 
 
 def _verb(group: str, argv: list[str]) -> int:
-    """Run a command named by two words, of which the first is `group`; return its exit code."""
+    """Run a command of the group `group`; return its exit code.
+
+    Without a command, print the group's help.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         print(_group_help(group), end="", file=sys.stdout if argv else sys.stderr)
         return Exit.OK if argv else Exit.BAD_INPUT
@@ -182,12 +186,12 @@ def _verb(group: str, argv: list[str]) -> int:
 
 
 def _older_verbs(group: str) -> dict[str, str]:
-    """Return the older names of a group's commands, such as `nodes pardon` for `nodes include`."""
+    """Return {older second word: present name} of a group's commands, such as `pardon`: `nodes include`."""
     return {older: name for older, name in ALSO.items() if name.startswith(f"{group} ")}
 
 
 def _command(called: str, argv: list[str]) -> int:
-    """Parse the arguments of a command and run it; return its exit code."""
+    """Parse the arguments of the command `called` so, possibly an older name, and run it; return its exit code."""
     from launcher.cli.arguments import Arguments  # late: argparse costs more than the whole of `launch --help`
 
     place, summary = shown(called)
@@ -203,7 +207,7 @@ def _command(called: str, argv: list[str]) -> int:
 
 
 def _hint(name: str) -> str:
-    """Return a hint for a word that is no command."""
+    """Return a hint for a word that is no command: the command that other tools call so, or a similar one."""
     import difflib  # late: only for a typing error
 
     known = THEIRS.get(name)
@@ -212,10 +216,10 @@ def _hint(name: str) -> str:
     return f"hint: did you mean `launch {near[0]}`?" if near else "hint: `launch --help` shows all commands"
 
 
-def _complain(error: LaunchError) -> None:
+def _print_error(error: LaunchError) -> None:
     """Print an error on stderr.
 
-    A spec's problem stays as it is, so that editors find `file:line:col:` at the line's start.
+    An error about a place in a spec has no prefix, so that editors find `file:line:col:` at the start of the line.
     """
     from launcher.cli.terminal import is_place, safe  # late: only for an error
 
@@ -224,21 +228,22 @@ def _complain(error: LaunchError) -> None:
     print("\n".join([named, *lines[1:]]), file=sys.stderr)
 
 
-def _complain_of_the_unforeseen(error: Exception) -> Exit:
-    """Print an unforeseen error and return its exit code; a fault of the disk, folder or limits is not an internal
-    error.
+def _print_unexpected(error: Exception) -> Exit:
+    """Print an error that no command expects, and return its exit code.
+
+    A full disk or a missing permission is reported as such, everything else as an internal error.
     """
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
-        hint = _OF_THE_MACHINE[error.errno] or _kept_elsewhere_by(error.filename)
-        _complain(LaunchError(said_by_the_system(error), *([f"hint: {hint}"] if hint else [])))
+        hint = _OF_THE_MACHINE[error.errno] or _hint_to_move(error.filename)
+        _print_error(LaunchError(said_by_the_system(error), *([f"hint: {hint}"] if hint else [])))
         return Exit.REFUSED
     first = (str(error) or "no text").splitlines()[0]
     print(f"launch: internal error: {type(error).__name__}: {first}; please report", file=sys.stderr)
     return Exit.INTERNAL
 
 
-def _kept_elsewhere_by(file: object) -> str:
-    """Return a hint on how to move the launcher's own files if the unusable file is one of them, else ""."""
+def _hint_to_move(file: object) -> str:
+    """Return a hint which variable moves the launcher's own files elsewhere, if `file` is one of them; else ""."""
     from launcher.run.registry import variable_of  # late: only for an error
 
     name = variable_of(os.fsdecode(file)) if isinstance(file, str | bytes | os.PathLike) else None
@@ -246,7 +251,9 @@ def _kept_elsewhere_by(file: object) -> str:
 
 
 def _refuse_relative_home() -> None:
-    """Raise BadInput if HOME is relative, as the user's own files would then differ with the working folder."""
+    """Raise BadInput if HOME, or the variable in its place, is relative: the user's files would depend on the working
+    folder.
+    """
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         said = os.environ.get(name)
         home = said or os.path.expanduser("~")
@@ -255,19 +262,19 @@ def _refuse_relative_home() -> None:
             raise BadInput(f"{named}: expected an absolute path, got {home!r}", f"hint: export {named}=/...")
 
 
-def _open_what_is_closed() -> None:
-    """Open /dev/null in place of each standard stream that is closed, or the next opened file would take its number."""
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of each closed standard stream; otherwise the next opened file would get its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, stream := open(os.devnull, mode))  # noqa: SIM115 - it lives as long as we
             os.set_inheritable(stream.fileno(), True)
 
 
-def _never_fail_to_print() -> None:
-    """Make printing replace characters that the terminal's encoding lacks, so that it never fails."""
+def _make_printing_safe() -> None:
+    """Make printing replace characters that the terminal's encoding lacks, and ignore errors on stderr."""
     own = sys.__stderr__
     if own is not None and sys.stderr is own:
-        aside = io.BufferedWriter(_Aside(own.fileno(), "wb", closefd=False))
+        aside = io.BufferedWriter(_LenientStderr(own.fileno(), "wb", closefd=False))
         sys.stderr = io.TextIOWrapper(aside, own.encoding, "replace", line_buffering=True)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
@@ -275,8 +282,8 @@ def _never_fail_to_print() -> None:
 
 
 def _flush_stdout() -> None:
-    """Flush stdout, or redirect it to /dev/null if its reader is gone, so that the interpreter's exit does not
-    complain.
+    """Flush stdout; if its reader is gone, redirect it to /dev/null, so that the interpreter prints no error at
+    exit.
     """
     try:
         sys.stdout.flush()

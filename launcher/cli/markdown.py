@@ -1,4 +1,4 @@
-"""Show Markdown as text in a terminal, laid out by rich."""
+"""Format Markdown as text for a terminal, with the library rich."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ _THEME = Theme({"markdown.code": "cyan", "markdown.link": "none", "markdown.link
 
 
 def for_terminal(text: str, width: int, name_of: NameOf, *, colour: bool) -> list[str]:
-    """Return the lines of a page, with colours if `colour`; none but lines of code is wider than `width`.
+    """Return the lines of a page, in colours with `colour`; only lines of code may be wider than `width`.
 
-    `name_of` returns what a reader types to follow a link.
+    `name_of` returns what a reader types to follow a link, "" if it leads nowhere.
     """
     page = _Page(text, hyperlinks=False)
     page.parsed = [token for token in page.parsed if token.type != "html_block"]  # comments
@@ -37,8 +37,8 @@ def for_terminal(text: str, width: int, name_of: NameOf, *, colour: bool) -> lis
 
 
 def _named(tokens: Sequence[Token], name_of: NameOf) -> list[Token]:
-    """Return the tokens with each link replaced by what a reader types to follow it; links that lead nowhere are
-    dropped.
+    """Return the tokens with each link's target replaced by what a reader types to follow it; links to nowhere become
+    text.
     """
     kept, shown = [], True
     for token, text in zip_longest(tokens, tokens[1:]):
@@ -59,7 +59,7 @@ class _Code(CodeBlock):
 
 
 class _Title(Heading):
-    """A heading at the left, underlined."""
+    """A heading that is aligned left and underlined."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         self.text.justify = "left"
@@ -69,8 +69,8 @@ class _Title(Heading):
 
 
 class _Table(TableElement):
-    """A table whose last column is wrapped; if that leaves it too narrow, the cells of a row are shown below each
-    other.
+    """A table whose last column is wrapped. If that leaves the column too narrow, the cells of each row are shown below
+    each other.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -10,13 +10,13 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(kind: Literal["templates", "jobs"]) -> Path:
-    """Return the folder with the shipped files of this kind."""
+    """Return the folder with the shipped templates of specs, or with the shipped jobs."""
     installed = _PACKAGE / "shipped_files" / kind
     return installed if installed.is_dir() else _PACKAGE.parent / kind
 
 
 def pages() -> dict[str, Path]:
-    """Return the pages for users by their names."""
+    """Return {name: file} of the documentation pages for users."""
     return {path.stem: path for path in sorted((_PACKAGE / "docs").glob("*.md"))}
 
 
@@ -27,13 +27,14 @@ def title(page: Path) -> str:
 
 
 def starters() -> dict[str, str]:
-    """Return the specs that `launch spec init` can write by name, each with a line about its purpose."""
+    """Return {name: one line on its purpose} of the spec templates that `launch spec init` can write."""
     return {file.stem: _purpose(file) for file in sorted(shipped("templates").glob("*.yaml"))}
 
 
 def starter(name: str) -> str:
-    """Return a template's text, with `{{schema}}` for the path of the JSON Schema; raise BadInput for an unknown
-    name.
+    """Return the text of a spec template, in which `{{schema}}` stands for the path of the JSON Schema.
+
+    Raise BadInput for an unknown name.
     """
     names = list(starters())
     if name not in names:
@@ -44,5 +45,5 @@ def starter(name: str) -> str:
 
 
 def _purpose(file: Path) -> str:
-    """Return a template's purpose, from its second line; the first names the schema for editors."""
+    """Return the purpose of a template from its second line. The first line names the schema for editors."""
     return file.read_text(encoding="utf-8").splitlines()[1].removeprefix("# ")

@@ -1,4 +1,4 @@
-"""Find out what stdout and stderr are connected to, and print what may be sent there."""
+"""What stdout and stderr are connected to, colours, tables that fit the terminal, and JSON that is safe to print."""
 
 import os
 import re
@@ -36,12 +36,12 @@ _OF_STATE = {
 
 
 def tell(text: str) -> None:
-    """Print a line for the user on stderr at once."""
+    """Print a line for the user on stderr, and flush it."""
     print(safe(text), file=sys.stderr, flush=True)
 
 
 def show_news() -> None:
-    """Print messages about waiting for a cluster on stderr from now on."""
+    """Print messages of the launcher, such as that it waits for a cluster, on stderr from now on."""
     from launcher.copies import news  # late: of no use to commands that do not wait
 
     watching = is_terminal(sys.stderr)
@@ -49,7 +49,7 @@ def show_news() -> None:
 
 
 def to_json(value: object, *, indent: int = 2) -> str:
-    """Return the value as JSON, over several lines, or on one line if `indent` is -1."""
+    """Return the value as JSON: indented over several lines, or on one line if `indent` is -1."""
     return escaped(msgspec.json.format(msgspec.json.encode(value), indent=indent))
 
 
@@ -59,7 +59,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def in_colour(stream: TextIO) -> bool:
-    """Return whether to write colours to the stream."""
+    """Return whether to write colours to the stream: it is a terminal, and NO_COLOR is not set."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
@@ -71,12 +71,12 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 
 
 def state_colour(state: State) -> str:
-    """Return the colour of a state."""
+    """Return the name of the colour in which a state is shown, "" for none."""
     return _OF_STATE.get(state, "")
 
 
 def size(stream: TextIO) -> tuple[int, int]:
-    """Return (columns, rows) of the terminal, which are (80, 24) if the stream is no terminal."""
+    """Return (columns, rows) of the terminal, or (80, 24) if the stream is none."""
     try:
         found = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -85,32 +85,32 @@ def size(stream: TextIO) -> tuple[int, int]:
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text cut to `width`, with `…` at its end if it is cut."""
+    """Return the text, cut to `width` characters with `…` at its end if it is longer."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
 
 
 def cut_painted(text: str, width: int) -> str:
-    """Return a line, which may have colours, cut to `width`; a line that is cut loses its colours."""
+    """Return a line that may have colours, cut to `width` characters; a line that is cut loses its colours."""
     bare = safe(text)
     return text if len(bare) <= width else cut(bare, width)
 
 
 def is_place(line: str) -> bool:
-    """Return whether a line begins with `file:line:col:`."""
+    """Return whether a line begins with a place in a file, `file:line:col:`."""
     return _PLACE.match(line) is not None
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
-    """Return each row as a line, with cells padded to the widest in their column, except the last."""
+    """Return each row as a line of text with `indent` before it; cells are padded so that columns line up."""
     widths = [*(max(map(len, column)) for column in zip(*rows, strict=True))][:-1]
     padded = ([*map(str.ljust, row, widths), row[-1]] for row in rows)
     return [indent + "  ".join(row).rstrip() for row in padded]
 
 
 def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | None, indent: str = "") -> list[str]:
-    """Return the table as `columns` does, leaving out the columns named in `less`, in order, until it fits the width.
+    """Return the table as lines, without the columns that do not fit `width` (None: no limit).
 
-    The first row has the heads. Lines that are too wide even so are cut.
+    The first row has the heads. Columns are left out in the order of `less`; lines that are still too wide are cut.
     """
     for name in ("", *less):
         kept = [at for at, head in enumerate(table[0]) if head != name]
@@ -122,19 +122,19 @@ def fitting(table: Sequence[Sequence[str]], less: Sequence[str], width: int | No
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Return the width of a terminal, or None for output that a program reads."""
+    """Return the width of the terminal, or None if the stream is none."""
     return size(stream)[0] if is_terminal(stream) else None
 
 
 class Screen:
-    """A block of lines at the end of a terminal that is drawn over and over."""
+    """A block of lines at the end of a terminal that is drawn again and again in place."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._drawn: list[str] = []
 
     def show(self, lines: list[str], *, last: bool = False) -> None:
-        """Draw the lines in place of those drawn before, as many as fit, or with `last` all of them."""
+        """Draw the lines in place of those drawn before, as many as fit the terminal; with `last`, all of them."""
         width, height = size(self._stream)
         shown = lines if last else [cut_painted(line, width) for line in lines[: height - 1]]
         # A terminal that was made narrower has broken what was drawn into more rows.

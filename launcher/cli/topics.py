@@ -1,6 +1,5 @@
-"""Run `launch help PAGE`: show a shipped page as text for a terminal.
-
-Pages for users are in launcher/docs; those for contributors lie beside the code.
+"""`launch help PAGE`: show a documentation page as text in the terminal. Pages for users are in launcher/docs, those
+for contributors beside the code.
 """
 
 import difflib
@@ -23,9 +22,9 @@ _WIDEST = 100  # columns in which text is easy to read
 
 
 def show(name: str, others: Sequence[str]) -> int:
-    """Show the page of this name and return the exit code; `others` are further names to suggest.
+    """Show the page called `name` and return the exit code.
 
-    Raise BadInput for an unknown name.
+    Raise BadInput for an unknown name; `others` are further names that the message may suggest.
     """
     known = _known()
     path = known.get(name.removesuffix("/README.md").removesuffix(".md").rstrip("/"))
@@ -42,7 +41,9 @@ def show(name: str, others: Sequence[str]) -> int:
 
 
 def _known() -> dict[str, Path]:
-    """Return the page for each name: pages for users by name, READMEs by folder, and by the folder's last part unless a
+    """Return {name: file} of all pages.
+
+    Pages for users have their file's name, READMEs that of their folder: the whole path, and the last part unless a
     command has that name.
     """
     found = [path for package in ("launcher", "trainer") for path in sorted((_PACKAGES / package).rglob("*.md"))]
@@ -52,7 +53,7 @@ def _known() -> dict[str, Path]:
 
 
 def _place(path: Path) -> str:
-    """Return the name of a page that lies beside the code: a README's folder, or the page's own path."""
+    """Return the name of a page beside the code: a README's folder, or the page's path."""
     at = path.relative_to(_PACKAGES)
     return at.parent.as_posix() if at.name == "README.md" else at.with_suffix("").as_posix().lower()
 
@@ -67,7 +68,7 @@ def _way(link: str, page: Path) -> str:
 
 
 def _page(lines: Sequence[str]) -> None:
-    """Print the lines, through the user's pager if the terminal does not fit them."""
+    """Print the lines, through the user's pager if they do not fit the terminal."""
     text = "\n".join(lines) + "\n"
     program = shlex.split(os.environ.get("PAGER") or "less")
     if not (is_terminal(sys.stdout) and len(lines) >= size(sys.stdout)[1] and program):

@@ -1,4 +1,6 @@
-"""Find the runs of one file with `steps:` by a word of the command line or in a table, and where each stands in it."""
+"""Find a graph, the runs of one file with `steps:`, by the word that a user typed, and the position of each of its runs
+in it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +16,19 @@ from launcher.status.derive import RunStatus
 
 
 def graph_called(ref: str | None) -> Graph | None:
-    """Return the graph that the word names, or None if it names a run or nothing."""
+    """Return the graph that `ref` names, or None if it is None or names no graph."""
     found = find_graph(ref) if ref is not None else None
     return Graph(found.id, found.path) if found is not None else None
 
 
 def runs_called(ref: str) -> list[api.Run]:
-    """Return the run that the word names, or the runs of all steps of a graph in order."""
+    """Return the run that `ref` names or, if it names a graph, the runs of its steps in order."""
     graph = graph_called(ref)
     return [api.run(ref)] if graph is None else graph.runs()
 
 
 def refuse_missing(graph: Graph) -> None:
-    """Raise Refused if a step has no run yet, because a wait for all runs could then not end."""
+    """Raise Refused if a step of the graph has no run yet, because waiting for all of its runs might never end."""
     missing = [step.name for step in graph.steps(api.WATCH_S) if step.status is None]
     if missing:
         text = f"{graph.id}: there is no run of {', '.join(missing)}"
@@ -35,7 +37,9 @@ def refuse_missing(graph: Graph) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GraphMember:
-    """The place of a step in its graph, and the state of the whole graph."""
+    """The position of a step in its graph: `state` is that of the whole graph, `branch` what is drawn before the step's
+    name in the tree, and `place` its line in the tree.
+    """
 
     graph: str
     state: State  # of all its steps
@@ -46,14 +50,14 @@ class GraphMember:
 
 
 def members(statuses: Sequence[RunStatus]) -> dict[str, GraphMember]:
-    """Return the place in its graph of each run that is a step, by the run's id."""
+    """Return {run id: its position in a graph} for those of the runs that are steps."""
     graphs = [record for one in known_graphs() if (record := readable(one.record, GraphRecord)) is not None]
     found = {status.run: status for status in statuses} if graphs else {}
     return {run: member for record in graphs for run, member in _members_of(record, found)}
 
 
 def _members_of(record: GraphRecord, found: Mapping[str, RunStatus]) -> Iterator[tuple[str, GraphMember]]:
-    """Yield the place of each step of one graph, by its run's id."""
+    """Yield (run id, position) for each step of one graph; `found` has the status of each run by id."""
     steps = {one.name: StepStatus(one.name, one.needs, one.run, found.get(one.run)) for one in record.steps}
     state = state_of([*steps.values()])
     for place, (name, branch) in enumerate(branches({one.name: one.needs for one in record.steps}).items()):

@@ -1,4 +1,6 @@
-"""Draw steps as a tree: each below the last step that it needs."""
+"""Draw the steps of a graph as a tree, in which each step is below the last of the steps that it needs, and show the
+page of `launch status` about a graph.
+"""
 
 import sys
 import time
@@ -18,9 +20,9 @@ Branches = dict[str, str]  # the lines in front of each step, by the steps' name
 
 
 def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
-    """Return the text to draw before each step in the tree.
+    """Return {step: the lines to draw before its name}, in the order of the tree.
 
-    `needs` lists the steps that each step needs, and every step after those that it needs.
+    `needs` lists the steps that each step needs; a step comes after those in it.
     """
     order = [*needs]
     below: dict[str | None, list[str]] = {}
@@ -30,7 +32,7 @@ def branches(needs: Mapping[str, Sequence[str]]) -> Branches:
 
 
 def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -> Iterator[tuple[str, str]]:
-    """Yield each step below `above`, with the text to draw before its name."""
+    """Yield (step, the lines to draw before its name) for each step below `above`, and those below it."""
     names = below.get(above, [])
     for name in names:
         last = name == names[-1]
@@ -39,7 +41,10 @@ def _drawn(below: dict[str | None, list[str]], above: str | None, indent: str) -
 
 
 def graph_page(graph: Graph, fresh_s: float = 0.0) -> tuple[list[str], State]:
-    """Return (the lines of the page about a graph, the state of the whole graph)."""
+    """Return (the lines of the page about a graph, the state of the whole graph).
+
+    A cluster's answer may be `fresh_s` seconds old.
+    """
     steps, now = graph.steps(fresh_s), time.time()
     state = state_of(steps)
     by_name, drawn = {step.name: step for step in steps}, branches({step.name: step.needs for step in steps})
@@ -63,12 +68,12 @@ def graph_facts(graph: Graph) -> dict[str, object]:
 
 
 def _facts(status: RunStatus | None) -> dict[str, object] | None:
-    """Return the facts about a run as a dict, or None for a step without a run."""
+    """Return a run's status as a dict, or None for a step without a run."""
     return None if status is None else msgspec.structs.asdict(status)
 
 
 def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
-    """Return the table's row for a step."""
+    """Return the table row of a step; `branch` is drawn before its name."""
     status, name = step.status, f"{branch}{step.name}"
     needs = f"needs {', '.join(step.needs)}" if len(step.needs) > 1 else ""
     if status is None:
@@ -87,12 +92,12 @@ def _row(step: StepStatus, branch: str, now: float) -> tuple[str, ...]:
 
 
 def _colour(step: StepStatus) -> str:
-    """Return the colour of a step's state."""
+    """Return the name of the colour for a step's state, or "" for none."""
     return "" if step.status is None else state_colour(step.status.state)
 
 
 def _next(graph: Graph, steps: Sequence[StepStatus], state: State) -> list[str]:
-    """Return what the user can do next about a graph that has not succeeded."""
+    """Return lines that suggest the next command for a graph that has ended without success, else an empty list."""
     failed = next((step for step in steps if step.status is not None and step.status.state is State.FAILED), None)
     if state in (State.SUCCEEDED, State.UNKNOWN) or not state.ended:
         return []

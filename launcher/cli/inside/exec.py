@@ -45,7 +45,9 @@ def takes_rank(arguments: Arguments) -> None:
 
 
 def beside(options: argparse.Namespace, argv: "list[str]") -> int:
-    """Run a command beside the rank that the options name, and return the command's exit code."""
+    """Run a command on the node, and in the environment, of the rank that the options name; return the command's exit
+    code.
+    """
     one, rank = only_part_of(api.run(options.run), options.role, options.rank)
     window = window_here()
     with one.visit(node_of(one, rank)) as visit:
@@ -53,7 +55,7 @@ def beside(options: argparse.Namespace, argv: "list[str]") -> int:
 
 
 def node_of(one: api.Run, rank: int) -> int:
-    """Return the node of a rank; raise Refused if the rank does not run."""
+    """Return the index of the node on which a rank runs; raise Refused if the rank does not run."""
     nodes = one.nodes_of_ranks()
     if rank not in nodes:
         raise Refused(f"{one.id} has no rank {rank} that runs: expected one of {_few(sorted(nodes))}")
@@ -61,7 +63,7 @@ def node_of(one: api.Run, rank: int) -> int:
 
 
 def _few(numbers: "list[int]") -> str:
-    """Return numbers as short text, such as `0 to 3` or `0, 2`."""
+    """Return sorted numbers as short text, such as `0 to 3` or `0, 2`."""
     whole = numbers == [*range(numbers[0], numbers[-1] + 1)] and len(numbers) > 1
     return f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
 

@@ -1,4 +1,4 @@
-"""Connect a command on another node with this terminal: keys, window size and signals are sent, output is received."""
+"""Connect this terminal with a command on another node: keys, window size and signals are sent, output is received."""
 
 import contextlib
 import os
@@ -36,7 +36,10 @@ def window_here() -> Window | None:
 
 
 def converse(visit: Visit, question: Question, window: Window | None) -> int:
-    """Run a remote command with this terminal, or with stdin and stdout, and return its exit code."""
+    """Run a remote command with the input and output of this process; return its exit code.
+
+    `window` is this terminal's size; with None, stdin and stdout are passed on unchanged.
+    """
     visit.ask(question)
     sys.stdout.flush()
     with _Alarms() as alarms, _raw(window):
@@ -44,19 +47,19 @@ def converse(visit: Visit, question: Question, window: Window | None) -> int:
 
 
 class _Session:
-    """The exchange of this terminal with one remote command."""
+    """The exchange of input, output and signals between this terminal and one remote command."""
 
     def __init__(self, visit: Visit, alarms: "_Alarms", *, terminal: bool) -> None:
         self._visit, self._alarms, self._terminal = visit, alarms, terminal
         self._listens = True  # to our stdin
 
     def run(self) -> int:
-        """Pass input, signals and output on until the command ends, and return its exit code."""
+        """Pass input, signals and output on until the remote command ends; return its exit code."""
         while True:
             sources = [self._visit.ready_fd, self._alarms.fd, *([0] if self._listens else [])]
             ready = select.select(sources, [], [])[0]
             if self._alarms.fd in ready:
-                self._ring()
+                self._send_signals()
             if 0 in ready:
                 self._read()
             for word in self._visit.received():
@@ -66,8 +69,8 @@ class _Session:
                     case CommandEnded(code=code):
                         return code
 
-    def _ring(self) -> None:
-        """Send the signals that have arrived to the command, or the window's new size."""
+    def _send_signals(self) -> None:
+        """Send the remote command the signals that this process has received, or the new size of the window."""
         for number in self._alarms.rung():
             if number != signal.SIGWINCH:
                 self._visit.send(Signalled(number))
@@ -75,7 +78,7 @@ class _Session:
                 self._visit.send(Resized(window))
 
     def _read(self) -> None:
-        """Send the command what was typed, or that the input has ended."""
+        """Send the remote command what was typed, or that the input has ended."""
         try:
             data = os.read(0, PIECE_BYTES)
         except OSError:  # the terminal is gone
@@ -85,14 +88,16 @@ class _Session:
 
 
 class _Alarms:
-    """The signals to send to the remote command; the descriptor `fd` becomes readable when one arrives."""
+    """The signals that this process receives for the remote command. The file descriptor `fd` becomes readable when one
+    arrives.
+    """
 
     _NUMBERS = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 
     def __enter__(self) -> Self:
         self.fd, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._fd_before = signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, _heard) for number in self._NUMBERS}
+        self._before = {number: signal.signal(number, _ignore) for number in self._NUMBERS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,13 +114,17 @@ class _Alarms:
         return []
 
 
-def _heard(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: the wakeup descriptor reports the signal."""
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing. The signal is reported through the wakeup file descriptor."""
 
 
 @contextlib.contextmanager
 def _raw(window: Window | None) -> Iterator[None]:
-    """Put the terminal into raw mode during the body, so that every key, Ctrl-C too, goes to the command."""
+    """Put the terminal into raw mode during the body, so that every key, Ctrl-C included, is sent to the remote
+    command.
+
+    Do nothing if `window` is None.
+    """
     if window is None:
         yield
         return

@@ -33,7 +33,9 @@ _WAITS_S = 5.0  # in a collective: of a training that goes on, ranks are found i
 
 
 class StacksOfRank(msgspec.Struct, frozen=True):
-    """The stacks of one rank; `problem` says why if they are not known."""
+    """The Python stacks of one rank. `problem` says why they are unknown, or is ""; `look` has what else was read of
+    the process, such as its native stack and collectives.
+    """
 
     rank: int
     node: int
@@ -71,7 +73,9 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The stacks of some ranks of a run or of a part of it, and the number of ranks that run there."""
+    """The stacks of some ranks of a run or a role; `ranks` is the number of all its ranks, and `unreachable` tells
+    whether a node did not answer.
+    """
 
     found: list[StacksOfRank]
     ranks: int
@@ -79,9 +83,9 @@ class _Asked:
 
 
 def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
-    """Return the stacks of the `wanted` ranks, or of all ranks if none are.
+    """Return the stacks of the `wanted` ranks, or of all if none are named.
 
-    `called` is the number shown for a part's only rank.
+    `called` is the rank's number in its role, for a rank that restarts alone and has records as rank 0.
     """
     running = one.nodes_of_ranks()
     if missing := wanted - running.keys():
@@ -98,7 +102,7 @@ def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:
 
 
 def _show_last(one: api.Run, options: argparse.Namespace) -> int:
-    """Print the report of the run's last hang and return the exit code; raise Refused if it had none."""
+    """Print the report of the run's last hang, and return the exit code; raise Refused if the run had none."""
     report = one.last_hang()
     if report is None:
         raise Refused(f"{one.id}: no hang of it was looked at", f"hint: of ranks that run: launch stacks {one.id}")
@@ -116,8 +120,9 @@ def _show_last(one: api.Run, options: argparse.Namespace) -> int:
 
 
 def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
-    """Return one line that names the rank which keeps the others waiting, if all answered and some wait for too long;
-    else none.
+    """Return a line that names the rank for which the others wait.
+
+    Return an empty list if some rank did not answer, or none waits in a collective for long.
     """
     looks = [each.look for each in found if each.look is not None]
     ages = [call.age_s for look in looks for group in look.groups for call in group.last if not call.done]
@@ -128,7 +133,7 @@ def _waiting(found: list[StacksOfRank], ranks: int) -> list[str]:
 
 
 def _shown_look(look: RankLook) -> str:
-    """Return a rank's stacks and collective calls from a report, as text."""
+    """Return a rank's stacks and collectives, as a hang report has them, as text."""
     frames = [f'  File "{one.file}", line {one.line} in {one.name}' for one in look.stack]
     lines = [paint(f"── rank {look.rank}, node {look.node}, process {look.pid} ──", "bold"), *frames, *look.threads]
     lines += _native(look)
@@ -141,24 +146,26 @@ def _shown_look(look: RankLook) -> str:
 
 
 def _native(look: RankLook) -> list[str]:
-    """Return the lines of a rank's native stack, or an empty list if it is not known."""
+    """Return a rank's native stack as lines with a heading, or an empty list if it is not known."""
     return ["native stack of the main thread:", *(f"  {line}" for line in look.native)] if look.native else []
 
 
 def _call(group: GroupLook) -> str:
-    """Return the collective that a process group waits in, as text."""
+    """Return text that names the collective for which a process group waits."""
     pending = next((one for one in group.last if not one.done), None)
     return f"waits in {pending.op} #{pending.seq} for {pending.age_s:.0f} s" if pending is not None else "waits in none"
 
 
 def _asked(one: api.Run, node: int, ranks: list[int]) -> list[RankStacks]:
-    """Return the stacks of the ranks, as their node sends them."""
+    """Query the node for the stacks of these ranks."""
     with one.visit(node) as visit:
         return visit.stacks(AskStacks(frozenset(ranks)))
 
 
 def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) -> list[StacksOfRank]:
-    """Return an entry for each rank that its node was asked about, whether the node answered for that rank or not."""
+    """Return an entry for each of the ranks of a node; if the node or the rank did not answer, the entry has the
+    problem.
+    """
     if isinstance(said, LaunchError):
         return [StacksOfRank(rank, node, None, (), said.lines[0]) for rank in ranks]
     told = {each.rank: each for each in said}
@@ -171,7 +178,7 @@ def _of_node(node: int, ranks: list[int], said: list[RankStacks] | LaunchError) 
 
 
 def _shown(each: StacksOfRank) -> str:
-    """Return a rank's stacks as text."""
+    """Return a rank's stacks as text with a heading."""
     place = f"rank {each.rank}, node {each.node}" + (f", process {each.pid}" if each.pid is not None else "")
     native = _native(each.look) if each.look is not None else []
     lines = [paint(f"── {place} ──", "bold"), *map(safe, (*each.stacks, *native))]

@@ -1,4 +1,4 @@
-"""Run `launch cancel`: end runs for good, and print what was ended."""
+"""`launch cancel`: end runs for good, and print what was ended."""
 
 import argparse
 import sys
@@ -21,7 +21,9 @@ EXAMPLES = """
 
 
 class CancelledRun(msgspec.Struct, frozen=True):
-    """A cancelled run, of which no process is left."""
+    """The result of cancelling a run: texts on what was `ended`, and on machines that could not be reached (`cut_off`).
+    `already_ended`: the run had ended before.
+    """
 
     run: str
     state: State
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(found: CancelledRun) -> None:
-    """Print which processes and jobs the cancel ended."""
+    """Print what the cancel ended, and which machines could not be reached."""
     if found.already_ended:
         print(f"{found.run} has already ended: nothing was left to end")
         return

@@ -1,4 +1,4 @@
-"""`launch du`: show the disk space that runs take."""
+"""`launch du`: show how much disk space runs take, here and on other machines."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ import msgspec
 from launcher import api
 from launcher.cli import figures
 from launcher.cli.arguments import RUN_HELP, Arguments
-from launcher.cli.looking.selection import everywhere, runs_like, runs_named
+from launcher.cli.looking.selection import existing_runs, runs_like, runs_named
 from launcher.cli.terminal import columns, fitting, paint, safe, to_json, width_of
 from launcher.errors import Exit
 from launcher.places.elsewhere import kept_elsewhere
@@ -29,7 +29,7 @@ _LESS = ("CODE", "LOGS", "CHECKPOINTS", "STATE")  # what goes first where a term
 
 
 class KeptElsewhere(msgspec.Struct, frozen=True):
-    """The bytes that another machine keeps of a run; if it did not answer, `total` is None and `silent` the reason."""
+    """How many bytes of a run another machine stores; if it did not answer, `total` is None and `silent` the reason."""
 
     on: str
     total: int | None
@@ -37,7 +37,7 @@ class KeptElsewhere(msgspec.Struct, frozen=True):
 
 
 class RunUsage(msgspec.Struct, frozen=True):
-    """The disk space that a run takes, in bytes."""
+    """The disk space that a run takes on this machine, in bytes, and on others (`elsewhere`)."""
 
     run: str
     total: int
@@ -60,7 +60,7 @@ def declare(arguments: Arguments) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `launch du` and return its exit code."""
-    chosen = runs_like(options.runs) if options.runs else runs_named(options.name) if options.name else everywhere()
+    chosen = runs_like(options.runs) if options.runs else runs_named(options.name) if options.name else existing_runs()
     measured = [(one, one.usage()) for one in chosen]
     if options.sort == "run":
         measured.sort(key=lambda pair: pair[0].id)
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_there(there: Sequence[KeptRemote]) -> None:
-    """Print what other machines keep, the largest first, and then which machines did not answer."""
+    """Print what other machines store of the runs, the largest first, and which machines did not answer."""
     kept = [(size, run, one.where) for one in there if not one.silent for run, size in one.runs.items()]
     if kept:
         rows = [(safe(run), safe(where), figures.size(size)) for size, run, where in sorted(kept, reverse=True)]
@@ -97,11 +97,11 @@ def _show_there(there: Sequence[KeptRemote]) -> None:
 
 
 def _there(one: api.Run, there: Sequence[KeptRemote]) -> tuple[KeptElsewhere, ...]:
-    """Return what other machines keep of the run."""
+    """Return what each other machine stores of the run."""
     kept = [machine for machine in there if one.id in machine.runs]
     return tuple(KeptElsewhere(on.where, None if on.silent else on.runs[one.id], on.silent) for on in kept)
 
 
 def _plain(usage: Usage) -> dict[str, int]:
-    """Return the usage as a dict."""
+    """Return the usage as a dict, in the order of the table's columns."""
     return {"total": usage.total, "checkpoints": usage.checkpoints, "logs": usage.logs, "code": usage.code}

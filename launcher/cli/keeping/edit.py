@@ -1,4 +1,4 @@
-"""Run `launch edit`: change a run's tags, note and name."""
+"""`launch edit`: change a run's tags, note and name."""
 
 import argparse
 

@@ -77,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _said(found: Exported) -> str:
-    """Return as text what was exported, such as `step 1200, the best by val_loss 0.2931: 62 tensors, 44.7 MB,
-    float32`.
-    """
+    """Return the line about an export: `step 1200, the best by val_loss 0.2931: 62 tensors, 44.7 MB, float32`."""
     noted = noted_text(found.info)
     best = f", the best{f' by {safe(noted)}' if noted else ''}" if found.kind == "best" else ""
     what = f"{figures.count(found.tensors, 'tensor')}, {figures.size(found.size_bytes)}, {', '.join(found.dtypes)}"
@@ -94,7 +92,9 @@ def _step(text: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Return the bytes in an option's text; raise ArgumentTypeError for any other text."""
+    """Return the number of bytes that an option's text, such as 5GB, stands for; raise ArgumentTypeError for any other
+    text.
+    """
     try:
         return Size().convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
     except Unfit as error:

@@ -20,7 +20,7 @@ EXAMPLES = """
 
 
 class FetchedRun(msgspec.Struct, frozen=True):
-    """The result of `launch fetch`: one line for each thing that was copied."""
+    """The result of `launch fetch`: one line of text for each item that was copied to this machine."""
 
     run: str
     run_dir: str
@@ -62,7 +62,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _which(text: str) -> str:
-    """Return the option's text if it is `newest`, `none` or a step; raise ArgumentTypeError if not."""
+    """Return the option's text if it names a checkpoint (`newest`, `none` or a step); raise ArgumentTypeError if
+    not.
+    """
     if text in ("newest", "none") or (text.isascii() and text.isdigit()):
         return text
     raise argparse.ArgumentTypeError(f"expected newest, none or a step such as 1200, got {text!r}")

@@ -1,4 +1,4 @@
-"""`launch nodes include`: let a run use nodes again that were excluded after it lost them."""
+"""`launch nodes include`: let a run use nodes again that it excludes because it lost them."""
 
 import argparse
 
@@ -17,7 +17,7 @@ EXAMPLES = """
 
 
 class IncludedNodes(msgspec.Struct, frozen=True):
-    """The nodes that a run may use again, and why they were excluded."""
+    """The exclusions of nodes that were removed, so that the run may use these nodes again."""
 
     run: str
     included: tuple[Exclusion, ...]

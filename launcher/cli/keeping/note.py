@@ -1,4 +1,4 @@
-"""Run `launch note`: show or set a run's note."""
+"""`launch note`: show or set a run's note."""
 
 import argparse
 
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked_note(text: str | None) -> str | None:
-    """Return the note, which may be None; raise BadInput if it is too long."""
+    """Return the note; raise BadInput if it is too long. None passes."""
     if text is not None and len(text) > _MOST:
         raise BadInput(f"a note is at most {_MOST} characters long, this has {len(text)}")
     return text

@@ -1,4 +1,4 @@
-"""Run `launch notify`: show who was and will be notified, and send a test message."""
+"""`launch notify`: show who was and will be notified, and send a test message."""
 
 import argparse
 import os
@@ -47,21 +47,21 @@ address itself. Only the settings have who takes mail:
 
 
 class Notified(msgspec.Struct, frozen=True):
-    """A notification that was sent, or that was not sent, with the reason."""
+    """A notification that was sent, or the reason why it was not."""
 
     at: float
     text: str
 
 
 class NotifiedOf(msgspec.Struct, frozen=True):
-    """A recipient of notifications, and the occasions for them."""
+    """A recipient of notifications, and the occasions on which it is notified."""
 
     recipient: str
     on: tuple[str, ...]
 
 
 class SentNotice(msgspec.Struct, frozen=True):
-    """A message that was sent just now; `problem` is "" if it was delivered. A test message belongs to no run."""
+    """A message that this command sent; `problem` is "" if it was delivered. A test message has no run ("")."""
 
     run: str
     recipient: str
@@ -94,12 +94,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_spec(named: str) -> bool:
-    """Return whether the word names a spec file."""
+    """Return whether the word names a spec file: it ends with .yaml or .yml."""
     return named.endswith((".yaml", ".yml"))
 
 
 def _notifying(named: str | None) -> Notifying:
-    """Return who is notified, by a spec, by a run, or by the user's own settings."""
+    """Return who is notified according to a spec file, to a run, or for None to the user's own settings.
+
+    Raise BadInput, or Refused for a run, if nobody is.
+    """
     if named is None:
         what = notifying_of(NotifyOptions(), Path(), Path(), os.environ)
         where = str(settings_file())
@@ -115,7 +118,7 @@ def _notifying(named: str | None) -> Notifying:
 
 
 def _say_who(what: Notifying, *, as_json: bool) -> int:
-    """Print who would be notified, as JSON with `as_json`; return the exit code."""
+    """Print the recipients and their occasions, as JSON with `as_json`; return the exit code."""
     if as_json:
         print(to_json([NotifiedOf(recipient.label, tuple(what.on)) for recipient in what.recipients]))
         return Exit.OK
@@ -125,9 +128,7 @@ def _say_who(what: Notifying, *, as_json: bool) -> int:
 
 
 def _say_what(found: api.Run, *, as_json: bool) -> int:
-    """Print which notifications of a run were sent, or why they were not, as JSON with `as_json`; return the
-    exit code.
-    """
+    """Print the notifications of a run that were sent or failed, as JSON with `as_json`; return the exit code."""
     found.status()
     told = [one for one in read_lines(RunDir(found.path).events, Event) if one.kind in (TOLD, NOT_TOLD)]
     if as_json:
@@ -140,9 +141,9 @@ def _say_what(found: api.Run, *, as_json: bool) -> int:
 
 
 def _tell_due(*, as_json: bool) -> int:
-    """Send every notification that is due and print each, as JSON with `as_json`; print nothing if none is due.
+    """Send every notification that is due, and print each, as JSON with `as_json`; return the exit code.
 
-    A run whose notification raises an error does not stop the others. Return the exit code.
+    Due are messages about ends of runs that no process was left to send. An error for one run does not stop the others.
     """
     reached, runs, sent = True, api.runs(), list[SentNotice]()
     for one, status in zip(runs, api.statuses(runs), strict=True):
@@ -159,14 +160,17 @@ def _tell_due(*, as_json: bool) -> int:
 
 
 def _outcome(sent: Sequence[SentNotice], *, reached: bool, as_json: bool) -> int:
-    """Print the result as JSON with `as_json`, and return the exit code, which is not 0 unless all were `reached`."""
+    """Print what was sent if `as_json`; return the exit code, OK only if all were `reached`."""
     if as_json:
         print(to_json(sent))
     return Exit.OK if reached else Exit.UNREACHABLE
 
 
 def _test(what: Notifying, named: str | None, *, as_json: bool) -> int:
-    """Send a test message to every recipient, print the results, as JSON with `as_json`, and return the exit code."""
+    """Send a test message to every recipient and print the results, as JSON with `as_json`; return the exit code.
+
+    `named` is the run or spec that the user named.
+    """
     host = socket.gethostname()
     message = Message(
         key=f"test/{time.time():.3f}",

@@ -1,4 +1,4 @@
-"""`launch prune`: delete old runs or checkpoints, after showing them and asking."""
+"""`launch prune`: delete old runs or checkpoints, after listing them and asking the user."""
 
 import argparse
 import sys
@@ -41,7 +41,7 @@ _USABLE = (Condition.OK, Condition.VERIFIED, Condition.PARTIAL)
 
 
 class PrunedRun(msgspec.Struct, frozen=True):
-    """A run that is deleted as a whole, or some of whose checkpoints are."""
+    """A run to be deleted: all of it (`goes` is "run"), or the checkpoints in `folders`."""
 
     run: str
     state: State
@@ -51,7 +51,9 @@ class PrunedRun(msgspec.Struct, frozen=True):
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The runs that `launch prune` deletes, and whether it has deleted them."""
+    """The runs that `launch prune` deletes; `done` tells whether it has deleted them, and `code_bytes` is the size of
+    frozen code that no run needs.
+    """
 
     done: bool
     runs: tuple[PrunedRun, ...]
@@ -60,7 +62,7 @@ class Pruned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """The folders of one run that would be deleted."""
+    """A run that the options select, and its folders to be deleted: its own for all of it, or those of checkpoints."""
 
     run: api.Run
     status: RunStatus
@@ -121,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
-    """Return the runs, and their folders, that the options select for deletion."""
+    """Return the ended runs that the options select, each with its folders to be deleted, the largest first."""
     found, now = list[Going](), time.time()
     for one, status in zip(runs, api.statuses(runs), strict=True):
         over = (status.ended_at or status.submitted_at) if status.state.ended else now
@@ -136,7 +138,9 @@ def _going(runs: Sequence[api.Run], options: argparse.Namespace) -> list[Going]:
 
 
 def _kept(text: str) -> str | int:
-    """Return `best`, `newest` or the number of checkpoints to keep; raise ArgumentTypeError for any other text."""
+    """Return `best`, `newest`, or the number of newest checkpoints to keep; raise ArgumentTypeError for any other
+    text.
+    """
     if text in ("best", "newest"):
         return text
     if not (text.isascii() and text.isdigit() and 0 < int(text) < _MOST_KEPT):
@@ -145,7 +149,10 @@ def _kept(text: str) -> str | int:
 
 
 def _others(one: api.Run, keep: str | int) -> list[Path]:
-    """Return the checkpoints to delete, which never include the last complete one."""
+    """Return the folders of checkpoints to be deleted, all but those that `keep` selects.
+
+    A usable checkpoint is always kept; if there is none, nothing is deleted.
+    """
     there = list(checkpoints(RunDir(one.path)))
     usable = [checkpoint for checkpoint in there if checkpoint.state in _USABLE]
     best = [checkpoint for checkpoint in usable if checkpoint.kind == "best"] if keep == "best" else []
@@ -155,7 +162,7 @@ def _others(one: api.Run, keep: str | int) -> list[Path]:
 
 
 def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]:
-    """Return the table's row for a run."""
+    """Return the table row of a run; `there` is what other machines store of the runs."""
     over = one.status.ended_at or one.status.submitted_at
     goes = "all of it" if one.whole else figures.count(len(one.folders), "checkpoint")
     cells = (safe(one.run.id), state_text(one.status), figures.duration(now - over), goes, figures.size(one.size))
@@ -167,13 +174,13 @@ def _row(one: Going, now: float, there: Sequence[KeptRemote]) -> tuple[str, ...]
 
 
 def _plain(one: Going) -> PrunedRun:
-    """Return the deleted folders of a run in the form for JSON."""
+    """Return the selected run as `--json` prints it."""
     goes: Literal["run", "checkpoints"] = "run" if one.whole else "checkpoints"
     return PrunedRun(one.run.id, one.status.state, goes, tuple(map(str, one.folders)), one.size)
 
 
 def _ask() -> None:
-    """Ask on the terminal whether to delete; raise Refused unless the answer is yes."""
+    """Ask the user on the terminal whether to delete; raise Refused unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise Refused("nothing was taken away: there is no terminal here to ask on", "hint: --yes takes it away")
     print("take it away? type yes: ", end="", file=sys.stderr, flush=True)
@@ -182,7 +189,10 @@ def _ask() -> None:
 
 
 def _carry_out(going: Sequence[Going], roots: set[Path]) -> int:
-    """Delete the chosen folders, except those of a run that was resumed meanwhile; return the exit code."""
+    """Delete the selected folders, and code that no run needs from `roots`; return the exit code.
+
+    A run that was resumed meanwhile is left as it is.
+    """
     now = api.statuses([one.run for one in going])
     whole = list[api.Run]()
     for one, status in zip(going, now, strict=True):

@@ -1,4 +1,4 @@
-"""`launch release`: start runs that were submitted with --hold."""
+"""`launch release`: let runs start that were submitted with --hold."""
 
 import argparse
 

@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def checked_name(one: api.Run, name: str | None) -> str | None:
-    """Return the name; raise BadInput if it has a wrong form, or another run answers to it."""
+    """Return the name for a run; raise BadInput if its form is wrong, or if another run has it as id or name."""
     if name and (name == LAST or not is_run_id(name)):
         raise BadInput(f"expected a name of a-z, 0-9, _ and -, got {name[:100]!r}")
     if name and (other := _known(name)) is not None and other.id != one.id:
@@ -40,7 +40,7 @@ def checked_name(one: api.Run, name: str | None) -> str | None:
 
 
 def _known(name: str) -> "api.Run | None":
-    """Return the run of this name, or None if there is none."""
+    """Return the run with this name or id, or None if there is none."""
     try:
         return api.run(name)
     except NoSuchRun:

@@ -1,4 +1,4 @@
-"""`launch rm`: delete runs, all of those named or none."""
+"""`launch rm`: delete runs on this machine and on others. If one of the named runs cannot be deleted, none is."""
 
 import argparse
 import sys
@@ -29,7 +29,7 @@ known here, and the same command finishes the work later.
 
 
 class RemovedRun(msgspec.Struct, frozen=True):
-    """A deleted run; it still exists if another machine keeps a part of it."""
+    """The result of deleting a run: not `gone` if another machine still stores a part of it."""
 
     run: str
     gone: bool
@@ -67,25 +67,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_live_there(told: Sequence[KeptRemote]) -> None:
-    """Raise Refused if a run is active on another machine."""
+    """Raise Refused if a run has processes on another machine."""
     for one in told:
         if one.live:
             raise Refused(api.kept_text(one), f"hint: launch cancel {one.live[0]} ends them first")
 
 
 def there_too(one: api.Run, told: Sequence[KeptRemote]) -> str:
-    """Return a text that says how much of the run was deleted on which other machines, or ""."""
+    """Return text such as ", and 3 MB on gpu01" for what other machines have deleted of the run, or ""."""
     words = [f"{figures.size(kept.runs[one.id])} on {safe(kept.where)}" for kept in told if _is_deleted(one, kept)]
     return f", and {', '.join(words)}" if words else ""
 
 
 def _is_deleted(one: api.Run, kept: KeptRemote) -> bool:
-    """Return whether the machine of `kept` has deleted its part of the run."""
+    """Return whether the machine of `kept` answered and has deleted its part of the run."""
     return not kept.silent and one.id in kept.runs and one.id not in kept.live
 
 
 def say_what_stays(runs: Sequence[api.Run], told: Sequence[KeptRemote]) -> int:
-    """Print which machines keep their part of a run, and which runs stay known for that reason; return the exit
+    """Print which machines still store a part of a run, and which runs are therefore still listed; return the exit
     code.
     """
     stays = [one for one in told if one.silent or one.live]

@@ -1,4 +1,4 @@
-"""Run `launch tag`: label runs so that they can be found again."""
+"""`launch tag`: label runs so that they can be found again."""
 
 import argparse
 import re
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def tag_word(text: str) -> str:
-    """Return an option's text as a tag; raise ArgumentTypeError if it cannot be one."""
+    """Return an option's text as a tag; raise ArgumentTypeError if a tag cannot have this form."""
     if not _TAG.fullmatch(text):
         raise argparse.ArgumentTypeError(f"expected a tag of letters, digits and . : / = + - _, got {text!r}")
     return text

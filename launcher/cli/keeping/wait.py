@@ -56,8 +56,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Yield the status of each run once it has ended, in order; raise TimeoutError, which names the first run that has
-    not.
+    """Yield the status of each run once it has ended, in the order given.
+
+    Raise TimeoutError, which names the first run that has not ended, after `timeout_s`.
     """
     end = inf if timeout_s is None else time.monotonic() + timeout_s
     for one in runs:
@@ -69,6 +70,9 @@ def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatu
 
 
 def _first(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Yield the status of every run that has ended, once at least one has; raise TimeoutError if none does in time."""
+    """Wait until at least one run has ended, and yield the status of each that has.
+
+    Raise TimeoutError if none has after `timeout_s`.
+    """
     api.wait_any(runs, timeout_s)
     yield from (status for status in api.statuses(runs, api.WATCH_S) if status.state.ended)

@@ -1,4 +1,4 @@
-"""`launch board`: serve a live page of all runs on this machine, or write a page of some runs to give away."""
+"""`launch board`: serve a live web page of all runs on this machine, or write a page about some runs into a folder."""
 
 import argparse
 import importlib.util
@@ -121,7 +121,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _view(runs: Sequence[api.Run]) -> str:
-    """Return the part of the board's address that opens these runs, or "" for all runs."""
+    """Return the part of the board's address that opens these runs: one, or several to compare; "" for all runs.
+
+    Raise BadInput if there are too many to compare.
+    """
     if len(runs) > _MOST_COMPARED:
         raise BadInput(f"expected at most {_MOST_COMPARED} runs to compare, got {len(runs)}")
     ids = ",".join(one.id for one in runs)
@@ -129,15 +132,15 @@ def _view(runs: Sequence[api.Run]) -> str:
 
 
 def _this_machine() -> str:
-    """Return the address by which the user's ssh client reached this machine, or `this-machine` if it is unknown."""
+    """Return the address at which the user's ssh client reached this machine, or `this-machine` if it is not known."""
     words = os.environ["SSH_CONNECTION"].split()
     return safe(words[2]) if len(words) == 4 else "this-machine"
 
 
 def _open(address: str) -> Path | None:
-    """Open the address in the desktop's browser through a file; return that file, or None without a browser.
+    """Open the address in the desktop's browser; return a file to delete later, or None if there is no browser.
 
-    The file can be read only by its user, while other users could read a command line.
+    The address has a token, and other users can read a command line. So it is in a file that only its user can read.
     """
     opener = next((found for name in _OPENERS if (found := shutil.which(name))), None)
     here = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -152,7 +155,7 @@ def _open(address: str) -> Path | None:
 
 
 def _forget(way: Path | None) -> None:
-    """Delete the file with the link, once the browser has opened it or never will."""
+    """Delete the file through which the browser was opened; do nothing for None."""
     if way is not None:
         way.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""`launch checkpoints`: list a run's checkpoints, and whether they are whole."""
+"""`launch checkpoints`: list a run's checkpoints, and whether their bytes are complete."""
 
 import argparse
 import sys
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _none(one: api.Run) -> str:
-    """Return why the run has no checkpoints to list."""
+    """Return the reason why no checkpoint of the run can be listed, as text."""
     if one.elsewhere:
         return f"no checkpoint of {one.id} is here; `launch fetch {one.id}` brings the newest from its hosts"
     step = one.status(api.WATCH_S).checkpoint
@@ -67,7 +67,7 @@ def _none(one: api.Run) -> str:
 
 
 def _table(found: Sequence[Checkpoint]) -> list[str]:
-    """Return the lines of the table."""
+    """Return the lines of the table of checkpoints."""
     table = [_HEAD, *map(_row, found)]
     if not any(noted_text(checkpoint.info) for checkpoint in found):
         table = [(*row[:_VALUES], *row[_VALUES + 1 :]) for row in table]
@@ -77,7 +77,7 @@ def _table(found: Sequence[Checkpoint]) -> list[str]:
 
 
 def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the row of one checkpoint."""
+    """Return the table row of one checkpoint."""
     return (
         str(checkpoint.step),
         checkpoint.kind,
@@ -90,24 +90,27 @@ def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def noted_text(info: Mapping[str, Value]) -> str:
-    """Return the value by which a checkpoint is the best, or the noted metrics that show how good it is."""
+    """Return the metric by which a checkpoint is the best, or those saved with it that show how good it is, as text.
+
+    Return "" if it has none.
+    """
     by = info.get(BEST_BY)
     named = [by] if by in info else [name for name in info if better(name)][:_FEW]
     return ", ".join(f"{name} {_value(info[name])}" for name in named if isinstance(name, str))
 
 
 def _value(value: Value) -> str:
-    """Return a value as text."""
+    """Return a value that was saved with a checkpoint as text."""
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _state(checkpoint: Checkpoint) -> str:
-    """Return a checkpoint's condition, and whether its weights are finite."""
+    """Return the condition of a checkpoint's bytes as text, and whether its weights are not finite."""
     return _of_bytes(checkpoint) + (", weights not finite" if checkpoint.finite is False else "")
 
 
 def _of_bytes(checkpoint: Checkpoint) -> str:
-    """Return as text the condition of a checkpoint's bytes."""
+    """Return the condition of a checkpoint's bytes as text, with the reason."""
     reason = safe(checkpoint.reason)
     match checkpoint.state:
         case Condition.OK:
@@ -123,14 +126,14 @@ def _of_bytes(checkpoint: Checkpoint) -> str:
 
 
 def _what_follows(found: Sequence[Checkpoint], damaged: int) -> str:
-    """Return what damaged checkpoints mean for the next start."""
+    """Return text that says from which step the next start continues, given that `damaged` checkpoints are skipped."""
     whole = [one.step for one in found if one.kind == "step" and one.state in (Condition.OK, Condition.VERIFIED)]
     where = f"the next start goes on from step {max(whole)}" if whole else "training begins anew"
     return f"{figures.count(damaged, 'checkpoint')} damaged; as it is, {where}"
 
 
 def _moment(at: float) -> str:
-    """Return a date and time, or `-` for None."""
+    """Return a Unix time as date and time, or `-` if it is out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, OSError, ValueError):  # a sound manifest may hold any number

@@ -1,6 +1,5 @@
-"""Run `launch compare`: show how runs differ in spec, arguments, environment, code and results.
-
-For a single run it shows how its code differs from the commit.
+"""`launch compare`: show how runs differ in spec, arguments, environment, code and results; for a single run, how its
+code differs from its commit.
 """
 
 import argparse
@@ -64,7 +63,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
-    """Print how a run's code differs from its commit, as JSON with `as_json`; return the exit code."""
+    """Print how a run's code differs from its commit, as JSON with `as_json`; return the exit code.
+
+    `most` is the number of diff lines to print, None for all.
+    """
     found, commit = api.uncommitted(run), run.about().commit
     if as_json:
         print(to_json(found))
@@ -74,7 +76,7 @@ def _with_commit(run: api.Run, most: int | None, *, as_json: bool) -> int:
 
 
 def _tables(found: Comparison) -> list[str]:
-    """Return one table of all sections, so that the columns of runs line up."""
+    """Return the lines of one table with all sections, so that the columns of the runs line up."""
     sections = {
         "results": [*_results(found.results), *_metrics(found.metrics)],
         "arguments": [*_rows(found.arguments)],
@@ -99,12 +101,12 @@ def _tables(found: Comparison) -> list[str]:
 
 
 def _widest(runs: int) -> int:
-    """Return how wide a cell may be so that a terminal shows all runs, or a fixed width if there is no terminal."""
+    """Return the width of a cell with which all runs fit on the terminal, or a fixed one if there is no terminal."""
     return max(12, size(sys.stdout)[0] // (runs + 1) - 2) if is_terminal(sys.stdout) else _WIDEST
 
 
 def _results(results: Table) -> Iterator[list[str]]:
-    """Yield the rows of those results that any run has."""
+    """Yield a table row for each result that any run has."""
     told = {name: values for name, values in results.items() if any(value is not None for value in values)}
     for name, values in told.items():
         match name:
@@ -117,7 +119,7 @@ def _results(results: Table) -> Iterator[list[str]]:
 
 
 def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str]]:
-    """Yield the last and the best value of each metric."""
+    """Yield the table rows with the last and the best value of each metric."""
     for name, of_runs in metrics.items():
         yield [name, *(value_text(one.last if one is not None else None) for one in of_runs)]
         if any(one is not None and one.best is not None for one in of_runs):
@@ -125,13 +127,16 @@ def _metrics(metrics: dict[str, tuple[Figure | None, ...]]) -> Iterator[list[str
 
 
 def _rows(table: Table) -> Iterator[list[str]]:
-    """Yield the rows of a table."""
+    """Yield a table row for each fact in the table."""
     for name, values in table.items():
         yield [name, *map(_text, values)]
 
 
 def _packages(table: Table) -> list[list[str]]:
-    """Return the rows of packages, those that training depends on first, and no more than fit a screen."""
+    """Return the table rows of packages, those that training depends on first.
+
+    Further ones than fit on a screen are only counted.
+    """
     names = sorted(table, key=lambda name: (not name.startswith(_FIRST), name))
     rows = [*_rows({name: table[name] for name in names[:_FEW_PACKAGES]})]
     blank = [""] * max(map(len, table.values()), default=0)
@@ -140,12 +145,14 @@ def _packages(table: Table) -> list[list[str]]:
 
 
 def _text(value: Value) -> str:
-    """Return a value as the text of a cell."""
+    """Return a value as the text of a cell, on one line."""
     return "-" if value is None else " ".join(str(value).split()) or '""'
 
 
 def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]:
-    """Return the lines on how a run's code differs from the first run's."""
+    """Return the lines on how a run's code differs from that of the first run; at most `most` lines of diff, None for
+    all.
+    """
     of_two = f"code: {found.runs[0]} → {one.run}"
     commits = dict(zip(found.runs, found.commits, strict=True))
     between = [
@@ -157,7 +164,7 @@ def _code(found: Comparison, one: CodeComparison, most: int | None) -> list[str]
 
 
 def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
-    """Return the lines of a title and of the changed files below it."""
+    """Return the title, the changed files, and at most `most` lines of their diff."""
     if one.unknown:
         return [paint(title, "bold"), f"  {safe(one.unknown)}"]
     if not one.changes:
@@ -167,7 +174,7 @@ def _changes(title: str, one: CodeComparison, most: int | None) -> list[str]:
 
 
 def _diff(changes: Sequence[FileChange], most: int | None) -> list[str]:
-    """Return the lines of a diff, at most `most`."""
+    """Return at most `most` lines of the diff of the changed files, or all for None."""
     with_lines = [change for change in changes if change.diff]
     lines = shown(with_lines, most)
     cut_short = most is not None and len(lines) > most

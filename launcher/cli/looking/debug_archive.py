@@ -1,4 +1,4 @@
-"""`launch debug-archive`: write one file with what a bug report needs of a run."""
+"""`launch debug-archive`: write one file with the records of a run that a bug report needs."""
 
 import argparse
 import sys
@@ -25,7 +25,7 @@ script prints stays.
 
 
 class ListedMember(msgspec.Struct, frozen=True):
-    """A file of the archive, as `launch debug-archive` lists it."""
+    """A file of the archive; `last_part` if only its end is in the archive."""
 
     name: str
     size_bytes: int
@@ -33,7 +33,9 @@ class ListedMember(msgspec.Struct, frozen=True):
 
 
 class ListedArchive(msgspec.Struct, frozen=True):
-    """The names of an archive's files, and one line for each thing left out."""
+    """The files in a debug archive, and a line of text for each item that was left out. `file` is None if the archive
+    was only listed.
+    """
 
     file: str | None  # None: only listed
     members: tuple[ListedMember, ...]

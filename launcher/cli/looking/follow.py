@@ -1,4 +1,4 @@
-"""Follow a run: print its merged log as it grows, on a terminal with a status line below; return its exit code."""
+"""Follow a run: print its merged log as it grows, on a terminal with a status line below, until the run has ended."""
 
 import sys
 import time
@@ -22,7 +22,10 @@ _BARS = 4
 
 
 def follow(run: Run, choice: LogChoice | None = None) -> int:
-    """Print the run's log until it has ended, and return the run's exit code."""
+    """Print the run's log until it has ended, then how it ended; return the run's exit code.
+
+    `choice` selects lines of the log. With Ctrl-C, only following ends.
+    """
     footer = Footer(sys.stderr)
     try:
         status = _show(run, choice or LogChoice(), footer)
@@ -38,7 +41,7 @@ def follow(run: Run, choice: LogChoice | None = None) -> int:
 
 
 def follow_all(runs: Sequence[Run]) -> int:
-    """Follow the runs one after the other; return the exit code of the first run that failed."""
+    """Follow the runs one after the other; return the exit code of the first one that failed, else OK."""
     codes = list[int]()
     for run in runs:
         print(f"--- {run.id}", file=sys.stderr)
@@ -49,7 +52,7 @@ def follow_all(runs: Sequence[Run]) -> int:
 
 
 def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
-    """Print the log and the status line until the run has ended, and return its status."""
+    """Print the log, with the status lines below it, until the run has ended; return its status."""
     reader, restarts = LogReader(RunDir(run.path), choice=choice), RestartReader(RunDir(run.path), late=choice.is_late)
     prefix, lost = Prefix(sys.stdout), run.replacement()
     while True:
@@ -66,13 +69,13 @@ def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
 
 
 def _bars(moving: dict[int, str]) -> list[str]:
-    """Return the present progress bars of the first ranks."""
+    """Return the lines with the progress bars of the first ranks; `moving` has the bar of each rank."""
     shown = [f"{rank} │ {safe(text)}" for rank, text in list(moving.items())[:_BARS]]
     return shown + ([f"and {len(moving) - _BARS} more"] if len(moving) > _BARS else [])
 
 
 def status_line(status: RunStatus) -> str:
-    """Return the line at the bottom of the terminal: state, step, rate, time left and restarts."""
+    """Return the status line: state, step, rate, time left and restarts."""
     words = [safe(status.run), state_text(status)]
     if status.step is not None:
         words.append(f"step {figures.steps(status.step, status.total_steps)}")
@@ -92,7 +95,7 @@ def status_line(status: RunStatus) -> str:
 def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
     """Return the lines on how the run ended and why.
 
-    The end of the failed rank's log is among them only if it was not printed.
+    The end of the failed rank's log is included only if `choice` left parts of the log out.
     """
     failed = status.failure is not None and exit_code_of(status) != Exit.OK
     lines = [headline(status)]
@@ -104,7 +107,7 @@ def last_words(status: RunStatus, choice: LogChoice) -> list[str]:
 
 
 class Footer:
-    """Lines that stay below all other output on a terminal; they are not shown on any other stream."""
+    """Lines that stay below all other output on a terminal. On any other stream they are not shown."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -112,7 +115,7 @@ class Footer:
         self._shown: list[str] = []
 
     def show(self, lines: list[str], *, alarm: bool = False) -> None:
-        """Show the lines at the bottom, the last one inverted, and in red with `alarm`."""
+        """Draw the lines at the bottom of the terminal, the last one inverted; in red with `alarm`."""
         if not self._live:
             return
         width = size(self._stream)[0] - 1
@@ -125,7 +128,7 @@ class Footer:
             self._shown = shown
 
     def clear(self) -> None:
-        """Remove the lines from the terminal."""
+        """Remove the lines that `show` has drawn."""
         if self._shown:
             up = f"\x1b[{len(self._shown) - 1}A" if len(self._shown) > 1 else ""
             self._stream.write(f"\r{up}\x1b[J" if up else "\r\x1b[K")

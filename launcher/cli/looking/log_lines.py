@@ -1,4 +1,4 @@
-"""Format one line of the merged log, for people and for programs."""
+"""Format lines of the merged log as text with a prefix, or as JSON."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _RANK_COLOURS = ("cyan", "green", "yellow", "blue", "magenta")
 
 
 class PlainLine(msgspec.Struct, frozen=True):
-    """A line that a rank has written, without colours; `node` and `rank` are null if they are not known."""
+    """A log line as `--json` prints it, without colours; `node` and `rank` are null if they are not known."""
 
     at: float | None
     attempt: int
@@ -26,7 +26,7 @@ class PlainLine(msgspec.Struct, frozen=True):
 
 
 class Prefix:
-    """The prefix of log lines, such as `12:30:05 0:3 │`: time, node and rank, with a colour per rank on a terminal."""
+    """The prefix of log lines, such as `12:30:05 0:3 │`: time, node and rank. Each rank has a colour on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -34,7 +34,7 @@ class Prefix:
         self._width = 0
 
     def whole(self, line: LogLine) -> str:
-        """Return the line with its prefix, without anything that could control the terminal."""
+        """Return the line with its prefix, without characters that could control the terminal."""
         who = self._who(line)
         self._width = max(self._width, len(who))
         when = time.strftime("%H:%M:%S", time.localtime(line.at)) if line.at is not None else " " * 8
@@ -42,24 +42,24 @@ class Prefix:
         return f"{paint(when, 'dim', self._stream)} {mark} {self._text(line.text)}"
 
     def banner(self, text: str) -> str:
-        """Return a line to print between log lines, in colour."""
+        """Return a text about a restart, to be printed between log lines, in colour."""
         return paint(text, "yellow", self._stream)
 
     def _who(self, line: LogLine) -> str:
-        """Return node and rank as the prefix shows them."""
+        """Return node and rank of the line, such as `0:3`, or `0:setup`."""
         if line.rank is None:
             return f"{line.node}:setup"
         return f"{line.rank}" if line.node is None else f"{line.node}:{line.rank}"
 
     def _text(self, text: str) -> str:
-        """Return the line's text, with its colours only if the stream shows them."""
+        """Return the line's text; its colours are removed if the stream shows none."""
         if not self._colour:
             return plain(text)
         return f"{text}\x1b[0m" if "\x1b" in text else text
 
 
 def with_restarts(lines: Iterable[LogLine], restarts: RestartReader, prefix: Prefix) -> Iterator[str]:
-    """Yield the lines for the terminal, with the reason for each restart between them."""
+    """Yield each log line with its prefix, and between them a line for each restart, at its place."""
     for line in lines:
         for text in restarts.before(line.attempt, line.generation or 1):
             yield prefix.banner(text)

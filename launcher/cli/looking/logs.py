@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(one: api.Run, choice: LogChoice, options: argparse.Namespace) -> int:
-    """Print the chosen lines, and return the exit code."""
+    """Print the chosen lines, or follow the log, and return the exit code."""
     if options.follow and not options.json:
         return follow(one, choice)
     lines = one.logs(follow=options.follow, choice=choice)
@@ -79,14 +79,14 @@ def _show(one: api.Run, choice: LogChoice, options: argparse.Namespace) -> int:
 
 
 def _choice(options: argparse.Namespace) -> LogChoice:
-    """Return which lines of the log the options choose."""
+    """Return the choice of log lines that the options describe."""
     ranks, nodes = (frozenset(sum(each, ())) if each else None for each in (options.rank, options.node))
     since = time.time() - options.since if options.since is not None else None
     return LogChoice(ranks, nodes, since, options.grep, options.lines)
 
 
 def _nothing(one: api.Run, choice: LogChoice) -> str:
-    """Return the reason why no line was found."""
+    """Return the reason why no line of the log was printed, as text."""
     status = one.status()
     for kind, wanted, there in (
         ("rank", choice.ranks, {rank.rank for rank in status.ranks}),
@@ -105,7 +105,7 @@ def _count(text: str) -> int:
 
 
 def _ago(text: str) -> float:
-    """Return the seconds of a time such as `5m`; raise ArgumentTypeError for any other text."""
+    """Return the seconds that a time such as `5m` stands for; raise ArgumentTypeError for any other text."""
     found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
     if found is None:
         raise argparse.ArgumentTypeError(f"expected a time such as 30s, 5m, 2h or 1d, got {text!r}")

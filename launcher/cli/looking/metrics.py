@@ -44,7 +44,9 @@ _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
 
 class RunRows(msgspec.Struct, frozen=True):
-    """The metrics of a run: rows with `step`, `at` and each metric by name; NaN and infinities are text."""
+    """The metrics of a run: a row per step with `step`, `at` (Unix time) and each metric by name; NaN and infinities
+    are text.
+    """
 
     run: str
     rows: Sequence[dict[str, float | str]]
@@ -114,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tell_of_thinning(one: api.Part) -> None:
-    """Print how many of a part's reports were kept, unless all were."""
+    """Print how many of the reports of a run or role were stored, unless all were."""
     counts = thinned(RunDir(one.run.path))
     if counts is not None:
         kept, all_of_them = counts
@@ -125,7 +127,7 @@ def _tell_of_thinning(one: api.Part) -> None:
 
 
 def _chosen(rows: Rows, names: Sequence[str] | None) -> Rows:
-    """Return the rows with only the metrics in `names`, or with all for None."""
+    """Return the rows with only the metrics in `names`, or with all if it is None; steps without any are left out."""
     if names is None:
         return rows
     kept = {AT, *names}
@@ -139,7 +141,7 @@ def _names(measured: dict[str, Rows]) -> list[str]:
 
 
 def _for_prometheus(named: Sequence[str]) -> str:
-    """Return the metrics in the format of Prometheus, for the named runs or all."""
+    """Return the OpenMetrics text for Prometheus about the named runs, or all if none are named."""
     from launcher.status.life import read_life  # late: only for this
     from launcher.status.openmetrics import exposition, exposition_now  # late: only for this
 
@@ -155,7 +157,7 @@ def _for_prometheus(named: Sequence[str]) -> str:
 
 
 def _show(rows: Rows, *, whole: bool) -> None:
-    """Print a table of one run: with `whole` a row for every step, else about twenty rows."""
+    """Print the table of one run: with `whole` a row for every step, else about twenty rows."""
     names = names_in(rows)
     began = next((row[AT] for row in rows.values() if AT in row), None)
     shown = rows if whole else _thinned(rows)
@@ -171,7 +173,7 @@ def _show(rows: Rows, *, whole: bool) -> None:
 
 
 def _thinned(rows: Rows) -> Rows:
-    """Return every n-th step, with the newest value of each metric up to that step."""
+    """Return about twenty rows: every n-th step, with the newest value of each metric up to that step."""
     steps = [*rows]
     every = math.ceil(len(steps) / _ROWS)
     found: Rows = {}
@@ -182,7 +184,10 @@ def _thinned(rows: Rows) -> Rows:
 
 
 def _summaries(measured: dict[str, Rows]) -> list[str]:
-    """Return the lines of a table with the last and the best value of each metric per run."""
+    """Return the lines of a table with a row per run, and the last and the best value of each metric.
+
+    `measured` has the rows of each run.
+    """
     found = {name: {figure.name: figure for figure in figures_of(rows)} for name, rows in measured.items()}
     names = [*dict.fromkeys(name for of_run in found.values() for name in of_run)]
     head = ["RUN", "STEP"]
@@ -199,7 +204,9 @@ def _summaries(measured: dict[str, Rows]) -> list[str]:
 
 
 def _fitted(table: Sequence[Sequence[str]]) -> list[str]:
-    """Return the table's lines with as many metrics as the terminal has room for; print how many were left out."""
+    """Return the table's lines, without the last metrics if the terminal has no room for them; print how many were left
+    out.
+    """
     cells = [[safe(cell) for cell in row] for row in table]
     fixed, names = cells[0][:2], cells[0][2:]
     head, *lines = fitting(cells, [*names[:0:-1], *fixed[1:]], width_of(sys.stdout))
@@ -228,7 +235,7 @@ def _plain(rows: Rows) -> Iterator[dict[str, float | str]]:
 
 
 def _write_csv(measured: dict[str, Rows]) -> None:
-    """Print the rows of all runs as CSV."""
+    """Print the rows of all runs as CSV on stdout."""
     names = _names(measured)
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["run", STEP, AT, *names])
@@ -240,7 +247,7 @@ def _write_csv(measured: dict[str, Rows]) -> None:
 
 
 def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
-    """Return the lines of a plot for each metric."""
+    """Return the lines of a plot for each of the metrics, with a curve per run."""
     width, height = size(sys.stdout)
     found = []
     for name in names:
@@ -251,20 +258,22 @@ def _curves(measured: dict[str, Rows], names: Sequence[str]) -> list[str]:
 
 
 def _telling(measured: dict[str, Rows]) -> list[str]:
-    """Return a list with the first metric whose name shows how good a run is, or an empty one."""
+    """Return a list with the first metric whose name shows how good a run is, else the first metric; empty without
+    metrics.
+    """
     names = _names(measured)
     return ([name for name in names if better(name)] or names)[:1]
 
 
 def _curves_of(measured: dict[str, Rows], name: str) -> dict[str, Curve]:
-    """Return the curve of one metric for each run that has it."""
+    """Return {run: its points (step, value)} for one metric, for the runs that have it."""
     return {
         run_id: [(step, row[name]) for step, row in rows.items() if name in row] for run_id, rows in measured.items()
     }
 
 
 def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> list[str]:
-    """Return the lines of a plot in colours, with a legend below."""
+    """Return the lines of a plot with the curves in colours, or as letters without, and a legend below."""
     names = [*curves]
     if len(names) == 1:
         return ["".join(text for text, _ in line).rstrip() for line in lines]
@@ -277,8 +286,9 @@ def _painted(lines: list[list[tuple[str, str]]], curves: dict[str, Curve]) -> li
 
 
 def _draw(measured: dict[str, Rows], names: Sequence[str], file: Path) -> None:
-    """Write a picture of the curves with matplotlib; raise BadInput if that is not installed or the file cannot be
-    written.
+    """Draw the curves with matplotlib into a file.
+
+    Raise BadInput if matplotlib is not installed or the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure as Picture  # late: an optional package, and slow to import

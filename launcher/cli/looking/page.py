@@ -1,4 +1,4 @@
-"""Show everything about one run: what went wrong first, what to do next last."""
+"""The page of `launch status RUN`: everything about one run, first what went wrong, last the command to use next."""
 
 import contextlib
 import shlex
@@ -22,7 +22,7 @@ _FEW_BYTES = 4 << 20  # of metrics are read for the page; `launch metrics` reads
 
 
 def page(status: RunStatus, now: float) -> list[str]:
-    """Return the lines of the page about a run."""
+    """Return the lines of the page about a run; `now` is the Unix time from which ages are computed."""
     return [
         headline(status),
         *(
@@ -41,7 +41,7 @@ def page(status: RunStatus, now: float) -> list[str]:
 
 
 def _roles(status: RunStatus) -> list[str]:
-    """Return a line for each role beside the main one."""
+    """Return the section about side roles: a line for each, or an empty list."""
     rows = [
         (
             f"role {safe(name)}",
@@ -57,14 +57,14 @@ def _roles(status: RunStatus) -> list[str]:
 
 
 def headline(status: RunStatus) -> str:
-    """Return the first line: the run's state and the reason for it."""
+    """Return the first line of the page: the run's state and the reason for it."""
     words = status.last_word if status.state is State.FAILED else status.message
     said = f": {safe(words)}" if words else ""
     return paint(f"{safe(status.run)} {state_text(status)}", state_colour(status.state)) + said
 
 
 def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[str]:
-    """Return the lines about the first failing rank and its cause; with `tail`, also the last lines of its log."""
+    """Return the lines about the first failing rank and its cause; with `tail`, the last lines of its log too."""
     who = f"rank {failure.rank}" if failure.rank is not None else "the run"
     on_node = f" on node {failure.node}" if failure.node is not None else ""
     where = f" at {safe(failure.where)}" if failure.where else ""
@@ -77,7 +77,7 @@ def failure_lines(failure: Failure, run_dir: str, *, tail: bool = True) -> list[
 
 
 def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
-    """Return the lines on where the failed program ran, if the failure is a user's error."""
+    """Return the lines on where the failed program ran, if the failure is a user's error; else an empty list."""
     if failure.cause is not Cause.USER_ERROR:
         return []
     from launcher.status.where_it_ran import where_it_ran  # late: it reads the plan, which only a failure is worth
@@ -86,7 +86,7 @@ def _where_it_ran(failure: Failure, run_dir: str) -> list[str]:
 
 
 def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
-    """Return the rows of facts about the run."""
+    """Return the rows (name, text) of facts about the run."""
     rows = [("attempt", f"{status.attempt}.{status.generation}"), ("step", _progress(status))]
     if status.metrics:
         rows.append(("metrics", _metrics(status)))
@@ -119,7 +119,7 @@ def _facts(status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
-    """Return the rows about goodput and where the rest of the time went, or none while they are unknown."""
+    """Return the row about goodput and on what the other time was spent, or an empty list if no step was reported."""
     from launcher.status.life import Doing, read_life  # late: the table of runs does without
 
     life = read_life(status, now)
@@ -131,9 +131,8 @@ def _trained(status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 
 def _metrics(status: RunStatus) -> str:
-    """Return the newest metrics as text.
-
-    The best value and its step are added if the name shows which direction is better.
+    """Return the newest metrics as text, with the best value and its step if a metric's name shows which direction is
+    better.
     """
     from launcher.status.series import figures_of, read_rows, size  # late: the table of runs does not ask for them
 
@@ -150,7 +149,7 @@ def _first_line(text: str) -> str:
 
 
 def _said(status: RunStatus) -> list[tuple[str, str]]:
-    """Return the rows about what the spec, git and the user say of the run."""
+    """Return the rows (name, text) that the spec, git and the user say about the run."""
     from launcher.status.about import about  # late: the table of runs does without
 
     said = about(RunDir(Path(status.run_dir)), status.attempt)
@@ -172,7 +171,7 @@ def not_finite(status: RunStatus) -> list[str]:
 
 
 def _progress(status: RunStatus) -> str:
-    """Return step, rate and time left."""
+    """Return step, rate and time left as text."""
     words = [figures.steps(status.step, status.total_steps)]
     if status.rate is not None:
         words.append(figures.rate(status.rate))
@@ -182,7 +181,7 @@ def _progress(status: RunStatus) -> str:
 
 
 def _checkpoint(status: RunStatus) -> str:
-    """Return as text the checkpoint that ranks reported, and which checkpoints of the trainer are on disk."""
+    """Return text about the run's checkpoints: those of the trainer on disk, else the one that ranks reported."""
     from launcher import api  # late: it shows this page
     from launcher.status.checkpoints import Kept, by_script, kept  # late: 10 ms that the table of runs must not pay for
 
@@ -202,7 +201,9 @@ def _checkpoint(status: RunStatus) -> str:
 
 
 def _behind(status: RunStatus) -> str:
-    """Return as text how far second copies are behind, which is what the loss of a disk would cost, or ""."""
+    """Return text that says how many steps the loss of a disk would cost, because second copies are behind; "" if
+    none.
+    """
     newest, safe = status.checkpoint, status.safe_checkpoint
     if not status.second_copies or newest is None or safe == newest:
         return ""
@@ -212,13 +213,13 @@ def _behind(status: RunStatus) -> str:
 
 
 def _restarts(status: RunStatus) -> str:
-    """Return the number of restarts by cause."""
+    """Return the number of restarts as text, with their causes."""
     causes = ", ".join(f"{count} {safe(cause)}" for cause, count in status.restarts.by_cause.items() if count)
     return f"{status.restarts.total} ({causes})" if causes else str(status.restarts.total)
 
 
 def _ranks(status: RunStatus) -> list[str]:
-    """Return the table of nodes and ranks."""
+    """Return the section about nodes and ranks as lines, or an empty list if none are recorded."""
     if not status.nodes and not status.ranks:
         return []
     lines = ["", paint(f"nodes {len(status.nodes)}, ranks {status.world_size or len(status.ranks)}", "bold")]
@@ -242,12 +243,12 @@ def _ranks(status: RunStatus) -> list[str]:
 
 
 def _place(node: NodeState) -> str:
-    """Return a node's host and address."""
+    """Return a node's host name and address as text."""
     return f"{safe(node.host)} ({safe(node.address)})" if node.host else safe(node.address)
 
 
 def _avoided(status: RunStatus, now: float) -> list[str]:
-    """Return the lines about excluded nodes, and why they are excluded."""
+    """Return the section about excluded nodes: for how long, and why; or an empty list if there are none."""
     if not status.avoided:
         return []
     rows = [
@@ -273,7 +274,7 @@ def _numbers(ranks: tuple[int, ...]) -> str:
 
 
 def _lately(status: RunStatus, now: float) -> list[str]:
-    """Return the lines about the newest events of the run."""
+    """Return the section about the run's newest events, or an empty list if there are none."""
     events: list[Event] = []
     with contextlib.suppress(OSError):  # the page is worth showing without them
         happened = read_lines(RunDir(Path(status.run_dir)).events, Event)

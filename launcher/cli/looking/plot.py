@@ -1,4 +1,4 @@
-"""Draw curves as text: two by four Braille dots in each character, or one letter per curve without colours."""
+"""Draw curves as text: each character has two by four Braille dots; without colours, a letter for each curve."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tuple[str, str]]]:
-    """Return the plot as lines of (text, name of the curve or ""), or an empty list if no curve has a finite point."""
+    """Return the plot as lines, each a list of (text, name of the curve that it shows or "").
+
+    Return an empty list if no curve has a finite point.
+    """
     shown = {name: _finite(curve) for name, curve in curves.items()}
     points = [point for curve in shown.values() for point in curve]
     if not points:
@@ -31,23 +34,23 @@ def plot(curves: Mapping[str, Curve], width: int, height: int) -> list[list[tupl
 
 
 def letters(names: Sequence[str]) -> dict[str, str]:
-    """Return the letter that stands for each curve without colours."""
+    """Return {name: the letter that stands for the curve without colours}."""
     return {name: _LETTERS[index % len(_LETTERS)] for index, name in enumerate(names)}
 
 
 def in_letters(lines: Sequence[Sequence[tuple[str, str]]], names: Sequence[str]) -> list[str]:
-    """Return the plot with a letter for each curve instead of colours."""
+    """Return the lines of a plot as texts, with each curve's letter in place of its dots."""
     known = letters(names)
     return ["".join(known[name] if name else text for text, name in line).rstrip() for line in lines]
 
 
 def _finite(curve: Curve) -> Curve:
-    """Return the points of a curve that are finite."""
+    """Return the points of a curve whose coordinates are finite."""
     return [(x, y) for x, y in curve if math.isfinite(x) and math.isfinite(y)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return (the least value, the greatest value), made to differ if they are equal."""
+    """Return (lowest, highest) of the values, made to differ if they are equal."""
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
@@ -55,7 +58,10 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def _cells(
     curves: Mapping[str, Curve], frame: tuple[float, float, float, float], width: int, height: int
 ) -> list[list[tuple[str, str]]]:
-    """Return the characters of the plot, each with the name of its curve."""
+    """Return the rows of the plot: for each character (text, name of the curve or "").
+
+    `frame` is (left, right, low, high) of the values that the plot spans.
+    """
     left, right, low, high = frame
 
     def across(x: float) -> int:
@@ -76,12 +82,12 @@ def _cells(
 
 
 def _cell(dot: tuple[int, str] | None) -> tuple[str, str]:
-    """Return (a character of the plot, the name of its curve or "")."""
+    """Return (the Braille character, the name of its curve) for the dots of one character, or (" ", "") for None."""
     return (" ", "") if dot is None else (chr(_BRAILLE + dot[0]), dot[1])
 
 
 def _joined(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points, with the dots that lie between each pair of neighbours."""
+    """Return the points, with dots on the line between each pair of neighbours."""
     found = list(points[:1])
     for (x0, y0), (x1, y1) in pairwise(points):
         steps = max(abs(x1 - x0), abs(y1 - y0), 1)

@@ -1,4 +1,4 @@
-"""`launch report`: write runs as one page for a colleague: curves, differences, environment, notes."""
+"""`launch report`: write a page about some runs to a file: curves, differences, environment, notes."""
 
 import argparse
 import sys

@@ -1,4 +1,6 @@
-"""Take --role, for commands that look at one program of a run of several."""
+"""The option --role, for commands that show one of several programs of a run. A role, or one rank of it that restarts
+alone, is a part of the run with records of its own.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -13,11 +15,10 @@ def takes_role(arguments: Arguments) -> None:
 
 
 def parts_of(one: api.Run, role: str | None, ranks: Collection[int] = ()) -> list[api.Part]:
-    """Return the parts of the run that belong to a role, or the run itself for None; raise BadInput for an unknown
-    role.
+    """Return the parts of the run that belong to a role, or the run itself if `role` is None.
 
-    For ranks that restart alone only those in `ranks` are returned, if any are given: each has records of its own, as
-    rank 0.
+    Raise BadInput for an unknown role. For a role whose ranks restart alone, each rank is a part; only those in `ranks`
+    are returned, if any are given.
     """
     if role is None:
         return [api.Part(one, str(one.id))]
@@ -30,12 +31,15 @@ def parts_of(one: api.Run, role: str | None, ranks: Collection[int] = ()) -> lis
 
 
 def refuse_several(parts: Sequence[api.Part], what: str) -> None:
-    """Raise BadInput if there are several parts, for an option `what` that shows only one."""
+    """Raise BadInput if there are several parts, because the option `what` shows only one."""
     if len(parts) > 1:
         raise BadInput(f"{what} takes one role at a time", f"hint: --role {parts[0].run.path.name}")
 
 
 def only_part_of(one: api.Run, role: str | None, rank: int) -> tuple[api.Run, int]:
-    """Return (the run, or its part, that has this rank of the role; the number of the rank in that part)."""
+    """Return (the run, or the part of it, that has rank `rank` of the role; the rank's number in that).
+
+    A rank that restarts alone is rank 0 of its part.
+    """
     part = parts_of(one, role, [rank])[0]
     return part.run, 0 if part.rank is not None else rank

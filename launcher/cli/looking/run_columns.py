@@ -1,4 +1,4 @@
-"""Define the columns of the table of runs, and how to sort runs by them."""
+"""The columns of the table of runs, and how runs are sorted by them."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """The data of one row in the table of runs."""
+    """A row in the table of runs. `about` is read only if a column needs it, `member` is the run's position in a graph,
+    and `drawn` tells whether it is shown below the graph's name.
+    """
 
     status: RunStatus
     about: "About | None" = None  # read only where a column, or a choice, needs it
@@ -28,7 +30,7 @@ class RunRow:
 
 
 def duration_text(status: RunStatus, now: float) -> str:
-    """Return as text the time from the first start to the end, or to now."""
+    """Return the time from a run's first start to its end or to `now` as text; "-" if it is not known."""
     seconds = duration_s(status, now)
     return "-" if seconds is None else figures.duration(seconds)
 
@@ -75,14 +77,17 @@ _MISSING = 2
 
 
 def with_about(row: RunRow) -> RunRow:
-    """Return the row with the labels and description that users wrote for the run."""
+    """Return the row with `about` filled in: arguments, description, and the labels that users gave the run."""
     from launcher.status.about import about  # late: the usual table does without
 
     return replace(row, about=about(RunDir(Path(row.status.run_dir)), row.status.attempt))
 
 
 def cell(row: RunRow, column: str, now: float) -> str:
-    """Return the text of a cell, or `-`; a column with any other name is an argument of the script or a metric."""
+    """Return the text of a cell, or `-`.
+
+    A column that the table does not define is the name of an argument of the script or of a metric.
+    """
     if column == "run" and row.drawn and row.member is not None:
         return row.member.branch + safe(row.status.run)
     if column in _SHOWN:
@@ -94,9 +99,9 @@ def cell(row: RunRow, column: str, now: float) -> str:
 
 
 def refuse_unknown(rows: list[RunRow], columns: Iterable[str]) -> None:
-    """Raise BadInput for columns that are neither known, nor a metric or argument of any run.
+    """Raise BadInput for columns that are neither defined, nor a metric or an argument of any run.
 
-    A run that has not reported yet may still bring such a metric, so while one is active only near misses are refused.
+    While a run is active that has not reported metrics yet, only names that resemble a known one are refused.
     """
     missing = [name for name in columns if name not in OURS and all(_measured(row, name) is None for row in rows)]
     if not missing or not rows:
@@ -113,8 +118,9 @@ def refuse_unknown(rows: list[RunRow], columns: Iterable[str]) -> None:
 
 
 def in_order(rows: Sequence[RunRow], column: str, now: float, *, reverse: bool = False) -> list[RunRow]:
-    """Return the rows sorted by `column`, backwards with `reverse`; rows without a value in it come last in either
-    order.
+    """Return the rows sorted by `column`, in descending order with `reverse`.
+
+    Rows without a value come last in both.
     """
     places = [(_place(row, column, now), row) for row in rows]
     valued = [pair for pair in places if pair[0][0] != _MISSING]
@@ -123,7 +129,7 @@ def in_order(rows: Sequence[RunRow], column: str, now: float, *, reverse: bool =
 
 
 def _place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
-    """Return a sort key: numbers by their size, then words, then runs that have no value."""
+    """Return a sort key of the row's value in a column: numbers first, then texts, then rows without a value."""
     value = _ORDER[column](row.status, now) if column in _ORDER else _measured(row, column)
     if value is None and (column in _SHOWN or column in _SAID) and column not in _ORDER:
         value = cell(row, column, now)
@@ -137,7 +143,7 @@ def _place(row: RunRow, column: str, now: float) -> tuple[int, float, str]:
 
 
 def _measured(row: RunRow, column: str) -> float | str | None:
-    """Return a metric's newest value or an argument's value, or None if the run has neither."""
+    """Return the newest value of the metric called `column`, or that argument's value; None if the run has neither."""
     from launcher.status.about import argument  # late: the usual columns do without
 
     if column in row.status.metrics:
@@ -146,7 +152,7 @@ def _measured(row: RunRow, column: str) -> float | str | None:
 
 
 def _argument_names(row: RunRow) -> Iterator[str]:
-    """Yield the names of the script's arguments."""
+    """Yield the names of the options that the run's script was given, without dashes."""
     from launcher.status.about import options_in  # late: the usual columns do without
 
     options = options_in(row.about.args) if row.about is not None else {}

@@ -1,4 +1,4 @@
-"""Choose the runs a command is about: options that `status` and `prune` share."""
+"""Select the runs that a command is about: by name, pattern, state, age or tag."""
 
 import argparse
 import re
@@ -35,18 +35,18 @@ def declare_selection(arguments: Arguments) -> None:
 
 
 def chosen(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
-    """Return the named runs, each once; raise NoSuchRun for an unknown one.
+    """Return the runs that `refs` name, each once; raise NoSuchRun for an unknown one.
 
-    A file with steps stands for all its runs; with `last_first`, each run comes before those that it waits for.
+    A graph stands for all its runs; with `last_first`, each of them comes before those that it needs.
     """
     step = -1 if last_first else 1
     return list({one.id: one for ref in refs for one in runs_called(ref)[::step]}.values())
 
 
 def runs_like(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]:
-    """Return the named runs and those whose id or name matches a pattern; raise NoSuchRun for a word without a run.
+    """Return the runs that `refs` name, or whose id or name matches a pattern in `refs`.
 
-    With `last_first`, the runs of a file with steps come before those that they wait for.
+    Raise NoSuchRun if one of `refs` finds no run. With `last_first`, a graph's runs come before those that they need.
     """
     named = [(ref, _like(ref) if any(sign in ref for sign in "*?[") else [ref]) for ref in refs]
     for ref, found in named:
@@ -55,14 +55,14 @@ def runs_like(refs: Sequence[str], *, last_first: bool = False) -> list[api.Run]
     return chosen([name for _, found in named for name in found], last_first=last_first)
 
 
-def everywhere() -> list[api.Run]:
-    """Return all runs whose folder exists."""
+def existing_runs() -> list[api.Run]:
+    """Return all runs of this user whose folder exists."""
     return [one for one in api.runs() if one.path.is_dir()]
 
 
 def runs_named(globs: Sequence[str]) -> list[api.Run]:
-    """Return the runs whose id, job or name matches one of `globs`; raise NoSuchRun if none does."""
-    there = everywhere()
+    """Return the runs whose id, job name or given name matches one of `globs`; raise NoSuchRun if none does."""
+    there = existing_runs()
     rows = [with_about(RunRow(status)) for status in api.statuses(there)]
     wanted = {row.status.run for row in rows if any(_named(row, glob) for glob in globs)}
     if not wanted:
@@ -71,21 +71,21 @@ def runs_named(globs: Sequence[str]) -> list[api.Run]:
 
 
 def _like(pattern: str) -> list[str]:
-    """Return the ids of runs whose id or name matches the pattern."""
+    """Return the ids of runs whose id or given name matches the pattern."""
     from launcher.status.about import labels  # late: of no use where no pattern is given
 
-    there = everywhere()
+    there = existing_runs()
     called = {one.id: labels(RunDir(one.path)).name for one in there}
     return [str(one.id) for one in there if fnmatchcase(one.id, pattern) or fnmatchcase(called[one.id], pattern)]
 
 
 def selects(options: argparse.Namespace) -> bool:
-    """Return whether the options select runs."""
+    """Return whether an option that selects runs, by name, state or tag, is given."""
     return bool(options.name or options.state or options.tag)
 
 
 def selected(rows: Sequence[RunRow], options: argparse.Namespace) -> list[RunRow]:
-    """Return the rows that the options select."""
+    """Return the rows of the runs that the options select."""
     states = {state for some in options.state for state in some}
     return [
         row
@@ -95,7 +95,7 @@ def selected(rows: Sequence[RunRow], options: argparse.Namespace) -> list[RunRow
 
 
 def _named(row: RunRow, glob: str | None) -> bool:
-    """Return whether the run's id, job or name matches the glob; every run does for None."""
+    """Return whether the run's id, job name or given name matches the glob; None matches every run."""
     called = row.about.called if row.about is not None else ""
     return glob is None or any(fnmatchcase(name, glob) for name in (row.status.run, row.status.name, called))
 
@@ -118,8 +118,9 @@ def _states(text: str) -> tuple[State, ...]:
 
 
 def age(text: str) -> float:
-    """Return the seconds of an age such as `90s`, `2d` or `1w`, or since a date; raise ArgumentTypeError for any other
-    text.
+    """Return the seconds of an age such as `90s`, `2d` or `1w`, or since a date such as 2026-01-31.
+
+    Raise ArgumentTypeError for any other text.
     """
     found = re.fullmatch(r"(\d{1,9})([smhdw])", text)
     if found:

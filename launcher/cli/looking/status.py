@@ -1,4 +1,4 @@
-"""`launch status`: show the table of runs, or the page about one."""
+"""`launch status`: show the table of runs, or the page about one run or graph."""
 
 import argparse
 import sys
@@ -43,7 +43,7 @@ _LESS = ("rate", "nodes", "restarts", "where", "duration", "age", "step")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The lines of a table, and a note on what the table leaves out."""
+    """The lines of a table, and a note for the user on what the table leaves out."""
 
     lines: list[str]
     note: str = ""  # what it leaves out, for people
@@ -52,8 +52,9 @@ class Table:
 def table(
     rows: Sequence[RunRow], now: float, *, everything: bool, wanted: Sequence[str] = USUAL, width: int | None = None
 ) -> Table:
-    """Return the table of active and newest runs, or with `everything` of all, in the given order and no wider than
-    `width`.
+    """Return the table of active and newest runs or, with `everything`, of all of them, in the given order.
+
+    `wanted` are its columns. If it is wider than `width`, less important ones are left out; None means no limit.
     """
     if not rows:
         return Table([], "no runs yet; `launch submit FILE` starts one, `launch spec init` writes a spec")
@@ -65,14 +66,14 @@ def table(
     lines = _fitting(shown, now, wanted, width)
     coloured = [paint(lines[0], "dim")]
     for line, row, above in zip(lines[1:], shown, [None, *shown], strict=False):
-        if row.drawn and row.member is not None and (above is None or not _of_one_file(row, above)):
+        if row.drawn and row.member is not None and (above is None or not _same_graph(row, above)):
             coloured.append(heading(row.member.graph, row.member.state))
         coloured.append(paint(line, state_colour(row.status.state)))
     return Table(coloured, f"{more} more have ended; `launch status --all` shows them" if more else "")
 
 
 def together(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Return the rows with those of one graph next to each other, as a tree, at the place of the first of them."""
+    """Return the rows with those of each graph next to each other as a tree, at the place of the graph's first row."""
     first = dict[str, int]()
     for index, row in enumerate(rows):
         first.setdefault(row.member.graph if row.member is not None else row.status.run, index)
@@ -81,28 +82,28 @@ def together(rows: Sequence[RunRow]) -> list[RunRow]:
 
 
 def _place_of(row: RunRow, first: Mapping[str, int]) -> tuple[int, int]:
-    """Return a sort key that keeps the steps of a graph together."""
+    """Return a sort key that keeps the rows of a graph together; `first` has the index of its first row."""
     return (first[row.status.run], 0) if row.member is None else (first[row.member.graph], row.member.place)
 
 
-def _of_one_file(row: RunRow, other: RunRow) -> bool:
-    """Return whether both runs are steps of one graph."""
+def _same_graph(row: RunRow, other: RunRow) -> bool:
+    """Return whether both runs are steps of the same graph."""
     return row.member is not None and other.member is not None and row.member.graph == other.member.graph
 
 
 def _any_labels(rows: Sequence[RunRow], wanted: Sequence[str]) -> bool:
-    """Return whether to show labels, which is so if any run has some and no columns were chosen."""
+    """Return whether to show the labels of runs: any run has some, and the user chose no columns."""
     return wanted == USUAL and any(RunDir(Path(row.status.run_dir)).labels.exists() for row in rows)
 
 
 def _fitting(rows: Sequence[RunRow], now: float, wanted: Sequence[str], width: int | None) -> list[str]:
-    """Return the lines of the table, leaving out less important columns that do not fit."""
+    """Return the lines of the table; less important columns are left out until it fits `width`."""
     cells = {name: [name.upper(), *(cell(row, name, now) for row in rows)] for name in wanted}
     return fitting([*zip(*cells.values(), strict=True)], [name.upper() for name in _LESS], width)
 
 
 def _active(status: RunStatus) -> bool:
-    """Return whether a process of the run may still be active."""
+    """Return whether the run has not ended, as far as is known."""
     return not status.state.ended and status.state is not State.UNKNOWN
 
 
@@ -130,7 +131,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch status --json` prints, by the options that choose between them."""
+    """Return the types of what `launch status --json` prints, by a text that says when each is printed."""
     from launcher.status.about import About  # late: only for the schema
 
     graph = merged("GraphStep", id=str, step=str, needs=tuple[str, ...]) | msgspec.UnsetType
@@ -155,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
         return Exit.OK
     if options.run is not None:
         status = _one(options.run)
-        print(to_json(_of_one(status)) if options.json else "\n".join(page(status, time.time())))
+        print(to_json(_run_facts(status)) if options.json else "\n".join(page(status, time.time())))
         return Exit.OK
     rows = _rows(options)
     if options.json:
@@ -166,13 +167,13 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(shown.lines))
     if shown.note:
         print(shown.note, file=sys.stderr)
-    for note in _of_what_is_not_shown():
+    for note in _lacking_notes():
         print(note, file=sys.stderr)
     return Exit.OK
 
 
-def _of_what_is_not_shown() -> Iterator[str]:
-    """Yield a line for each step that has not started, and one about runs that were submitted under another HOME."""
+def _lacking_notes() -> Iterator[str]:
+    """Yield lines about what the table lacks: steps that have not started, and runs that another HOME lists."""
     for graph in known_graphs():
         if steps := missing_of(graph):
             names = ", ".join(step.name for step in steps)
@@ -193,7 +194,10 @@ def _one(ref: str) -> RunStatus:
 
 
 def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
-    """Return the selected runs in the chosen order; raise BadInput for a column that no run has."""
+    """Return the rows of the selected runs in the chosen order; raise BadInput for a column that no run has.
+
+    A cluster's answer may be `fresh_s` seconds old.
+    """
     statuses, now = _newest_first(fresh_s), time.time()
     asked = [*(options.columns or ()), *([options.sort] if options.sort else [])]
     if any(name not in OURS for name in asked):
@@ -212,7 +216,7 @@ def _rows(options: argparse.Namespace, fresh_s: float = 0.0) -> list[RunRow]:
 
 
 def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
-    """Return the table of runs."""
+    """Return the table of these rows, with the columns that the options choose."""
     wanted = USUAL if options.columns is None else tuple(dict.fromkeys(("run", "state", *options.columns)))
     width = width_of(sys.stdout)
     asked = selects(options) or bool(options.limit or options.since)
@@ -223,7 +227,7 @@ def _table(rows: list[RunRow], options: argparse.Namespace) -> Table:
 
 
 def _whole(row: RunRow) -> dict[str, object]:
-    """Return the status and labels of a run for `--json`."""
+    """Return a run's status, labels and position in a graph as `--json` prints them."""
     said = {**msgspec.structs.asdict(row.status), **(msgspec.structs.asdict(row.about) if row.about else {})}
     member = row.member
     if member is None:
@@ -231,8 +235,8 @@ def _whole(row: RunRow) -> dict[str, object]:
     return {**said, "graph": {"id": member.graph, "step": member.step, "needs": member.needs}}
 
 
-def _of_one(status: RunStatus) -> dict[str, object]:
-    """Return the facts about one run, with its goodput, for --json."""
+def _run_facts(status: RunStatus) -> dict[str, object]:
+    """Return a run's status, labels, goodput and times as `--json` prints them."""
     from launcher.status.life import read_life  # late: the table of runs does without
 
     life = read_life(status, time.time())
@@ -240,7 +244,7 @@ def _of_one(status: RunStatus) -> dict[str, object]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return the names in a text that are separated by commas."""
+    """Return the names in an option's text, which are separated by commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
@@ -252,14 +256,17 @@ def _number(text: str) -> int:
 
 
 def _newest_first(fresh_s: float = 0.0) -> list[RunStatus]:
-    """Return the status of all runs whose folder exists, newest first."""
+    """Return the status of every run of which anything is recorded, the newest first.
+
+    A cluster's answer may be `fresh_s` seconds old.
+    """
     statuses = [*api.statuses(api.runs(), fresh_s), *map(api.recorded_status, api.unlisted())]
     there = [status for status in statuses if status.state is not State.UNKNOWN or status.submitted_at > 0]
     return sorted(there, key=lambda status: (status.submitted_at, status.run), reverse=True)
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Show the page again every second until the run has ended; return the exit code."""
+    """Draw the page or table anew every second until all that it shows has ended; return the exit code."""
     graph = graph_called(options.run)
     if graph is not None:
         look = partial(_graph_page, graph)
@@ -289,7 +296,7 @@ def _run_page(one: api.Run) -> tuple[list[str], bool]:
 
 
 def _whole_table(options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Return (the lines of the table, whether all runs have ended)."""
+    """Return (the lines of the table and its note, whether all runs in it have ended)."""
     rows = _rows(options, api.WATCH_S)
     shown = _table(rows, options)
     notes = [shown.note] if shown.note else []

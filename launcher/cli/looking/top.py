@@ -1,4 +1,6 @@
-"""`launch top`: show what a run uses now, by node and rank, as its agents sample it."""
+"""`launch top`: show what each node and rank of a run uses now: CPU, memory, GPUs, disk and network, as its agents
+sample it.
+"""
 
 import argparse
 import sys
@@ -45,7 +47,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch top --json` prints, by the options that choose between them."""
+    """Return the types of what `launch top --json` prints, by a text that says when each is printed."""
     now: dict[str, object] = {
         "state": State,
         "step": int | None,
@@ -78,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _watch(parts: Sequence[api.Part]) -> None:
-    """Show the tables again every second until the run has ended."""
+    """Draw the tables anew every second until the run, or the chosen part of it, has ended."""
     screen, runs = Screen(sys.stdout), [part.run for part in parts]
     statuses = api.statuses(runs, api.WATCH_S)
     while not all(status.state.ended for status in statuses):
@@ -89,7 +91,7 @@ def _watch(parts: Sequence[api.Part]) -> None:
 
 
 def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[str]:
-    """Return the lines of a table for each part; for a whole run, one for each role below the role's name."""
+    """Return the lines of a table for each part, and for each active role of it below the role's name."""
     now, lines = time.time(), list[str]()
     for part, status in zip(parts, statuses, strict=True):
         roles = {f"{part.name}/{name}": one for name, one in status.roles.items() if not one.state.ended}
@@ -99,7 +101,7 @@ def _tables(parts: Sequence[api.Part], statuses: Sequence[RunStatus]) -> list[st
 
 
 def _plain(status: RunStatus) -> dict[str, object]:
-    """Return the samples of a run in the form for --json."""
+    """Return the newest samples of a run as `--json` prints them."""
     hosts = {node.node: node.host for node in status.nodes}
     nodes = [{"host": hosts.get(load.node, ""), **msgspec.structs.asdict(load)} for load in status.loads]
     return {
@@ -112,7 +114,7 @@ def _plain(status: RunStatus) -> dict[str, object]:
 
 
 def _lines(status: RunStatus, now: float) -> list[str]:
-    """Return the lines about a run: its state, then a table."""
+    """Return the lines about a run: its state and step, then a table of its nodes and ranks."""
     step = f"step {figures.steps(status.step, status.total_steps)}, {figures.rate(status.rate)}"
     last = [paint(safe(str(status.last_rank)), "yellow")] if status.last_rank is not None else []
     head = [f"{headline(status)}  {step}"]
@@ -127,7 +129,7 @@ def _lines(status: RunStatus, now: float) -> list[str]:
 
 
 def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...]]:
-    """Yield the row of the node and one of each of its ranks; with `with_gpus` they have cells for GPUs."""
+    """Yield the table row of a node and of each of its ranks; with `with_gpus` they have cells for GPUs."""
     memory = f"{figures.size(load.memory)} of {figures.size(load.memory_total)}"
     moved = map(_rate, (load.read, load.written, load.received, load.sent))
     cells = (f"node {load.node} {safe(host)}".rstrip(), f"{load.cpu:.2f} of {load.cores}", memory, *moved)
@@ -142,7 +144,7 @@ def _rows(load: NodeLoad, host: str, with_gpus: bool) -> Iterator[tuple[str, ...
 
 
 def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:
-    """Return (the average load of the GPUs as far as known, the memory held on them)."""
+    """Return two cells of text: the mean load of the GPUs, and `held` bytes of their memory."""
     told = [gpu.busy for gpu in gpus if gpu.busy is not None]
     busy = f"{sum(told) / len(told):.0f} %" if told else "-"
     total = sum(gpu.memory_total for gpu in gpus)
@@ -150,5 +152,5 @@ def _gpu_cells(gpus: Sequence[GpuLoad], held: int) -> tuple[str, str]:
 
 
 def _rate(count: int) -> str:
-    """Return a rate of bytes as text, or `-` for none."""
+    """Return a rate in bytes per second as text, or `-` for 0."""
     return f"{figures.size(count)}/s" if count else "-"

@@ -43,14 +43,14 @@ def declare_collectives(arguments: Arguments) -> None:
 
 
 def refuse_without_collectives(options: argparse.Namespace) -> None:
-    """Raise BadInput if an option of --collectives is given without --collectives."""
+    """Raise BadInput if an option that belongs to --collectives is given without it."""
     for name in ("ranks", "sizes", "backend", "output"):
         if getattr(options, name) is not None:
             raise BadInput(f"--{name} is of --collectives", f"hint: launch doctor --collectives --{name} ...")
 
 
 def run_collectives(options: argparse.Namespace) -> int:
-    """Measure the collectives of a cluster, and return the exit code."""
+    """Measure the collectives of a cluster, print the report, and return the exit code: not OK if it has problems."""
     from launcher.apps.collectives.measuring import SIZES, collectives  # late: a check-up submits nothing
     from launcher.apps.collectives.page import write_page  # late: likewise
     from launcher.apps.collectives.tables import problems  # late: likewise
@@ -81,7 +81,7 @@ def run_collectives(options: argparse.Namespace) -> int:
 
 
 def _lines(report: "CollectivesReport") -> list[str]:
-    """Return the lines of the report."""
+    """Return the lines of the report's tables, or an empty list if nothing was measured."""
     from launcher.apps.collectives import tables  # late: a check-up has tables of its own
 
     if not report.ranks:
@@ -100,7 +100,9 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Return the sizes in a text such as `1KB,64KB..4MB`; in a range each size is four times the one before."""
+    """Return the sizes in bytes that a text such as `1KB,64KB..4MB` lists; in a range each is four times the one
+    before.
+    """
     found = list[int]()
     for word in text.split(","):
         low, dots, high = word.partition("..")

@@ -1,4 +1,4 @@
-"""`launch doctor`: check what a cluster is like and what prevents runs there."""
+"""`launch doctor`: check a cluster, and report what prevents runs on it."""
 
 import argparse
 import json
@@ -84,7 +84,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch doctor --json` prints, by the options that choose between them."""
+    """Return the types of what `launch doctor --json` prints, by a text that says when each is printed."""
     from launcher.apps.collectives.findings import CollectivesReport  # late: a check-up measures nothing
 
     return {"": list[Finding], "--collectives": CollectivesReport}
@@ -112,7 +112,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _place(name: str, file: Path | None) -> ClusterEntry:
-    """Return the cluster of this name; the name of a kind works even if the kind's programs are missing."""
+    """Return the cluster called `name` in the clusters file `file` (None: the default one).
+
+    The name of a kind, such as slurm, stands for a cluster of this kind without options.
+    """
     if name == LOCAL:
         return entry(name)  # whatever state the clusters file is in
     known = kind_named(name) is not None and name not in named_clusters(file)
@@ -120,7 +123,7 @@ def _place(name: str, file: Path | None) -> ClusterEntry:
 
 
 def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Finding]:
-    """Yield the findings about a cluster; raise BadInput if its kind has no checks."""
+    """Yield the findings about a cluster, as each check is done; raise BadInput if its kind has no checks."""
     cluster = of_kind(place.kind)
     if not cluster.doctor:
         raise BadInput(f"{place.name}: nothing is known of how to look at {place.kind}")
@@ -132,7 +135,7 @@ def _check_up(place: ClusterEntry, options: argparse.Namespace) -> Iterator[Find
 
 
 def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorRequest:
-    """Return the request that says what to check, from the options."""
+    """Return the request that tells the checks what to do, from the options."""
     project = project_of(Path.cwd() / "job.yaml")
     said = {name: value for name, value in vars(options).items() if value}
     return DoctorRequest(
@@ -150,7 +153,7 @@ def _wish(place: ClusterEntry, options: argparse.Namespace) -> DoctorRequest:
 
 
 def _lines(finding: Finding) -> list[str]:
-    """Return a finding as lines."""
+    """Return a finding as lines of text, with its hint and its table."""
     level = paint(finding.level.ljust(_LEVEL_WIDTH), _COLOURS[finding.level])
     indent = " " * (_LEVEL_WIDTH + _ABOUT_WIDTH)
     first, *more = _folded(safe(finding.text))
@@ -164,7 +167,7 @@ def _lines(finding: Finding) -> list[str]:
 
 
 def _folded(text: str) -> list[str]:
-    """Return the text as lines that fit the terminal beside the first columns, or as one line without a terminal."""
+    """Return the text as lines that fit beside the first columns of the terminal; as one line without a terminal."""
     if not is_terminal(sys.stdout):
         return [text]
     room = max(_LEAST_ROOM, min(_READABLE, size(sys.stdout)[0]) - _LEVEL_WIDTH - _ABOUT_WIDTH)
@@ -172,13 +175,13 @@ def _folded(text: str) -> list[str]:
 
 
 def _summary(found: Sequence[Finding]) -> str:
-    """Return as text the number of problems and warnings."""
+    """Return the number of problems and warnings as text, or "" if there are none."""
     counts = {level: sum(finding.level is level for finding in found) for level in (Level.PROBLEM, Level.WARNING)}
     return ", ".join(figures.count(number, level) for level, number in counts.items() if number)
 
 
 def _word(text: str) -> str:
-    """Return the name in an option's text; raise ArgumentTypeError if it is none."""
+    """Return an option's text if it can be a name; raise ArgumentTypeError if it has spaces or begins with a dash."""
     if not text or text.startswith("-") or any(not sign.isprintable() or sign.isspace() for sign in text):
         raise argparse.ArgumentTypeError(f"expected a name, got {text!r}")
     return text

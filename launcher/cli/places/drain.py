@@ -1,4 +1,4 @@
-"""`launch nodes drain`: have the ranks of a node moved to others before it leaves."""
+"""`launch nodes drain`: move the ranks of a node to others, so that the node can be taken away."""
 
 import argparse
 import time
@@ -20,7 +20,7 @@ _LOOK_S = 0.2
 
 
 class DrainedNode(msgspec.Struct, frozen=True):
-    """A node that has no ranks any more, and the nodes to which its ranks moved."""
+    """A node that was drained: `ranks_on` are the nodes that have the run's ranks now."""
 
     run: str
     node: int

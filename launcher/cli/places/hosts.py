@@ -1,4 +1,4 @@
-"""`launch nodes list`: show the state of the hosts of a pool now."""
+"""`launch nodes list`: show the present state of the hosts of a pool."""
 
 import argparse
 import sys
@@ -36,7 +36,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch nodes list --json` prints, by the options that choose between them."""
+    """Return the types of what `launch nodes list --json` prints, by a text that says when each is printed."""
     from launcher.supervisor.slots.table import SlotHolder, SlotWaiter  # late: only for the schema
 
     facts = {
@@ -72,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
-    """Print the hosts of the pools, as JSON with `as_json`, and return the exit code."""
+    """Print the hosts of each pool, as JSON with `as_json`; return the exit code, not OK if no host of a pool
+    answered.
+    """
     from launcher.places.ssh import pool as ssh_pool  # late: paramiko
 
     worst, told = Exit.OK, set[str]()
@@ -97,12 +99,12 @@ def _show(pools: "dict[str, Ssh]", *, as_json: bool) -> int:
 
 
 def _silent(host: str, error: LaunchError) -> tuple[str, ...]:
-    """Return the table's row for a host that could not be asked."""
+    """Return the table row of a host that could not be queried."""
     return (safe(host), "unreachable" if error.exit_code == Exit.UNREACHABLE else "problem", *["-"] * (len(_HEAD) - 2))
 
 
 def _row(one: "Surveyed") -> tuple[str, ...]:
-    """Return the row of a host."""
+    """Return the table row of a host that was queried."""
     facts = one.facts
     disk = figures.size(facts.disk_free) if facts.writable else "not writable"
     return (
@@ -119,7 +121,9 @@ def _row(one: "Surveyed") -> tuple[str, ...]:
 
 
 def _takers(one: "Surveyed") -> str:
-    """Return as text which runs hold slots of the host, such as `vit-9x2d (ann): 4 GPUs`, and how many wait."""
+    """Return text that names the runs which use GPUs or CPUs of the host, such as `vit-9x2d (ann): 4 GPUs`, and how
+    many wait.
+    """
     seen = one.occupancy
     held: Counter[tuple[str, str, str]] = Counter()
     for holder in seen.held:
@@ -130,7 +134,7 @@ def _takers(one: "Surveyed") -> str:
 
 
 def _object(one: "Surveyed") -> dict[str, object]:
-    """Return the facts about a host in the form for `--json`."""
+    """Return the facts about a host as `--json` prints them."""
     facts = one.facts
     return {
         "reachable": True,

@@ -1,4 +1,4 @@
-"""Run `launch nodes move`: have the ranks of a node moved to a spare; the node stays in use."""
+"""`launch nodes move`: move the ranks of a node to a spare; the node stays in use as a spare."""
 
 import argparse
 import time
@@ -19,7 +19,7 @@ _LOOK_S = 0.2
 
 
 class MovedNode(msgspec.Struct, frozen=True):
-    """A node that is now a spare, and the ranks that moved off it, as text."""
+    """A node that has become a spare; `moved` describes the ranks that were moved off it."""
 
     run: str
     node: int

@@ -1,4 +1,4 @@
-"""Run `launch nodes trust`: show a host's key, and store it once the user has confirmed it."""
+"""Store the SSH keys of hosts, for `launch nodes trust`: show each key, and ask the user whether it is right."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -12,9 +12,10 @@ from launcher.remote.target import Target, who
 
 
 def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -> int:
-    """Store the keys of the hosts and of the jump hosts on the way to them; return the exit code.
+    """Store the keys of the hosts, and of the jump hosts before them; return the exit code of the first failure, else
+    OK.
 
-    A key is asked about on the terminal unless its fingerprint was given.
+    The user confirms each key on the terminal, unless its fingerprint is in `fingerprints`.
     """
     seen: set[str] = set()
     failures: list[LaunchError] = []
@@ -23,7 +24,7 @@ def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -
             if hop.known_as in seen:
                 continue
             seen.add(hop.known_as)
-            error = _failure(hop, fingerprints)
+            error = _trust_one(hop, fingerprints)
             if error is not None:
                 failures.append(error)
                 break
@@ -31,14 +32,15 @@ def trust_hosts(targets: Sequence[Target], fingerprints: Collection[str] = ()) -
 
 
 def _way(target: Target) -> list[Target]:
-    """Return the jump hosts on the way to the host, and then the host itself."""
+    """Return the jump hosts through which a host is reached, in order, and then the host itself."""
     hops = [replace(hop, jumps=target.jumps[:number]) for number, hop in enumerate(target.jumps)]
     return [*hops, target]
 
 
-def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | None:
-    """Trust a host; if that fails, print and return the error, so that other hosts may still be asked about, else
-    return None.
+def _trust_one(target: Target, fingerprints: Collection[str]) -> LaunchError | None:
+    """Store the key of a host.
+
+    Print and return the error if that fails, so that the caller can continue with other hosts; else return None.
     """
     try:
         print(safe(_trusted(target, fingerprints)))
@@ -49,24 +51,24 @@ def _failure(target: Target, fingerprints: Collection[str]) -> LaunchError | Non
 
 
 def _trusted(target: Target, fingerprints: Collection[str]) -> str:
-    """Store a host's key once it is confirmed, and return a text about it; raise LaunchError if it is not."""
+    """Store a host's key once it is confirmed, and return a line about it; raise LaunchError if it is not confirmed."""
     key = host_key(target)
     shown = f"{key.kind} {key.fingerprint}"
     try:
         check(target, key)
     except UnknownKey as error:
-        _unless_right(target, key, fingerprints, error)
+        _confirm_key(target, key, fingerprints, error)
     except ChangedKey as error:
-        _unless_right(target, key, fingerprints, error)
+        _confirm_key(target, key, fingerprints, error)
     else:
         return f"{target.name}: known already: {shown}"
     return f"{target.name}: {shown} is known from now on, by {add(target, key)}"
 
 
-def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], error: UnknownKey | ChangedKey) -> None:
-    """Raise Refused unless the key's fingerprint was given, or the user confirms it.
+def _confirm_key(target: Target, key: HostKey, fingerprints: Collection[str], error: UnknownKey | ChangedKey) -> None:
+    """Raise Refused unless the key's fingerprint is in `fingerprints`, or the user confirms it.
 
-    A changed key has to be typed or pasted, because `yes` is typed too easily.
+    For a changed key the user has to type the fingerprint, because `yes` is typed too easily.
     """
     if key.fingerprint in fingerprints:
         return
@@ -84,8 +86,9 @@ def _unless_right(target: Target, key: HostKey, fingerprints: Collection[str], e
 
 
 def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
-    """Ask on the terminal whether a key is right, and return what was typed; `changed` says that another key was
-    known.
+    """Ask the user on the terminal whether a key is right, and return the typed answer.
+
+    With `changed`, the host had another key before.
     """
     lines = [f"{who(target)} shows {'another key than the known one' if changed else 'a key that is not known'}:"]
     lines.append(f"  {key.kind} {key.fingerprint}")
@@ -101,6 +104,6 @@ def _ask(target: Target, key: HostKey, *, changed: bool) -> str:
 
 
 def _listing(key: HostKey) -> str:
-    """Return the command that shows the key on the host itself."""
+    """Return the command that shows this key on the host itself."""
     name = {"ssh-rsa": "rsa", "ssh-ed25519": "ed25519"}.get(key.kind, "ecdsa")
     return f"ssh-keygen -lf /etc/ssh/ssh_host_{name}_key.pub"

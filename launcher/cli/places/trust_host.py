@@ -1,4 +1,4 @@
-"""Run `launch nodes trust`: add keys of SSH hosts to the known ones, once the user has confirmed them."""
+"""`launch nodes trust`: add keys of SSH hosts to the known ones, once the user has confirmed them."""
 
 import argparse
 from collections.abc import Sequence
@@ -30,7 +30,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trust(names: Sequence[str], fingerprints: Sequence[str]) -> int:
-    """Trust hosts by their names, or all hosts of a pool by the pool's name; return the exit code."""
+    """Trust the hosts called so, and all hosts of each pool called so; return the exit code.
+
+    A key in `fingerprints` is not asked about.
+    """
     from launcher.cli.places.trust import trust_hosts  # late: paramiko costs 0.3 s
     from launcher.places.clusters_file import named_pools, pool_of  # late: it reads YAML
     from launcher.places.ssh.pool import hosts_of  # late: paramiko costs 0.3 s

@@ -1,8 +1,5 @@
-"""`launch spec init`: write a commented spec to start from, with the schema for editors, or a skill for coding agents.
-
-A skill (agentskills.io) is a folder that coding agents find and read only when a task asks for it, so no file of the
-user's, such as AGENTS.md, has to change. Claude Code looks in `.claude/skills`; Codex, Copilot, Cursor, Gemini CLI and
-others in `.agents/skills`.
+"""`launch spec init`: write a commented spec to start from, with the JSON Schema for editors, or a skill: a folder
+(agentskills.io) from which a coding agent learns to use `launch`.
 """
 
 import argparse
@@ -84,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_skill(*, overwrite: bool) -> int:
-    """Write the page for agents and its script into the project, and return the exit code.
+    """Write the skill for coding agents into the project: a page and a script; return the exit code.
 
     Existing files that differ are replaced only with `overwrite`.
     """
@@ -113,13 +110,15 @@ def _write_skill(*, overwrite: bool) -> int:
 
 
 def _has(file: Path, text: str) -> bool:
-    """Return whether the content of the file is exactly this text."""
+    """Return whether the file exists and its content is exactly this text."""
     return file.is_file() and file.read_bytes() == text.encode()
 
 
 def _for_script(script: str, file: Path) -> str:
-    """Return a spec for the script, in which required options are to be filled in and options without a default are
-    comments.
+    """Return the text of a spec for the script, with the options that the script declares.
+
+    Required options are to be filled in by the user; options without a known default are comments. `file` is where the
+    spec will be.
     """
     from launcher.cli.starting.script_options import script_options  # late: only for --from
     from launcher.submission.project import project_of  # late: likewise
@@ -151,7 +150,7 @@ def _for_script(script: str, file: Path) -> str:
 
 
 def _write_schema(file: Path) -> None:
-    """Write the schema beside the spec, in a folder that git ignores."""
+    """Write the JSON Schema of specs into a folder beside the spec that git ignores."""
     made = not file.parent.exists()
     try:
         make_dir(file.parent)

@@ -1,4 +1,4 @@
-"""Show a plan to people, for `submit --dry-run`."""
+"""The page about a plan that `launch submit --dry-run` prints."""
 
 import posixpath
 import shlex
@@ -21,7 +21,9 @@ _LARGEST = 5
 
 
 def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> list[str]:
-    """Return the lines of the page about a plan."""
+    """Return the lines of the page about a plan and the `code` to be frozen; `preview` is what the batch system would
+    receive.
+    """
     return [
         f"{paint(safe(plan.name), 'bold')} would run on {safe(plan.cluster)}; nothing was started",
         "",
@@ -37,9 +39,7 @@ def plan_page(plan: Plan, code: CodeList, preview: Preview | None = None) -> lis
 
 
 def _role(plan: Plan) -> tuple[str, ...]:
-    """Return the table's row of a role beside the main one; each of a role's ranks that restart alone has its
-    own row.
-    """
+    """Return the table row of a side role; each rank that restarts alone has a row."""
     name = posixpath.basename(plan.run_dir)
     ranks = figures.count(plan.ranks_per_node * plan.nodes_max, "rank")
     if plan.one_machine:
@@ -52,12 +52,12 @@ def _role(plan: Plan) -> tuple[str, ...]:
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """Return numbers in a row as text: `2-4` for 2, 3, 4, or "" for none."""
+    """Return consecutive numbers as text: `2-4` for 2, 3, 4; "" for none."""
     return f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else "".join(map(str, numbers))
 
 
 def _handed(preview: Preview | None) -> list[str]:
-    """Return the lines with exactly what the batch system would receive, or none for clusters without one."""
+    """Return the lines with exactly what the batch system would receive, or an empty list for clusters without one."""
     if preview is None:
         return []
     lines = [f"  {safe(line)}" for line in preview.script.splitlines()]
@@ -65,7 +65,7 @@ def _handed(preview: Preview | None) -> list[str]:
 
 
 def _facts(plan: Plan) -> list[tuple[str, str]]:
-    """Return the rows of facts about the plan."""
+    """Return the rows (name, text) of facts about the plan."""
     nodes = str(plan.nodes_max) if plan.nodes_min == plan.nodes_max else f"{plan.nodes_min}..{plan.nodes_max}"
     many = figures.count(plan.nodes_max, "node").replace(str(plan.nodes_max), nodes, 1)
     world = f"{many}, {figures.count(plan.ranks_per_node, 'rank')} each"
@@ -93,14 +93,14 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _mesh(plan: Plan) -> list[tuple[str, str]]:
-    """Return the rows on which ranks divide layers among them, and which have which stages of layers."""
+    """Return the rows on which ranks share layers (tensor parallel) and which stages (pipeline parallel) they have."""
     tp, pp, ranks = tensor_parallel(plan.entry.args), pipeline_parallel(plan.entry.args), plan.ranks_per_node
     rows = [("mesh", crosses_nodes(tp, ranks) or groups_of_node(tp, ranks))] if tp > 1 else []
     return rows + ([("stages", stages_of_ranks(pp, ranks * plan.nodes_max))] if pp > 1 else [])
 
 
 def _command(plan: Plan) -> str:
-    """Return the command that a rank runs."""
+    """Return the command line that each rank runs."""
     entry = plan.entry
     match entry.kind:
         case "script":
@@ -113,24 +113,24 @@ def _command(plan: Plan) -> str:
 
 
 def _node(plan: Plan, node: NodePlan) -> tuple[str, ...]:
-    """Return the row of a node."""
+    """Return the table row of a node."""
     ranks = "spare" if node.spare else figures.count(plan.ranks_per_node, "rank")
     gpus = "" if node.gpus is None else f"GPUs {','.join(node.gpus) or 'none'}"
     return (f"node {node.index}", safe(node.address) or "named by the cluster", ranks, safe(gpus))
 
 
 def _environment(plan: Plan) -> list[tuple[str, ...]]:
-    """Return the rows of environment variables; secrets have no values there."""
+    """Return the rows (name, value) of environment variables; the values of secrets are not shown."""
     rows: list[tuple[str, ...]] = [(safe(name), safe(value)) for name, value in plan.env.items()]
     return rows + [(safe(name), "(secret: its value is read at submit and never shown)") for name in plan.secrets]
 
 
 def _largest(code: CodeList) -> list[tuple[str, ...]]:
-    """Return the rows of the largest frozen files."""
+    """Return the rows (size, path) of the largest files of code."""
     largest = sorted(code.files, key=lambda entry: (-entry.size, entry.path))[:_LARGEST]
     return [(figures.size(entry.size), safe(entry.path)) for entry in largest]
 
 
 def _section(title: str, rows: list[tuple[str, ...]]) -> list[str]:
-    """Return the lines of a titled table, or none if it is empty."""
+    """Return the lines of a table with a title, or an empty list if it has no rows."""
     return ["", paint(title, "bold"), *columns(rows, indent="  ")] if rows else []

@@ -1,4 +1,4 @@
-"""`launch prove`: train undisturbed and killed again and again, and compare the results."""
+"""`launch prove`: train once undisturbed and several times with kills, and compare the results bit by bit."""
 
 import argparse
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> "dict[str, type[Proof]]":
-    """Return the types of what `launch prove --json` prints, by the options that choose between them."""
+    """Return the types of what `launch prove --json` prints, by a text that says when each is printed."""
     from launcher.apps.proof.findings import Proof  # late: the help does without
 
     return {"": Proof}
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _exit_of(proof: "Proof") -> int:
-    """Return the exit code for the proof's verdict."""
+    """Return the exit code for the proof's verdict: exact, differs, unproven, or that of a failed run."""
     match proof.verdict.value:
         case "exact":
             return Exit.OK
@@ -119,7 +119,7 @@ _RUN_HEADS = ("RUN", "TOOK", "STEPS COMPARED", "CHECKPOINTS", "FINGERPRINT", "VE
 
 
 def _kill_cells(mode: str, kill: "Kill") -> tuple[str, ...]:
-    """Return the table's row of a kill."""
+    """Return the table row of a kill; `mode` is the recovery mode of the killed run."""
     if kill.missed:
         return mode, "nobody", str(kill.planned_step), "-", "-", f"- ({kill.missed})"
     whom = f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
@@ -145,7 +145,7 @@ def _run_cells(one: "ComparedRun") -> tuple[str, ...]:
 
 
 def _differences(one: "ComparedRun") -> Iterator[str]:
-    """Yield lines on how the disturbed run differs, and why."""
+    """Yield lines on where the disturbed run differs from the undisturbed one, and on probable causes."""
     if one.why:
         yield one.why
     if one.first is not None:
@@ -163,7 +163,7 @@ def _differences(one: "ComparedRun") -> Iterator[str]:
 
 
 def _of_state(state: "StateDeparture") -> Iterator[str]:
-    """Yield lines about the first checkpoint that differs."""
+    """Yield lines about the first checkpoint that differs: its first different tensor and other state."""
     head = f"first in the checkpoint of step {state.step}: "
     if state.tensor:
         place = f"[{', '.join(map(str, state.index))}]" if state.index else ""

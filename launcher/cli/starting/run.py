@@ -1,4 +1,4 @@
-"""Run `launch run`: start a script without a spec, by torchrun's options, and show the spec that they stand for."""
+"""`launch run`: start a script without a spec, with torchrun's options, and show the spec that they stand for."""
 
 import argparse
 import os
@@ -70,7 +70,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _declare_other_words(arguments: Arguments) -> None:
-    """Declare the options of torchrun, including those that it spells in two ways."""
+    """Declare torchrun's further options, including their second spellings."""
     hidden, same = argparse.SUPPRESS, argparse.SUPPRESS
     arguments.add_argument("--standalone", action="store_true", help=hidden)
     arguments.add_argument("--node-rank", "--node_rank", default="0", help=hidden)
@@ -116,7 +116,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _project_python(run: RunDir) -> str:
-    """Return a note that the ranks use the project's own Python, if the user did not ask for that, else ""."""
+    """Return a note that the ranks use the project's own Python environment, if the user neither named nor activated
+    it; else "".
+    """
     plan = read_plan(run, 1)
     home = Path(plan.entry.python).parent.parent
     asked = plan.spec.run.python is not None or os.environ.get("VIRTUAL_ENV") == str(home)
@@ -125,7 +127,7 @@ def _project_python(run: RunDir) -> str:
 
 
 def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | None:
-    """Return the ranks with these local ranks on any node, or None for all ranks."""
+    """Return the ranks whose local rank, on any node, is in `local`; None, for all ranks, if that is None."""
     if local is None:
         return None
     plan = read_plan(run, 1)
@@ -135,21 +137,19 @@ def _on_each_node(run: RunDir, local: Sequence[int] | None) -> frozenset[int] | 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The project whose code is frozen, and the folder in it in which ranks start."""
+    """The project whose code is frozen, and the `folder` in it in which ranks start."""
 
     project: Path
     folder: Path
 
     @property
     def workdir(self) -> str:
-        """Return the folder in which ranks start, relative to the project."""
+        """The folder in which ranks start, relative to the project."""
         return self.folder.relative_to(self.project).as_posix()
 
 
 def _place(options: argparse.Namespace) -> _Place:
-    """Return the project and folder of the current directory, or those of the script if it belongs to another
-    project.
-    """
+    """Return the project and folder of the current directory, or of the script if that belongs to another project."""
     from launcher.submission.project import (  # late: `launch run --help` would take as long as these
         marked_above,
         project_of,
@@ -165,7 +165,7 @@ def _place(options: argparse.Namespace) -> _Place:
 
 
 def _spec(options: argparse.Namespace, place: _Place) -> str:
-    """Return the spec for these options as text; an option that it leaves out has its default."""
+    """Return the text of the spec that these options stand for; an option that the spec lacks has its default."""
     lines = [f"name: {scalar(options.name or job_name(options.program))}", "run:"]
     if options.no_python:
         lines.append(f"  command: {flow([options.program, *options.words])}")
@@ -185,15 +185,16 @@ def _spec(options: argparse.Namespace, place: _Place) -> str:
 
 
 def _restarts(most: str) -> list[str]:
-    """Return the options of `recovery` that allow `most` restarts for each cause that lies in the program."""
+    """Return options of `recovery`, as YAML, that allow `most` restarts for each cause that a program can have."""
     usual = Recovery().no_progress
     causes = [f"{cause}: {most}" for cause in _OF_PROGRAMS]
     return [*causes, f"no_progress: {most}"] if usual is not None and int(most) > usual else causes
 
 
 def _script(program: str, folder: Path) -> str:
-    """Return the script's path relative to the ranks' folder; raise BadInput if the script is outside of the
-    project.
+    """Return the script's path relative to `folder`, in which ranks start.
+
+    Raise BadInput if the script does not exist or is not below it.
     """
     file = Path(program)
     if not file.is_file():
@@ -208,8 +209,9 @@ def _script(program: str, folder: Path) -> str:
 
 @contextmanager
 def _written(text: str, project: Path, name: str) -> Iterator[Path]:
-    """Yield the spec as a file in the project, which is deleted afterwards; problems are reported without the file's
-    name.
+    """Write the spec to a temporary file in the project and yield the file.
+
+    It is deleted on exit; errors raised inside are reported without its name.
     """
     from launcher.run.durable import make_dir, write_bytes  # late: what starts nothing does without
     from launcher.run.registry import hide_from_git  # late: likewise
@@ -228,13 +230,14 @@ def _written(text: str, project: Path, name: str) -> Iterator[Path]:
 
 
 def _without_place(line: str, file: Path) -> str:
-    """Return an error's line without the file and position at its start."""
+    """Return an error's line without the temporary file's name and position at its start."""
     return line.removeprefix(f"{file}:").lstrip("0123456789:").lstrip() if line.startswith(f"{file}:") else line
 
 
 def _ranks(text: str) -> str:
-    """Return the ranks per node that torchrun's option means, as a spec has them; raise ArgumentTypeError for any other
-    text.
+    """Return torchrun's --nproc-per-node as a spec writes it: a number or `auto`.
+
+    Raise ArgumentTypeError for any other text.
     """
     if text == "cpu":
         return str(os.cpu_count() or 1)
@@ -244,23 +247,22 @@ def _ranks(text: str) -> str:
 
 
 def _nodes(text: str) -> str:
-    """Return the nodes of `N` or `MIN:MAX` as a spec has them; raise ArgumentTypeError for any other text."""
+    """Return torchrun's --nnodes (`N` or `MIN:MAX`) as a spec writes it; raise ArgumentTypeError for any other text."""
     least, colon, most = text.partition(":")
     wanted = "a number of nodes, or MIN:MAX"
     return "..".join(_number(part, _MOST_NODES, wanted) for part in ((least, most) if colon else (least,)))
 
 
 def _count(text: str) -> str:
-    """Return the text of a number above 0; raise ArgumentTypeError for any other text."""
+    """Return the text if it is a number of at least 0; raise ArgumentTypeError for any other text."""
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
     return text
 
 
 def _number(text: str, most: int, wanted: str) -> str:
-    """Return the text of a number from 1 to `most`; raise ArgumentTypeError for any other text.
-
-    `wanted` describes the number in the message.
+    """Return the text if it is a number from 1 to `most`; raise ArgumentTypeError, whose message has `wanted`, if
+    not.
     """
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= most):
         raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")

@@ -1,4 +1,6 @@
-"""`launch scale`: measure a training on one rank and on many: how much faster it is, and where the other time goes."""
+"""`launch scale`: measure a training on one rank and on many: how much faster it gets, and on what the other time is
+spent.
+"""
 
 import argparse
 import sys
@@ -72,7 +74,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> "dict[str, type[ScalingReport]]":
-    """Return the types of what `launch scale --json` prints, by the options that choose between them."""
+    """Return the types of what `launch scale --json` prints, by a text that says when each is printed."""
     from launcher.apps.scaling.findings import ScalingReport  # late: the help does without
 
     return {"": ScalingReport}
@@ -107,12 +109,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers in a text such as `1,2,4`."""
+    """Return the numbers that a text such as `1,2,4` lists."""
     return tuple(_NUMBER(word.strip()) for word in text.split(","))
 
 
 def lines_of(report: "ScalingReport") -> list[str]:
-    """Return the report's lines: the table, a sentence for each row, what would help, and a forecast for more ranks."""
+    """Return the lines of a report: a table, a sentence on each row, hints on what would help, and a forecast for more
+    ranks.
+    """
     from launcher.apps.scaling.tables import (  # late: the help does without
         FORECAST_HEADS,
         HEADS,

@@ -1,4 +1,4 @@
-"""Read the argparse options that a script declares from its text, and write parts of a spec as people would."""
+"""Read the options that a script declares with argparse from its text, and write parts of a spec as a user would."""
 
 import ast
 import json
@@ -19,25 +19,27 @@ _NOT_TEXT = frozenset(("null", "~", "true", "false", "yes", "no", "on", "off", "
 
 
 def scalar(text: str) -> str:
-    """Return a YAML value that is read back as exactly this text."""
+    """Return the text as a YAML value that is read back as exactly this text, quoted if it has to be."""
     plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def flow(texts: Sequence[str]) -> str:
-    """Return a YAML list on one line."""
+    """Return the texts as a YAML list on one line."""
     return f"[{', '.join(map(scalar, texts))}]"
 
 
 def job_name(file: str) -> str:
-    """Return a job name for this file, module or program."""
+    """Return a valid job name made from the name of a file, module or program."""
     stem = file.rstrip("/").rpartition("/")[2].removesuffix(".py")
     return re.sub(r"[^a-z0-9_]+", "-", stem.lower()).strip("-_")[:63] or "job"
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptOption:
-    """An option of a script, from its `add_argument` call."""
+    """An option that a script declares. `name` has no dashes; `value` is its default as a spec writes it, or None if
+    there is none or only running the script would tell.
+    """
 
     name: str  # as in `--name`; of a positional argument as it is written there
     positional: bool
@@ -62,7 +64,10 @@ def script_options(file: Path) -> list[ScriptOption]:
 
 
 def _text_of(file: Path) -> bytes:
-    """Return the text of a regular file; raise BadInput for any other, as reading a pipe could wait for ever."""
+    """Return the content of a regular file.
+
+    Raise BadInput for any other kind of file, as reading a pipe could wait forever, and for a very long one.
+    """
     if not file.is_file() and file.exists():
         raise BadInput(f"{file}: not a file")
     with file.open("rb") as script:
@@ -73,7 +78,7 @@ def _text_of(file: Path) -> bytes:
 
 
 def _option(call: ast.Call) -> ScriptOption | None:
-    """Return the option that a call declares, or None for an option that a spec cannot set."""
+    """Return the option that a call of `add_argument` declares, or None if a spec cannot set it."""
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     long = [name for name in names if name.startswith("--")]
     if not names or (names[0].startswith("-") and not long):
@@ -91,12 +96,12 @@ def _option(call: ast.Call) -> ScriptOption | None:
 
 
 def _constant(node: ast.expr | None) -> object:
-    """Return the value of a constant in the source, or None if the expression is none."""
+    """Return the value of a constant in the syntax tree, or None for any other expression."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def _written(node: ast.expr | None) -> str | None:
-    """Return a default value in the form that a spec has, or None if a spec cannot have it."""
+    """Return a default value as a spec writes it, or None if it is no constant or a spec cannot have it."""
     if node is None:
         return None
     try:

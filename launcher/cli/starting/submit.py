@@ -1,4 +1,4 @@
-"""`launch submit`: start a run, or show what would be started."""
+"""`launch submit`: start runs, or show with --dry-run what would be started."""
 
 import argparse
 import re
@@ -34,7 +34,7 @@ _MOST = 10_000
 
 
 class PlannedFile(msgspec.Struct, frozen=True):
-    """A file of the code that would be frozen."""
+    """A file of the code that would be frozen, and its size in bytes."""
 
     path: str
     size: int
@@ -54,7 +54,7 @@ def declare(arguments: Arguments) -> None:
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch submit --json` prints, by the options that choose between them."""
+    """Return the types of what `launch submit --json` prints, by a text that says when each is printed."""
     from launcher.plan.model import Plan  # late: only for the schema
 
     optional = str | msgspec.UnsetType
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _name(options: argparse.Namespace, runs: Sequence[tuple[str, str]], *, one: bool) -> None:
-    """Print the ids of the started runs, or with --json the runs: one object if `one`, else a list."""
+    """Print the ids of the started runs or, with --json, their ids and folders: an object if `one`, else a list."""
     if options.json:
         said = [StartedRun(run_id, path) for run_id, path in runs]
         print(to_json(said[0] if one else said), flush=True)
@@ -116,7 +116,7 @@ def _count(text: str) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    """Print what would be started; return the exit code."""
+    """Print the plan of each run that would be started; return the exit code."""
     from launcher.cli.starting.plan_page import plan_page  # late: only for --dry-run
 
     shown = []
@@ -135,12 +135,12 @@ def _dry_run(options: argparse.Namespace) -> int:
 
 
 def _text(path: str) -> str:
-    """Return the path with bytes that are not UTF-8 replaced, for JSON."""
+    """Return the path for JSON; bytes that are not UTF-8 are replaced."""
     return path.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def declare_waits(arguments: Arguments) -> None:
-    """Declare the options for what a run waits for before it starts."""
+    """Declare the options that set conditions for which a run waits before it starts."""
     arguments.add_argument("--hold", action="store_true", help="wait until `launch release RUN`")
     arguments.add_argument("--at", metavar="WHEN", help="wait until this time: 22:00, or 2027-01-31 22:00")
     arguments.add_argument(
@@ -166,7 +166,7 @@ def declare_waits(arguments: Arguments) -> None:
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """Return the `--set` overrides of a command, with its waiting options added."""
+    """Return the `--set` overrides of a command, and those that its options to wait stand for."""
     said = {"at": options.at, "priority": options.priority, "max_parallel": options.max_parallel}
     flags = [name for name in ("hold", "now") if getattr(options, name)]
     return [

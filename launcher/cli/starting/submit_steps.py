@@ -1,4 +1,4 @@
-"""`launch submit` for a file with `steps:`: start a run of each, or show what would be started."""
+"""`launch submit` for a file with `steps:`: start a run for each step, or show what would be started."""
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ def submit_steps(options: argparse.Namespace) -> int:
 
 
 def _name(graph: Graph, *, as_json: bool) -> None:
-    """Print the id of the started graph, or the graph as JSON with `as_json`."""
+    """Print the id of the started graph or, with `as_json`, its id, folder and runs."""
     if as_json:
         print(to_json(StartedGraph(graph.id, str(graph.path), tuple(map(started, graph.runs())))), flush=True)
     else:
@@ -39,7 +39,7 @@ def _name(graph: Graph, *, as_json: bool) -> None:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    """Print what would be started; return the exit code."""
+    """Print the plan of each step that would be started; return the exit code."""
     steps = prepare_graph(options.specs[0], on=options.on, overrides=options.overrides)
     if options.json:
         print(to_json([{"step": one.name, "needs": one.needs, **msgspec.to_builtins(one.plan)} for one in steps]))

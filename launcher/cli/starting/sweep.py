@@ -42,21 +42,21 @@ _PLOT_ROWS, _BAR = 12, 40
 
 
 class StartedSweep(msgspec.Struct, frozen=True):
-    """A sweep that has begun."""
+    """The id and the folder of a sweep that was started."""
 
     sweep: str
     sweep_dir: str
 
 
 class ExtendedSweep(msgspec.Struct, frozen=True):
-    """The runs of the best trials, which are trained further."""
+    """The runs that continue a sweep's best trials."""
 
     sweep: str
     runs: tuple[str, ...]
 
 
 class SweepPicture(msgspec.Struct, frozen=True):
-    """The values of trials by their numbers, and how much each option explains."""
+    """The value of each trial by its number, and the share of the result that each option explains."""
 
     sweep: str
     values: tuple[tuple[int, float], ...]
@@ -64,7 +64,7 @@ class SweepPicture(msgspec.Struct, frozen=True):
 
 
 class WrittenPicture(msgspec.Struct, frozen=True):
-    """The picture file that was written, and what is missing in it."""
+    """The picture file that was written, and a line for each thing missing in it."""
 
     sweep: str
     file: str
@@ -72,7 +72,7 @@ class WrittenPicture(msgspec.Struct, frozen=True):
 
 
 def _answers() -> dict[str, object]:
-    """Return the types of what `launch sweep --json` prints, by the options that choose between them."""
+    """Return the types of what `launch sweep --json` prints, by a text that says when each is printed."""
     from launcher.apps.sweeps.folder import SweepState, TrialNote  # late: the help does without
 
     page = msgspec.defstruct(
@@ -143,7 +143,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_stray(options: argparse.Namespace) -> None:
-    """Raise BadInput for an option that does not go with the verb, or with another option."""
+    """Raise BadInput for an option that does not go with the verb (status, add, extend, ...), or with another
+    option.
+    """
     if (options.trials is not None) != (options.what == "add"):
         raise BadInput("--trials goes with add", "hint: launch sweep add last --trials 20")
     if (options.best is not None) != (options.what == "extend") or (options.steps and options.best is None):
@@ -155,7 +157,7 @@ def _refuse_stray(options: argparse.Namespace) -> None:
 
 
 def _begin(options: argparse.Namespace) -> int:
-    """Begin a sweep and return the exit code."""
+    """Start a sweep and return the exit code."""
     from launcher.apps.sweeps.sweep import sweep as begin  # late: it reads YAML
 
     _refuse_no_spec(options.what)
@@ -170,7 +172,7 @@ def _begin(options: argparse.Namespace) -> int:
 
 
 def _refuse_no_spec(what: str) -> None:
-    """Raise BadInput for a word that is neither a file nor a verb, with a similar verb as a hint."""
+    """Raise BadInput if `what` is not an existing file, with a similar verb of `launch sweep` as a hint."""
     if os.path.lexists(what):
         return
     verbs = ", ".join(VERBS)
@@ -186,7 +188,7 @@ def _refuse_no_spec(what: str) -> None:
 
 
 def _status(sweep: "Sweep", options: argparse.Namespace) -> int:
-    """Print the sweep's trials, and return the exit code."""
+    """Print the sweep's state and its trials, or follow it; return the exit code."""
     if options.follow:
         return _follow(sweep)
     status = sweep.status()
@@ -220,7 +222,7 @@ def _best(sweep: "Sweep", *, as_json: bool) -> int:
 
 
 def _way_on(sweep: "Sweep", run: str) -> str:
-    """Return a text on how to get the weights of the run; without a checkpoint of the trainer none can be exported."""
+    """Return text on how to get the weights of the run; or its log, if it has no checkpoint of the trainer."""
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.layout import RunDir  # late: only for this
     from launcher.status.checkpoints import kept  # late: likewise
@@ -232,7 +234,7 @@ def _way_on(sweep: "Sweep", run: str) -> str:
 
 
 def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
-    """Draw the sweep in the terminal, or into a file; return the exit code."""
+    """Draw the sweep in the terminal or into a picture file; return the exit code."""
     if options.out is not None:
         left_out = sweep.plot(options.out, [options.kind] if options.kind else [])
         for line in left_out if not options.json else ():
@@ -257,7 +259,7 @@ def _plot(sweep: "Sweep", options: argparse.Namespace) -> int:
 
 
 def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") -> list[str]:
-    """Return the lines of a plot of the trials' values."""
+    """Return the lines of a plot of the trials' values, in order of the trials."""
     from launcher.cli.looking.plot import plot  # late: only for this
 
     lines = plot({"value": valued}, min(100, width_of(sys.stdout) or 100), _PLOT_ROWS)
@@ -266,7 +268,7 @@ def _history(valued: "Sequence[tuple[int, float]]", best: "TrialNote | None") ->
 
 
 def _bars(shares: "Mapping[str, float]") -> list[str]:
-    """Return a line with a bar for each option, which shows how much of the result the option explains."""
+    """Return a line with a bar for each option: the share of the result that it explains."""
     if not shares:
         return [
             "",
@@ -300,12 +302,12 @@ def _line(one: "TrialNote") -> str:
 
 
 def _value(one: "TrialNote") -> str:
-    """Return a trial's value as text."""
+    """Return a trial's value as text with a space before it, or "" if it has none."""
     return "" if one.value is None else f" {one.value:.6g}"
 
 
 def _headline(sweep: "Sweep", status: "SweepState") -> str:
-    """Return a line with the sweep's state and the number of trials in each state."""
+    """Return a line with the sweep's state, and how many trials are in each state."""
     counts = [f"{sum(one.state == state for one in status.trials)} {state}" for state in _STATES]
     told = ", ".join(text for text in counts if not text.startswith("0 "))
     said = f": {status.message}" if status.message else ""
@@ -316,7 +318,9 @@ _STATES = ("running", "paused", "complete", "pruned", "failed")
 
 
 def grouped(trials: "Sequence[TrialNote]", best: "TrialNote | None") -> "list[TrialNote]":
-    """Return the trials by state: running ones first, then complete ones, the best first, then the others."""
+    """Return the trials ordered by state: running ones first, then complete ones with the best first, then all
+    others.
+    """
     values = [one.value for one in trials if one.state == "complete" and one.value is not None]
     most = best is not None and best.value is not None and best.value == max(values, default=None)
 
@@ -330,14 +334,16 @@ def grouped(trials: "Sequence[TrialNote]", best: "TrialNote | None") -> "list[Tr
 
 
 def _table(sweep: "Sweep", trials: "Sequence[TrialNote]") -> list[list[str]]:
-    """Return the rows of the table of trials."""
+    """Return the rows of the table of trials, with the heads first."""
     keys = list(dict.fromkeys(key for one in trials for key in one.params))
     head = ["TRIAL", "STATE", "VALUE", "STEP", *(_short(key).upper() for key in keys), "RUN", "WHY"]
     return [head, *([safe(cell) for cell in _row(one, keys, _steps(sweep, one))] for one in trials)]
 
 
 def _steps(sweep: "Sweep", one: "TrialNote") -> str:
-    """Return a trial's progress, such as `120/200`, from its run or, if that is gone, from the sweep's record."""
+    """Return a trial's steps as text, such as `120/200`, from its run or, if that was deleted, from the sweep's
+    record.
+    """
     from launcher.apps.sweeps.folder import SweepDir  # late: likewise
     from launcher.run.durable import readable  # late: only for this
     from launcher.run.records import RunState  # late: likewise
@@ -349,12 +355,12 @@ def _steps(sweep: "Sweep", one: "TrialNote") -> str:
 
 
 def _row(one: "TrialNote", keys: "Sequence[str]", step: str) -> list[str]:
-    """Return the row of a trial."""
+    """Return the table row of a trial; `keys` are the options with a column."""
     given = (one.params.get(key) for key in keys)
     params = ("-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in given)
     return [str(one.number), one.state, _value(one).strip() or "-", step, *params, one.run, one.why.partition("\n")[0]]
 
 
 def _short(key: str) -> str:
-    """Return the last part of an option's key, after the last dot."""
+    """Return the part of an option's key after the last dot."""
     return key.rpartition(".")[2]

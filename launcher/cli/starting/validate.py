@@ -1,4 +1,4 @@
-"""`launch spec validate`: print all problems of spec files, without starting anything."""
+"""`launch spec validate`: print all problems of spec files; nothing is started."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ EXAMPLES = """
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A spec file and its problems, line by line as they are printed."""
+    """A spec file, and the lines that are printed about its problems."""
 
     file: str
     ok: bool
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checked(file: str, overrides: Sequence[str], *, shown: bool) -> CheckedFile:
-    """Return the result of checking a file; with `shown`, print it at once."""
+    """Check a file and return its problems; with `shown`, print them."""
     try:
         if is_graph(file):
             validate_graph(file, overrides=overrides)

@@ -1,4 +1,4 @@
-"""`launch predict`: run a run's model over a whole data set, as a run of its own."""
+"""`launch predict`: apply a run's model to a whole data set, in a new run."""
 
 import argparse
 import sys

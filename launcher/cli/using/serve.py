@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _as_job(options: argparse.Namespace) -> int:
-    """Start a run that serves the model, and print where its address will be shown; return the exit code."""
+    """Start a run that serves the model on a cluster; print its id and how to reach it, and return the exit code."""
     from launcher.apps.serving import how_to_ask  # late: only for --on
     from launcher.apps.serving.as_job import open_server  # late: with it
     from launcher.apps.serving.what_is_served import served  # late: with it
@@ -221,7 +221,7 @@ def _as_job(options: argparse.Namespace) -> int:
 
 
 def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
-    """Forward requests from an address of this machine to the job, until Ctrl-C; return the exit code."""
+    """Forward requests from a local address to the serving run, until Ctrl-C; return the exit code."""
     from launcher.apps.serving.as_job import WayToJob  # late: with it
     from launcher.apps.web.keys import origin  # late: with it
     from launcher.apps.web.listening import listen  # late: with it
@@ -239,9 +239,7 @@ def _tunnel(job: api.Run, options: argparse.Namespace) -> int:
 
 
 def _say_risks(host: str, *, public: bool, tls: bool) -> None:
-    """Print a warning about who may call if the model is `public`, else if the token could be read in transit without
-    `tls`.
-    """
+    """Print a warning if anyone may call the model (`public`), or else if the token crosses the network unencrypted."""
     from launcher.apps.web.listening import is_loopback  # late: sockets, for this command alone
 
     if public:
@@ -253,7 +251,7 @@ def _say_risks(host: str, *, public: bool, tls: bool) -> None:
 
 
 def _run_folder() -> Path | None:
-    """Return the folder of the run of which this process is a rank, or None if it is none."""
+    """Return the folder of the run of which this process is a rank, or None if it is not a rank."""
     named = os.environ.get("LAUNCH_RUN_DIR")
     return Path(named) if named and "LAUNCH_PROGRESS" in os.environ else None
 
@@ -264,7 +262,9 @@ def _asking_folder() -> Path:
 
 
 def _own_address() -> str:
-    """Return the address at which others reach this process: its node's, or outside of a run this machine's own."""
+    """Return the address at which callers reach this process: that of its node, or of this machine if it is not a
+    rank.
+    """
     if _run_folder() is None:
         return _HERE
     first = os.environ.get("LAUNCH_NODE") == "0"
@@ -272,7 +272,9 @@ def _own_address() -> str:
 
 
 def _report(address: str) -> None:
-    """Report the address to the agent as a rank of a job, so that `launch status` shows it."""
+    """Report the address to this rank's agent, so that `launch status` shows it; do nothing if this process is not a
+    rank.
+    """
     wire = os.environ.get("LAUNCH_PROGRESS")
     if wire is not None:
         with open(wire, "w") as file:  # one write: lines of several writers do not mix
@@ -280,9 +282,9 @@ def _report(address: str) -> None:
 
 
 def _token(options: argparse.Namespace, kept: Path | None) -> str | None:
-    """Return the token that callers need, or None if anyone may call.
+    """Return the token that callers need, or None if anyone may call (--public).
 
-    In `kept` a restarted rank finds its earlier token.
+    A restarted rank reads its earlier token from the file `kept`.
     """
     from launcher.apps.serving.how_to_ask import read_token  # late: for this command alone
 
@@ -303,7 +305,7 @@ def _whole(text: str) -> int:
 
 
 def _count(text: str) -> int:
-    """Return the number of at least 1 in a text; raise ArgumentTypeError for any other text."""
+    """Return the number in a text; raise ArgumentTypeError if it is not a whole number of at least 1."""
     if (number := _whole(text)) < 1:
         raise argparse.ArgumentTypeError("expected at least 1")
     return number
@@ -317,7 +319,9 @@ def _port(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of a duration such as `5ms`, `30s` or `1h`."""
+    """Return the seconds that a duration such as `5ms`, `30s` or `1h` stands for; raise ArgumentTypeError for any other
+    text.
+    """
     number = text.removesuffix("ms")
     if number != text and number.isascii() and number.isdigit() and len(number) <= 9:
         return int(number) / 1000
@@ -325,12 +329,12 @@ def _seconds(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    """Return the bytes of a size such as `1MB`."""
+    """Return the bytes that a size such as `1MB` stands for; raise ArgumentTypeError for any other text."""
     return int(_as_in_a_spec(Size(), text))
 
 
 def _as_in_a_spec(kind: Duration | Size, text: str) -> float:
-    """Return the value of a text in the form that a spec has; raise ArgumentTypeError for any other text."""
+    """Return the value of a text that is written as in a spec; raise ArgumentTypeError if it is not of this kind."""
     try:
         return kind.convert(Scalar(text, plain=True, mark=FROM_COMMAND_LINE))
     except Unfit as error:
