@@ -1,4 +1,4 @@
-"""Collect a run's records for a bug report in one small archive, without secrets or host names."""
+"""Collect a run's records for a bug report in one small archive, without secrets, user names or host names."""
 
 import getpass
 import io
@@ -58,7 +58,7 @@ _IP_ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of the archive; `cut` says that only its last part is in it."""
+    """A file of the archive; `cut` if only its last part is in the archive."""
 
     name: str
     data: bytes
@@ -67,13 +67,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class DebugArchive:
-    """The files of a run's archive, and one line for each thing that is left out."""
+    """The files of a run's debug archive, and a line of text for each item that was left out."""
 
     members: tuple[Member, ...]
     left_out: tuple[str, ...]
 
     def write(self, file: Path) -> None:
-        """Write the archive, readable by its user alone; raise Refused if that is impossible."""
+        """Write the archive to a file that only its user can read; raise Refused if that is impossible."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             for one in self.members:
@@ -88,7 +88,9 @@ class DebugArchive:
 
 @dataclass(slots=True)
 class _Redaction:
-    """A filter that removes secrets from texts, and replaces hosts by `host-1`, `host-2` and so on."""
+    """A filter that removes secrets from texts, and replaces each host by `host-1`, `host-2` and so on. All records are
+    first scanned for hosts and users (`learn`), then named (`settle`).
+    """
 
     secrets: tuple[str, ...]
     users: set[str] = field(default_factory=set)
@@ -97,7 +99,7 @@ class _Redaction:
     _known: re.Pattern[str] | None = None
 
     def learn(self, value: Any, key: str = "") -> None:
-        """Collect the names of hosts and users in a record."""
+        """Collect the names of hosts and users in a record; `key` is the key under which `value` stands."""
         match value:
             case str() if key in _KEYS_OF_HOSTS:
                 self.hosts |= _hosts_in(value)
@@ -111,14 +113,14 @@ class _Redaction:
                     self.learn(inner, key)
 
     def settle(self) -> None:
-        """Give a new name to each host and user, once all of them are known."""
+        """Choose the replacement of each host and user. It must be called once all records have been scanned."""
         self._names = {host.lower(): f"host-{number}" for number, host in enumerate(sorted(self.hosts), 1)}
         self._names |= {user.lower(): "(user)" for user in self.users if len(user) >= _LEAST_OF_USER and user != "root"}
         words = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))  # the longest first
         self._known = re.compile(rf"{_START}(?:{words})(?![a-z0-9])", re.IGNORECASE) if words else None
 
     def text(self, text: str) -> str:
-        """Return the text without secrets, hosts, addresses and users."""
+        """Return the text without secrets and addresses, and with hosts and users replaced."""
         text = _LOOKS_SECRET.sub("(secret)", without_secrets(text, self.secrets))
         text = _EMAIL.sub("(email)", text)
         if self._known is not None:
@@ -126,7 +128,10 @@ class _Redaction:
         return _IP_ADDRESS.sub(lambda found: found.group() if found.group() in _TELL_NOTHING else "(address)", text)
 
     def value(self, value: Any) -> Any:
-        """Return a record with every text redacted; values of keys that name a token, key or password are removed."""
+        """Return a record with all its texts redacted.
+
+        The value of a key that names a token, key or password is replaced as a whole.
+        """
         match value:
             case str():
                 return self.text(value)
@@ -145,7 +150,9 @@ class _Redaction:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A member before its redaction: text, one record, or a record or text for each line."""
+    """A file of the archive before its redaction: a text, a record or, with `lines`, a list of them to be written line
+    by line.
+    """
 
     name: str
     content: Any
@@ -163,9 +170,10 @@ class _Part:
 
 
 def collect(one: api.Run) -> DebugArchive:
-    """Return the contents of a run's archive, after fetching logs from other machines that answer.
+    """Collect the contents of a run's archive, after fetching logs from the machines that answer.
 
-    Raise Refused if the value of a secret is not on this machine, and Damaged if it cannot be read.
+    Raise Refused if a secret's value is not on this machine, so that it cannot be redacted, and Damaged if it cannot be
+    read.
     """
     left_out = list[str]()
     try:
@@ -193,7 +201,9 @@ def collect(one: api.Run) -> DebugArchive:
 
 
 def _secrets(run: RunDir, attempt: int) -> Iterator[str]:
-    """Yield the secrets of the run, of this process's environment, and of its supervisors."""
+    """Yield every secret to be redacted: of the run, in this process's environment, and the tokens of the run's
+    attempts.
+    """
     yield from secrets_of(run, attempt)
     for name, value in os.environ.items():
         if names_a_secret(name) and len(value) >= _LEAST_OF_ENVIRONMENT:
@@ -204,7 +214,7 @@ def _secrets(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def _refuse_unknown_secrets(run: RunDir) -> None:
-    """Raise Refused if the value of a secret is on another machine only, so that it could not be found in logs."""
+    """Raise Refused if the value of a secret is only on another machine, so that it could not be redacted."""
     known = read_record(run.secrets, dict[str, str]) or {}
     named = {name for one in attempts(run) for name in read_plan(run, one.number).secrets}
     if missing := sorted(named - set(known)):
@@ -228,7 +238,7 @@ def _facts(status: RunStatus) -> Iterator[_Part]:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Yield (name, version) of each package in _PACKAGES, with "not installed" as the version if it is missing."""
+    """Yield (name, version) of each package in _PACKAGES; the version is "not installed" for a missing one."""
     for name in _PACKAGES:
         try:
             yield name, version(name)
@@ -237,8 +247,9 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _files(run: RunDir, status: RunStatus, left_out: list[str]) -> Iterator[_Part]:
-    """Yield the run's records, launch's own logs of its attempts, and the last lines of ranks, the failed rank first;
-    add to `left_out` what is missing.
+    """Yield the run's records, launch's own logs, and the ends of the ranks' logs, that of the failed rank first.
+
+    A line for each file that is left out is added to `left_out`.
     """
     logs = _rank_logs(run, status)
     own = [path for pattern in _RECORDS for path in sorted(run.path.glob(pattern))]
@@ -260,7 +271,7 @@ def _files(run: RunDir, status: RunStatus, left_out: list[str]) -> Iterator[_Par
 
 
 def _rank_logs(run: RunDir, status: RunStatus) -> list[Path]:
-    """Return the logs of ranks, that of the failed rank first."""
+    """Return the logs of ranks: that of the failed rank first, then by generation, the newest first."""
     failed = [run.path / status.failure.log] if status.failure is not None and status.failure.log else []
     folders = [path for path in run.logs.glob("*") if parse_log_folder(path.name) is not None]
     newest = sorted(folders, key=lambda path: parse_log_folder(path.name) or (0, 0), reverse=True)
@@ -268,9 +279,9 @@ def _rank_logs(run: RunDir, status: RunStatus) -> list[Path]:
 
 
 def _last_part(path: Path, most: int) -> tuple[str, bool]:
-    """Return (the last whole lines of a file, whether more precede them).
+    """Return (the last whole lines of a file, at most `most` bytes of them, whether others precede them).
 
-    Part of a secret in a cut line could not be found.
+    A cut line is dropped: part of a secret in it would not be recognised.
     """
     with open_log(path) as fd:
         if fd is None:
@@ -281,16 +292,14 @@ def _last_part(path: Path, most: int) -> tuple[str, bool]:
 
 
 def _part_of(name: str, text: str, cut: bool) -> _Part:
-    """Return the text of a file as a part of the archive, decoded if it is JSON; `cut` says that it is only the file's
-    last part.
-    """
+    """Return the text of a file as a part of the archive, parsed if it is JSON; `cut` if it is only the file's end."""
     if name.endswith(".jsonl"):
         return _Part(name, [_record_or_text(line) for line in text.splitlines()], lines=True, cut=cut)
     return _Part(name, _record_or_text(text) if name.endswith(".json") else text, cut=cut)
 
 
 def _record_or_text(text: str) -> Any:
-    """Return the value if the text is JSON, else the text."""
+    """Return the value if the text is JSON, else the text itself."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -298,7 +307,7 @@ def _record_or_text(text: str) -> Any:
 
 
 def _hosts_in(address: str) -> set[str]:
-    """Return the host name in `user@name:port` or a web address, and its first label."""
+    """Return the host name in `user@name:port` or in a web address, and its first label; empty for an IP address."""
     name = re.sub(r"^\w+://|/.*$", "", address).rpartition("@")[2].partition(":")[0]
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]+", name) or name in _TELL_NOTHING or re.fullmatch(r"[\d.]+", name):
         return set()

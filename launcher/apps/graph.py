@@ -31,7 +31,9 @@ _WORST = (State.FAILED, State.INTERRUPTED, State.LOST, State.CANCELLED)
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """One step of a graph, and the status of its run, which is None before the step has one."""
+    """A step of a graph: the steps that it `needs`, and its run's id and status. `status` is None if the run was not
+    started or was removed.
+    """
 
     name: str
     needs: tuple[str, ...]
@@ -41,25 +43,33 @@ class StepStatus:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Runs of one file with steps, each of which starts once the steps that it needs have succeeded."""
+    """A graph: the runs of one file with steps, each of which starts once the runs of the steps that it needs have
+    succeeded.
+    """
 
     id: RunId
     path: Path
 
     @classmethod
     def get(cls, ref: str) -> "Graph":
-        """Return the graph with this id or unique beginning of an id."""
+        """Return the graph with this id or unique beginning of an id; raise NoSuchRun if there is none."""
         found = find_graph(ref)
         if found is None:
             raise NoSuchRun(f"{ref[:100]!r}: no runs of one file with steps are called so")
         return cls(found.id, found.path)
 
     def steps(self, fresh_s: float = 0.0) -> list[StepStatus]:
-        """Return all steps with their status, in an order in which each comes after the steps that it needs."""
+        """Return all steps with their status; each comes after the steps that it needs.
+
+        A cluster's answer may be `fresh_s` seconds old.
+        """
         return self._steps(fresh_s, restart_lost=True)
 
     def _steps(self, fresh_s: float, *, restart_lost: bool) -> list[StepStatus]:
-        """Return the steps with their status. With `restart_lost`, a run whose supervisor has died is started again."""
+        """Return all steps with their status.
+
+        With `restart_lost`, a run whose supervisor has died is started again.
+        """
         steps = self._record().steps
         there = {run.id: run for run in self.runs()}
         found = dict(zip(there, statuses([*there.values()], fresh_s, restart_lost=restart_lost), strict=True))
@@ -71,11 +81,13 @@ class Graph:
         return [Run(one.run, runs / one.run) for one in self._record().steps if (runs / one.run).is_dir()]
 
     def state(self, fresh_s: float = WATCH_S) -> State:
-        """Return the state of the whole graph."""
+        """Return the state of all steps together, as state_of() defines it."""
         return state_of(self.steps(fresh_s))
 
     def wait(self, timeout_s: float | None = None) -> State:
-        """Wait until no step is active, and return the graph's state; raise TimeoutError if that takes longer."""
+        """Wait until no step is active, and return the graph's state; raise TimeoutError if that takes more than
+        `timeout_s`.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (state := self.state()).ended:
             if deadline is not None and time.monotonic() >= deadline:
@@ -84,16 +96,16 @@ class Graph:
         return state
 
     def cancel(self) -> None:
-        """Cancel all runs of the graph, last steps first."""
+        """Cancel all runs of the graph; a run is cancelled before those that it waits for."""
         for run in reversed(self.runs()):
             run.cancel()
 
     def resume(self, *, anew: bool = False, code: bool = False) -> list[Run]:
-        """Resume a graph that ended without success: start missing runs, resume failed ones, and those cancelled
-        because of them; return the runs that continue.
+        """Resume a graph that ended without success, and return the runs that continue.
 
-        With `anew` runs may start from nothing if they have no checkpoint, with `code` they get the project's present
-        code. Raise Refused if no step has to be resumed.
+        Missing runs are started; failed runs, and those cancelled because of them, are resumed. With `anew`, runs may
+        start from nothing if they have no checkpoint; with `code`, they get the project's present code. Raise Refused
+        if no step has to be resumed, or if a step's run was removed.
         """
         from launcher.submission.graphs import start_missing  # late: it reads YAML, which `status` must not pay for
 
@@ -114,7 +126,7 @@ class Graph:
         return [run for run in self.runs() if run.id in {step.run for step in (*over, *missing)}]
 
     def _resume(self, record: GraphRecord, step: StepStatus, *, anew: bool, code: bool) -> None:
-        """Resume the run of one step, after the steps that it needs; `anew` and `code` are as for `resume`."""
+        """Resume the run of one step, which then waits for the runs of the steps that it needs."""
         waits = ", ".join(one.run for one in record.steps if one.name in step.needs)
         overrides = [f"queue.after=[{waits}]", "queue.hold=null", "queue.at=null"] if waits else []
         Run(step.run, self._folder.runs / step.run).resume(overrides=overrides, anew=anew, code=code)
@@ -130,7 +142,7 @@ class Graph:
 
 
 def state_of(steps: Sequence[StepStatus]) -> State:
-    """Return the state of all steps together: the most advanced state of those not yet ended, else the worst end.
+    """Return the state of all steps together: the most advanced state of active steps, else the worst end.
 
     LOST means that a step's run is missing.
     """
@@ -139,13 +151,14 @@ def state_of(steps: Sequence[StepStatus]) -> State:
 
 
 def _is_to_go_on(step: StepStatus) -> bool:
-    """Return whether a step has ended without success."""
+    """Return whether a step has ended without success, and so is resumed with the graph."""
     return step.status is not None and step.status.state.ended and step.status.state is not State.SUCCEEDED
 
 
 def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Graph:
-    """Start a run for each of the spec's `steps`, in order, and return the graph; the spec is a file or the content of
-    one.
+    """Start a run for each of the spec's `steps`, and return the graph.
+
+    The spec is a file, or its content as for submit().
     """
     from launcher.submission.graphs import open_graph  # late: it reads YAML
 
@@ -155,14 +168,16 @@ def submit_graph(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) 
 
 
 def prepare_graph(spec: str | Path, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> "list[StepPlan]":
-    """Return what `submit_graph` would do, in order, as data; nothing is started or written."""
+    """Return the plan of each step that `submit_graph` would start, in order; nothing is started or written."""
     from launcher.submission.graphs import prepare_steps  # late: it reads YAML
 
     return prepare_steps(Path(spec), on=on, overrides=tuple(overrides))
 
 
 def validate_graph(spec: str | Path, *, overrides: Sequence[str] = ()) -> None:
-    """Raise BadInput with every problem of a file with `steps`, as far as they do not depend on where it will run."""
+    """Raise BadInput with every problem of a file with `steps`, as far as it does not depend on where the steps will
+    run.
+    """
     from launcher.submission.graphs import validate_steps  # late: it reads YAML
 
     validate_steps(Path(spec), tuple(overrides))

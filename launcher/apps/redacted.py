@@ -1,7 +1,6 @@
-"""Find the secrets of a run and remove them from answers, since a page may be seen by others or passed on.
-
-Secrets are the values of `secrets:`, the addresses in `notify:`, and what `env:` or an option of the script sets for a
-name such as API_KEY or --token.
+"""Find the secrets of a run and remove them from data, because a page may be shown to others. Secrets are the values of
+`secrets:`, addresses in `notify:`, and what `env:` or an option of the script sets for a name such as API_KEY or
+--token.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ _OPTION_OF_A_SECRET = re.compile(
 
 
 class _EnvSpec(msgspec.Struct, frozen=True):
-    """The environment in plan.json."""
+    """The environment variables in plan.json."""
 
     env: dict[str, str] = {}
 
@@ -45,14 +44,14 @@ class _EntryArgs(msgspec.Struct, frozen=True):
 
 
 class _SpelledOut(msgspec.Struct, frozen=True):
-    """The parts of plan.json in which a person may have written a secret."""
+    """The parts of plan.json in which a user may have written a secret: environment and arguments."""
 
     spec: _EnvSpec
     entry: _EntryArgs
 
 
 def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
-    """Yield the secrets of all attempts up to `attempt`; raise an error if their records cannot be read."""
+    """Yield the secrets of a run's attempts up to `attempt`; raise an error if a record cannot be read."""
     for value in (read_record(run.secrets, dict[str, str]) or {}).values():
         yield from _as_shown(value)
     if (told := read_record(run.notify, Notifying)) is not None:
@@ -68,7 +67,7 @@ def secrets_of(run: RunDir, attempt: int) -> Iterator[str]:
 
 
 def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
-    """Return each secret once, up to the first record that cannot be read; raise no error for that record.
+    """Return each secret of a run once, as far as its records can be read; no error is raised for one that cannot.
 
     It is for a page whose reader may read all secrets anyway.
     """
@@ -80,24 +79,27 @@ def known_secrets(run: RunDir, attempt: int) -> tuple[str, ...]:
 
 
 def _as_shown(value: str) -> Iterable[str]:
-    """Return the forms in which a page may show `value`: whole, line by line, and on one line."""
+    """Return the forms in which a text may contain `value`: whole, line by line, on one line, as JSON, and in an
+    address.
+    """
     return (value, *value.splitlines(), " ".join(value.split()), json.dumps(value)[1:-1], quote(value, safe=""))
 
 
 def redacted(answer: Any, secrets: Sequence[str]) -> Any:
-    """Return the answer without any of the secrets: unchanged if there are none, else as plain mappings, lists and
-    texts.
+    """Return the data without any of the secrets.
+
+    Without secrets it is returned unchanged, else as plain dicts, lists and texts.
     """
     return _without(msgspec.to_builtins(answer), tuple(secrets)) if secrets else answer
 
 
 def redacted_record(record: T, secrets: Sequence[str]) -> T:
-    """Return a record of texts without any of the secrets."""
+    """Return a record of the same type without any of the secrets in its texts."""
     return converted(redacted(record, secrets), type(record)) if secrets else record
 
 
 def _without(answer: Any, secrets: tuple[str, ...]) -> Any:
-    """Return the value with secrets removed from every text in it."""
+    """Return the value with the secrets removed from all texts in it, keys included."""
     match answer:
         case str():
             return without_secrets(answer, secrets)

@@ -1,7 +1,5 @@
-"""`launch _far`, which runs on a login node: it answers requests on stdin until the input ends.
-
-A request is carried out once all of it has arrived, and its result is kept, so nothing depends on the connection
-afterwards.
+"""`launch _far`, which runs on a login node: it answers requests on stdin until the input ends. A request that starts
+something is carried out once, however often it comes, and its result is stored, so that a lost connection does no harm.
 """
 
 import contextlib
@@ -95,10 +93,9 @@ def serve_requests() -> int:
 
 
 def serve_inside(run: str = "", node: str = "", role: str = "") -> int:
-    """Serve `launch _inside RUN NODE`: relay messages between a remote visitor and the process that inspects ranks on
-    the node.
+    """Serve `launch _inside RUN NODE`: relay messages between the caller and a program on the node that inspects ranks.
 
-    Return the exit code.
+    Return the exit code. An error is sent to the caller.
     """
     source, sink = take_stdio()
     try:
@@ -142,7 +139,7 @@ def answer(request: Request) -> Any:
 
 
 def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> Any:
-    """Return the answer to a question about a cluster."""
+    """Return the answer to a question about a cluster: its machines, hosts, queue options, or folder of runs."""
     match request:
         case AskMachine(on=on, spec=spec):
             place = entry(on)
@@ -158,7 +155,7 @@ def _of_cluster(request: AskMachine | AskHosts | AskQueue | AskRunsFolder) -> An
 
 
 def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
-    """Carry out a request to cancel or release a run, or to include nodes again, and return the answer."""
+    """Cancel or release a run, or let it use excluded nodes again, as the request says; return the answer."""
     match request:
         case EndRun():
             return _run(request.run).cancel()
@@ -169,7 +166,7 @@ def _of_life(request: EndRun | IncludeNodes | ReleaseRun) -> Any:
 
 
 def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) -> Any:
-    """Carry out a request about checkpoints, which may read or write a piece of one, and return the answer."""
+    """List a run's checkpoints, or read or write a piece of one, as the request says; return the answer."""
     match request:
         case AskCheckpoints():
             return list(_part(request.run, request.role).checkpoints(verify=request.verify))
@@ -184,7 +181,7 @@ def _of_checkpoints(request: AskCheckpoints | AskStock | GivePiece | KeepPiece) 
 
 
 def _queue_problems(request: AskQueue) -> list[Misfit]:
-    """Return why the options of a queue cannot work on this cluster."""
+    """Return a problem for each queue option in the request that cannot work on this cluster."""
     place = entry(request.on)
     cluster = of_kind(place.kind)
     awaited, unknown = awaited_by(request.to_follow)
@@ -193,7 +190,7 @@ def _queue_problems(request: AskQueue) -> list[Misfit]:
 
 
 def _preview(request: AskPreview) -> RemotePreview:
-    """Return what would be started for a spec, without starting anything."""
+    """Return what would be submitted for a spec; nothing is started."""
     root = _project(request.folder, request.digest)
     with tempfile.TemporaryDirectory(prefix="launch-") as made, _shipped(request.spec, Path(made), root) as shipped:
         overrides = shipped.overrides
@@ -202,7 +199,7 @@ def _preview(request: AskPreview) -> RemotePreview:
 
 
 def _open_runs(request: OpenRuns) -> Outcome:
-    """Start the requested runs once, however often the request comes, and return the outcome."""
+    """Start the requested runs, once however often the request comes; return the outcome."""
     folder = folder_of(request.folder)
     token = Token(folder, request.token)
     if any(one.spec >= len(request.specs) for one in request.runs):
@@ -230,7 +227,7 @@ def _open_runs(request: OpenRuns) -> Outcome:
 
 
 def _keep_piece(request: KeepPiece) -> None:
-    """Write a piece of a file beside the checkpoint, and move the file into the checkpoint once it is complete."""
+    """Write a piece of a file that belongs to a checkpoint; once the file is complete, move it into the checkpoint."""
     folder = _checkpoints(Token(folder_of(request.folder), request.token))
     make_dir(folder)
     gathered = folder.with_suffix(".part")
@@ -248,12 +245,12 @@ def _keep_piece(request: KeepPiece) -> None:
 
 
 def _checkpoints(token: Token) -> Path:
-    """Return the folder of the checkpoints that came with a request."""
+    """Return the folder for checkpoints that were sent with the request of this token."""
     return token.path / "checkpoints"
 
 
 def _open_attempt(request: OpenAttempt) -> Outcome:
-    """Resume a run once, however often the request comes, and return the outcome."""
+    """Resume a run, once however often the request comes; return the outcome."""
 
     def start(choose: Callable[[Runs], None]) -> Runs:
         """Start the run's next attempt, and return the run's id and folder."""
@@ -276,7 +273,9 @@ def _open_attempt(request: OpenAttempt) -> Outcome:
 
 
 def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dict[RunId, RunNews]:
-    """Return what is new of the runs, with at most `events_bytes` of events of all of them together."""
+    """Return what has changed in the runs since the caller last asked, with at most `events_bytes` of events in
+    total.
+    """
     known = dict(registry.registered())
     asked = [one for one in wanted if one.run in known and known[one.run].is_dir()]
     runs = [api.Run(one.run, known[one.run]) for one in asked]
@@ -293,9 +292,9 @@ def _look(wanted: tuple[KnownRun, ...], events_bytes: int = EVENTS_BYTES) -> dic
 
 
 def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alone: bool) -> RunNews:
-    """Return what is new of a run, with at most `most` bytes of its events.
+    """Return what has changed in a run, with at most `most` bytes of its events.
 
-    `is_alone` says that no other run was asked about.
+    `is_alone` tells that the answer has no other run, so that events which do not fit would never be sent.
     """
     run = RunDir(one.path)
     settled = status.state.ended  # else what follows from the end is on its way
@@ -320,7 +319,10 @@ def _news(one: api.Run, known: KnownRun, status: RunStatus, most: int, *, is_alo
 
 
 def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
-    """Return the facts about an attempt; its end is left out until the run has `settled`."""
+    """Return the facts about an attempt.
+
+    Its end is left out until the run has `settled`: until the records that follow from the end are written.
+    """
     intent = read_intent(attempt)
     end, stop = readable(attempt.end, AttemptEnd), readable(attempt.stop, StopRequest)
     if end is not None and end.state.ended and not settled:
@@ -329,7 +331,7 @@ def _attempt_news(attempt: AttemptDir, *, settled: bool) -> AttemptNews:
 
 
 def _logs(request: AskLogs) -> LogNews:
-    """Return new lines of a run's logs."""
+    """Return the lines that were added to a run's logs since the caller last asked."""
     one = _run(request.run)
     one.renew()
     found, more = tails.grown(one.path, request.folders, request.known)
@@ -337,9 +339,9 @@ def _logs(request: AskLogs) -> LogNews:
 
 
 def _outputs(request: AskOutputs) -> LogNews:
-    """Return new output files of a run.
+    """Return what was added to the output files of a run since the caller last asked.
 
-    A caller that has none yet gets the files that exist now; the list of them is made once.
+    For a caller that has none yet, the list of files is made, and is then kept until all were sent.
     """
     run = RunDir(_run(request.run).path)
     last = last_attempt(run)
@@ -357,7 +359,7 @@ def _outputs(request: AskOutputs) -> LogNews:
 
 
 def _list_outputs(run: RunDir, plan: Plan) -> None:
-    """Store the list of the run's output files that are text."""
+    """Store the list of the run's output files, as far as they are text."""
     names = outputs.written(run.code, outputs.frozen_names(run, plan), plan.spec.run.outputs)
     _listed.pop(run.id, None)
     while len(_listed) >= _MOST_LISTED:
@@ -376,8 +378,9 @@ def _piece(request: GivePiece) -> bytes:
 
 
 def _tidy(request: TidyRuns) -> list[KeptRemote]:
-    """Return what this machine keeps of the runs, and unneeded code; with `remove` in the request, delete what no live
-    run needs.
+    """Return what this machine stores of the runs, and of code that no run needs.
+
+    With `request.remove`, delete the runs that have ended, and that code.
     """
     known = dict(registry.registered())
     there = [api.Run(run_id, known[run_id]) for run_id in request.runs if run_id in known and known[run_id].is_dir()]
@@ -394,7 +397,10 @@ def _tidy(request: TidyRuns) -> list[KeptRemote]:
 
 
 def _run(run_id: RunId) -> api.Run:
-    """Return the run with this full id, which is only compared with names and never used as a path."""
+    """Return the run with this full id; raise NoSuchRun if there is none.
+
+    The id is only compared with those in the list of runs, and no path is made from it.
+    """
     path = dict(registry.registered()).get(run_id)
     if path is None:
         raise NoSuchRun(f"{run_id}: no such run on the login node")
@@ -404,7 +410,7 @@ def _run(run_id: RunId) -> api.Run:
 
 
 def _part(run_id: RunId, role: str) -> api.Run:
-    """Return the run, or its role of this name beside the main one."""
+    """Return the run or, if `role` is not "", the part of it that is that side role."""
     one = _run(run_id)
     return api.parts(one, role)[0].run if role else one
 
@@ -414,7 +420,9 @@ def _part(run_id: RunId, role: str) -> api.Run:
 
 @contextlib.contextmanager
 def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
-    """Yield the spec that was sent as a local file; errors name the files as the user's machine knows them."""
+    """Write the spec that was sent to a file in `folder`, and yield it; errors name the files as the user's machine
+    calls them.
+    """
     plain = spec.name and set(spec.name) <= _PLAIN and not spec.name.startswith((".", "-"))
     make_dir(folder)
     file = folder / (spec.name if plain and len(spec.name) <= _LONGEST_NAME else "job.yaml")
@@ -429,13 +437,16 @@ def _shipped(spec: RemoteSpec, folder: Path, root: Path) -> Iterator[Shipped]:
 
 
 def _runs_root(named: str) -> Path:
-    """Return the folder of runs that `named` stands for, and use it for the rest of this process."""
+    """Return the folder of runs below the folder `named`, and use it for the rest of this process."""
     os.environ.setdefault("LAUNCH_RUNS", str(folder_of(named) / "runs"))
     return registry.runs_root(folder_of(named))
 
 
 def _project(named: str, digest: str) -> Path:
-    """Return the source tree with this digest; also set the folder of runs, so that it stays out of the code."""
+    """Return the source tree with this digest, which was sent before.
+
+    The folder of runs is set, too, so that it is not inside the code.
+    """
     _runs_root(named)
     tree = kept_trees.tree(folder_of(named) / "projects", digest)
     if not tree.is_dir():

@@ -1,4 +1,4 @@
-"""Make several runs of one spec, or of one earlier run with its code: to be killed for a proof, or measured for
+"""Make several runs of one spec, or of an earlier run with its code: to be killed for a proof, or measured for
 scaling.
 """
 
@@ -31,7 +31,9 @@ _LIMITS = ("max-steps", "max_steps", "steps", "total-steps", "total_steps", "num
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """The settings that several runs of one job share."""
+    """A job of which several runs are made: a spec file with overrides, and its cluster. `root` is the project if the
+    file is not in it, and `code` the frozen code (None: the project's present code).
+    """
 
     file: Path
     on: str
@@ -40,19 +42,19 @@ class RepeatedJob:
     code: ProjectCode | None = None  # of the project, as it was frozen; None: as it is now
 
     def request(self, more: Sequence[str] = ()) -> Request:
-        """Return a request for one run; raise BadInput with all problems."""
+        """Return the checked request for one run, with the overrides in `more`; raise BadInput with all problems."""
         words = (*self.overrides, *more)
         return check_on_cluster(read_request(self.file, on=self.on, overrides=words, root=self.root, frozen=self.code))
 
     def start(self, run_id: RunId, more: Sequence[str] = ()) -> api.Run:
-        """Start one run with the id `run_id`, with further overrides in `more`, and return it."""
+        """Start a run with the id `run_id`, with the overrides in `more`, and return it."""
         return api.Run(run_id, open_named(run_id, self.request(more)))
 
 
 def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob:
-    """Return the job of a spec file, or of a run, on the run's own cluster unless `on` names another.
+    """Return the job of a spec file or a run called `ref`.
 
-    Raise BadInput or NoSuchRun.
+    A run's job is on the run's own cluster, unless `on` names another. Raise BadInput or NoSuchRun.
     """
     file = Path(ref)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
@@ -62,7 +64,7 @@ def job_of(ref: str, *, on: str | None, overrides: Sequence[str]) -> RepeatedJob
 
 
 def as_it_ran(run: api.Run) -> RepeatedJob:
-    """Return a job with the spec and the code of the run's newest attempt."""
+    """Return the job with the spec and the code of the run's newest attempt; raise Refused if that code was deleted."""
     folder = RunDir(run.path)
     attempt = newest(folder)
     plan = read_plan(folder, attempt.number if attempt is not None else 1)
@@ -75,12 +77,15 @@ def as_it_ran(run: api.Run) -> RepeatedJob:
 
 
 def name_of(wish: Request) -> RunId:
-    """Return a new name with which the ids of all runs of the job begin."""
+    """Return a new id with which the ids of all runs of a job will begin."""
     return new_run_id(wish.spec.name, taken(registry.runs_root(Path(wish.project.path))))
 
 
 def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
-    """Return the result of `act`, which waits for the run; cancel the run if this is interrupted."""
+    """Return the result of `act`, which waits for the run.
+
+    If it raises or is interrupted, the run is cancelled.
+    """
     try:
         return act()
     except BaseException:
@@ -90,10 +95,9 @@ def to_its_end(run: api.Run, act: Callable[[], T], tell: Tell) -> T:
 
 
 def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str:
-    """Return the override that sets the number of steps, or raise BadInput if no option for it is known.
+    """Return the override that limits the training to `steps` steps; raise BadInput if no option for that is known.
 
-    `root` is the folder of the code. A script with the trainer's options gets --max-steps, even if its arguments have
-    none.
+    `root` is the folder of the code, in which a script is searched for the trainer's options.
     """
     name = next((one for one in _LIMITS if gives(run, one)), None)
     if name is None and (is_ours(run) or (root is not None and _takes_settings(run, root))):
@@ -105,7 +109,7 @@ def steps_override(run: RunOptions, steps: int, root: Path | None = None) -> str
 
 
 def _takes_settings(run: RunOptions, root: Path) -> bool:
-    """Return whether the script has the trainer's options, judging by its source."""
+    """Return whether the script has the trainer's options, judging by its text."""
     entry = run.script if run.module is None else f"{run.module.replace('.', '/')}.py"
     file = root / run.workdir / (entry or "")
     if not file.is_file():
@@ -115,10 +119,10 @@ def _takes_settings(run: RunOptions, root: Path) -> bool:
 
 
 def is_ours(run: RunOptions) -> bool:
-    """Return whether the program is one of the trainer's tasks."""
+    """Return whether the program is one of the trainer's own tasks."""
     return (run.module or "").startswith(_TASKS)
 
 
 def gives(run: RunOptions, name: str) -> bool:
-    """Return whether the program's arguments contain this option."""
+    """Return whether the program's arguments contain the option `--NAME`."""
     return any(word.partition("=")[0] == f"--{name}" for word in run.args)

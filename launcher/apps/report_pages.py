@@ -17,7 +17,7 @@ svg { max-width: 100%; height: auto }
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return a page; `title` is text, the parts are HTML."""
+    """Return an HTML page; `title` is text, the parts are HTML."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -26,12 +26,12 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Return a list of texts as HTML."""
+    """Return an HTML list of texts."""
     return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as HTML; its cells are text."""
+    """Return an HTML table; heads and cells are text."""
     head = "".join(f"<th>{html.escape(cell.capitalize())}</th>" for cell in heads)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

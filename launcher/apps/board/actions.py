@@ -1,4 +1,6 @@
-"""Actions that a page may take on a run when the board was started with `--actions`; `dry` only describes them."""
+"""The actions that a web page may take on a run, if the board was started with `--actions`: cancel, resume, tag and
+note. With `dry`, an action is only described to the user before it is confirmed.
+"""
 
 import msgspec
 
@@ -10,7 +12,9 @@ _MOST_TAGS, _LONGEST_TAG, _LONGEST_NOTE = 64, 63, 10_000
 
 
 class ActionRequest(msgspec.Struct, frozen=True):
-    """A request for an action on a run, as the page sends it; `dry` asks only for a description."""
+    """A request for an action on a run, as the page sends it: tags to `add` and `remove`, or the `text` of a note. With
+    `dry`, the action is described and not taken.
+    """
 
     dry: bool = False
     add: tuple[str, ...] = ()
@@ -19,14 +23,14 @@ class ActionRequest(msgspec.Struct, frozen=True):
 
 
 class ActionReport(msgspec.Struct, frozen=True):
-    """The result of an action, or what it would do, in words."""
+    """The result of an action (`done`), or a description of what it would do, as text for the user."""
 
     said: str
     done: bool
 
 
 def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Cancel the run, or with `wish.dry` only describe what that would do; return the report for the page."""
+    """Cancel the run, or with `wish.dry` describe what that would do; return the text for the page."""
     if wish.dry:
         said = f"cancel {one.id}: its ranks get SIGTERM and the spec's grace to save, then no process of it is left"
         return ActionReport(f"{said}; its files stay", done=False)
@@ -37,7 +41,7 @@ def cancel(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Resume the run, or with `wish.dry` only describe what that would do; return the report for the page."""
+    """Resume the run, or with `wish.dry` describe what that would do; return the text for the page."""
     if wish.dry:
         from launcher.status.checkpoints import by_script  # late: 10 ms that no other page needs
 
@@ -52,7 +56,7 @@ def resume(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Add and remove tags, or with `wish.dry` only describe that; return the report.
+    """Add and remove the run's tags, or with `wish.dry` describe that; return the text for the page.
 
     Raise BadInput for an invalid tag.
     """
@@ -68,9 +72,9 @@ def tag(one: api.Run, wish: ActionRequest) -> ActionReport:
 
 
 def note(one: api.Run, wish: ActionRequest) -> ActionReport:
-    """Write the run's note, or with `wish.dry` only describe that; return the report.
+    """Write the run's note, or with `wish.dry` describe that; return the text for the page.
 
-    Raise BadInput if it is too long.
+    Raise BadInput if the note is too long.
     """
     if len(wish.text) > _LONGEST_NOTE:
         raise BadInput(f"a note is at most {_LONGEST_NOTE} characters long, this has {len(wish.text)}")

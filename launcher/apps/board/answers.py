@@ -1,4 +1,6 @@
-"""The JSON that the board's server sends to a page; a number that is not finite is sent as text."""
+"""JSON as the board's server sends it to a page. A number that is NaN or infinite is sent as text, because JSON has
+none.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +13,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class NoAnswer(msgspec.Struct, frozen=True):
-    """The JSON that is sent in place of an answer: the error, and a hint."""
+    """The JSON that is sent if a request fails: the error, and a hint what to do."""
 
     error: str
     hint: str = ""
@@ -23,15 +25,15 @@ def encode(answer: Any) -> bytes:
 
 
 def number(value: float) -> Number:
-    """Return the number, or its text if it is not finite, which JSON cannot hold."""
+    """Return the number, or its text (`nan`, `inf`) if it is not finite."""
     return value if math.isfinite(value) else repr(float(value))
 
 
 def numbers(values: Iterable[float]) -> list[Number]:
-    """Return the numbers, with text for each that is not finite."""
+    """Return the numbers; one that is not finite is replaced by its text."""
     return [value if math.isfinite(value) else repr(value) for value in values]
 
 
 def named_numbers(values: Mapping[str, float]) -> dict[str, Number]:
-    """Return the numbers by name, with text for each that is not finite."""
+    """Return {name: number}; a number that is not finite is replaced by its text."""
     return {name: number(value) for name, value in values.items()}

@@ -1,7 +1,5 @@
-"""List and read the files that the ranks of a run wrote to `artifacts/`.
-
-These files are not trusted: no link in them is followed, no name leads out of the folder, and their pages run no
-script.
+"""List and read the files that the ranks of a run wrote to `artifacts/`. Such files are not trusted: no link in them is
+followed, no name leads out of the folder, and pages among them run no script.
 """
 
 import contextlib
@@ -38,7 +36,9 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A file in a run's `artifacts/`, with its path below that folder."""
+    """A file in a run's `artifacts/`: its path below the run's folder, the kind of its content, its size, and when it
+    was written.
+    """
 
     name: str
     kind: Kind
@@ -47,7 +47,9 @@ class Artifact(msgspec.Struct, frozen=True):
 
 
 class Artifacts(msgspec.Struct, frozen=True):
-    """The files in a run's `artifacts/`, newest first; `folder` is their folder, which need not exist."""
+    """The newest files in a run's `artifacts/`, newest first; `more` if there are others. `folder` is the path of that
+    folder, which need not exist.
+    """
 
     folder: str
     files: list[Artifact]
@@ -55,15 +57,16 @@ class Artifacts(msgspec.Struct, frozen=True):
 
 
 def artifacts(run: RunDir) -> Artifacts:
-    """Return the files in the run's `artifacts/`, on this machine or as fetched from others."""
+    """Return the files in the run's `artifacts/` on this machine, including those fetched from other machines."""
     files = [one for root in _roots(run) for one in _files(run, root)]
     files.sort(key=lambda one: (-one.at, one.name))
     return Artifacts(_shown(run, _roots(run)[0]), files[:_MOST_FILES], len(files) > _MOST_FILES)
 
 
 def read_artifact(run: RunDir, name: str) -> bytes:
-    """Return the bytes of a file that `artifacts` lists; raise NoSuchRun if it does not exist, and Refused if it is too
-    large.
+    """Return the content of a file that `artifacts` lists.
+
+    Raise NoSuchRun if it does not exist, and Refused if it is too large to show.
     """
     parts = PurePosixPath(name).parts
     if not parts or len(parts) > _MOST_DEEP + 6 or any(part in ("/", "..", ".") or "\0" in part for part in parts):
@@ -103,8 +106,8 @@ def _opened(stack: contextlib.ExitStack, path: Path, flags: int, folder: int | N
 
 
 def _roots(run: RunDir) -> list[Path]:
-    """Return the folders that may hold artifacts: the one to which ranks on this machine write, and those fetched from
-    other machines.
+    """Return the folders that may have artifacts: that of ranks on this machine, and those fetched from other
+    machines.
     """
     begins = read_plan(run, 1).workdir
     inside = PurePosixPath(begins).relative_to(run.code.name) / FOLDER
@@ -113,7 +116,7 @@ def _roots(run: RunDir) -> list[Path]:
 
 
 def _shown(run: RunDir, path: Path) -> str:
-    """Return the path relative to the run's folder."""
+    """Return a path of a run as text relative to the run's folder."""
     return path.relative_to(run.path).as_posix()
 
 
@@ -126,7 +129,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _files(run: RunDir, root: Path) -> Iterator[Artifact]:
-    """Yield the files below `root`, at most one more than the board shows."""
+    """Yield the files below `root`; stop after one more than the board shows."""
     many = 0
     for folder, folders, names in os.walk(root):
         folders.sort()

@@ -1,6 +1,5 @@
-"""Return the text of a script preceded by all scripts that it imports.
-
-This works because no two scripts declare the same name or import each other.
+"""Bundle the board's scripts and styles, so that the page needs few requests. A script is preceded by the scripts that
+it imports; no two of them declare the same name or import each other.
 """
 
 import re
@@ -18,9 +17,8 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 @cache
 def page_file(name: str) -> bytes:
-    """Return one of `PAGE_FILES`.
-
-    Each is built on its own, because a browser that reads the first does not need the others yet.
+    """Return the content of a file of the page, one of `PAGE_FILES`; scripts and styles are bundled at the first
+    call.
     """
     if name == SCRIPT:
         return _script("app.js").encode()
@@ -30,21 +28,21 @@ def page_file(name: str) -> bytes:
 
 
 def _script(first: str) -> str:
-    """Return one script made of `first` and everything that it imports."""
+    """Return one script made of `first` and everything that it imports, in a scope of its own."""
     return "\n".join([(PAGE / _OF_OTHERS).read_text(), '(() => {\n"use strict";', module(first), "})();\n"])
 
 
 def module(first: str) -> str:
-    """Return the text of a script preceded by all that it imports. This works because no two scripts declare the same
-    name or import each other.
-    """
+    """Return the text of a script, preceded by all scripts that it imports."""
     texts: dict[str, str] = {}
     _take(PAGE / first, texts)
     return "\n".join(texts.values())
 
 
 def _take(path: Path, texts: dict[str, str]) -> None:
-    """Add a script to `texts`, and before it all scripts that it imports."""
+    """Add a script's text to `texts` under its name, after all scripts that it imports; do nothing if it is in
+    there.
+    """
     name = path.resolve().relative_to(PAGE.resolve()).as_posix()
     if name in texts:
         return

@@ -1,6 +1,5 @@
-"""Clusters as the board shows them: hosts with their GPUs, the runs on them, and queued runs.
-
-A cluster that does not answer delays nothing.
+"""Clusters as the board shows them: hosts with their GPUs, the runs on them, and queued runs. Clusters are queried in
+threads, so that one that does not answer delays nothing.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ _MOST_HOSTS = 400  # that a page shows of a cluster
 
 
 class WaitingRun(msgspec.Struct, frozen=True):
-    """A queued run: why it waits, and since when."""
+    """A queued run: its id, why it waits, and since when (Unix time)."""
 
     run: str
     why: str
@@ -43,7 +42,9 @@ class WaitingRun(msgspec.Struct, frozen=True):
 
 
 class HostSums(msgspec.Struct, frozen=True):
-    """Sums over all hosts of a cluster, including hosts that the page does not show."""
+    """The number of hosts and GPUs of a cluster in total, including hosts that the page does not show, and how many are
+    free.
+    """
 
     hosts: int
     free_hosts: int
@@ -52,7 +53,9 @@ class HostSums(msgspec.Struct, frozen=True):
 
 
 class BoardCluster(msgspec.Struct, frozen=True):
-    """One cluster as the page shows it."""
+    """A cluster as the page shows it. `at` is when its hosts were last read (None: never), `asking` tells whether a
+    query is under way, and `doctor` has the last findings of `launch doctor`.
+    """
 
     name: str
     kind: str
@@ -67,16 +70,14 @@ class BoardCluster(msgspec.Struct, frozen=True):
 
 
 class BoardClusters(msgspec.Struct, frozen=True):
-    """All clusters of the board; `error` says why those of the clusters file are missing if it cannot be read."""
+    """The clusters of the board; `error` says why those of the clusters file are missing, or is ""."""
 
     clusters: list[BoardCluster]
     error: str
 
 
 class Survey:
-    """The hosts of all clusters, queried in threads; the last answer of each cluster is kept until a newer one
-    comes.
-    """
+    """The hosts of all clusters, queried in threads. A cluster's last answer is kept until a newer one comes."""
 
     def __init__(self, *, fresh_s: float = _FRESH_S, silent_s: float = _SILENT_S) -> None:
         self._fresh_s, self._silent_s = fresh_s, silent_s
@@ -86,11 +87,13 @@ class Survey:
         self._answers: dict[str, tuple[float, list[HostNow], str]] = {}
 
     def close(self) -> None:
-        """Stop the threads without waiting for clusters."""
+        """Stop the threads, without waiting for clusters to answer."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def clusters(self, rows: Sequence[BoardRow]) -> BoardClusters:
-        """Return this machine, all clusters in the clusters file, and the pools that only specs of runs name."""
+        """Return this machine, the clusters of the clusters file, and pools that only specs of runs name, with their
+        last answers.
+        """
         places, error = _named()
         specs = _pools_of_specs(rows, places)
         asked = [self._ask(name, place, specs.get(name)) for name, place in places.items()]
@@ -102,14 +105,14 @@ class Survey:
 
     @staticmethod
     def _wait(future: "Future[list[HostNow]]", until: float) -> None:
-        """Wait for an answer until the time `until`, and return in any case."""
+        """Wait for an answer until `until`, by the monotonic clock; return in any case."""
         try:
             future.exception(max(0.0, until - time.monotonic()))
         except TimeoutError:
             return
 
     def _ask(self, name: str, place: "ClusterEntry", spec: "JobSpec | None") -> "Future[list[HostNow]]":
-        """Return the query of a cluster's hosts that is under way or still fresh, else start one."""
+        """Return the future of a query for the cluster's hosts: the one under way or still fresh, else a new one."""
         with self._lock:
             began, future = self._asked.get(name, (float("-inf"), None))
             old = time.monotonic() - began >= self._fresh_s
@@ -120,7 +123,7 @@ class Survey:
             return future
 
     def _store_answer(self, name: str, done: "Future[list[HostNow]]") -> None:
-        """Store a cluster's answer, or its error beside the last good answer."""
+        """Store the answer of a query; if it failed, store the error beside the last good answer."""
         if done.cancelled():
             return
         error = done.exception()
@@ -131,7 +134,7 @@ class Survey:
             self._answers[name] = at, hosts, _error_text(name, error)
 
     def _cluster(self, name: str, kind: str, rows: Sequence[BoardRow]) -> BoardCluster:
-        """Return one cluster, built from its last answer and from the runs on it."""
+        """Return a cluster for the page, from its last answer and from the runs on it."""
         at, hosts, error = self._answers.get(name, (0.0, [], ""))
         mine = [row for row in rows if row.cluster == name and not row.ended]
         waiting = [WaitingRun(row.id, row.headline, row.submitted_at) for row in mine if row.state is State.QUEUED]
@@ -151,7 +154,9 @@ class Survey:
 
 
 def _named() -> "tuple[dict[str, ClusterEntry], str]":
-    """Return (this machine and the clusters of the clusters file, the error if that file cannot be read or "")."""
+    """Return (this machine and the clusters of the clusters file by name, "" or the error if that file cannot be
+    read).
+    """
     from launcher.places.clusters_file import ClusterEntry, named_clusters  # late: it reads YAML
 
     try:
@@ -162,7 +167,10 @@ def _named() -> "tuple[dict[str, ClusterEntry], str]":
 
 
 def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]") -> "dict[str, JobSpec]":
-    """Add pools that only specs of runs name to `places`; return one spec for each, with the hosts of all its specs."""
+    """Add to `places` the pools that only specs of active runs name.
+
+    Return a spec for each of them, with the hosts of all its specs.
+    """
     from launcher.places.clusters_file import ClusterEntry, is_pool  # late: it reads YAML
 
     specs = dict[str, "JobSpec"]()
@@ -180,7 +188,7 @@ def _pools_of_specs(rows: Sequence[BoardRow], places: "dict[str, ClusterEntry]")
 
 
 def _error_text(name: str, error: BaseException) -> str:
-    """Return one sentence that describes `error` and says what to do."""
+    """Return a sentence for the user that describes `error` and says what to do."""
     doctor = f"`launch doctor {name}` looks into it"
     if isinstance(error, LaunchError) and error.lines:
         said, *hints = error.lines
@@ -192,7 +200,10 @@ def _error_text(name: str, error: BaseException) -> str:
 
 
 def _hosts_of(place: "ClusterEntry", spec: "JobSpec | None") -> list[HostNow]:
-    """Query the cluster for its hosts and return them."""
+    """Query the cluster for its hosts.
+
+    `spec` is one that names the hosts, for a pool that the clusters file lacks.
+    """
     from launcher.places.clusters_file import hosts_of  # late: it reads YAML
     from launcher.spec.model import JobSpec, RunOptions  # late: likewise
 
@@ -206,7 +217,7 @@ def with_runs(host: HostNow, rows: Sequence[BoardRow]) -> HostNow:
 
 
 def _sums(hosts: Sequence[HostNow]) -> HostSums:
-    """Return the sums over the hosts."""
+    """Return the totals over the hosts."""
     free = sum(host.state == "free" for host in hosts)
     usable = [host for host in hosts if host.state != "unknown"]
     return HostSums(

@@ -1,4 +1,6 @@
-"""Export runs as a page that opens from disk or from any web server; the server's answers are stored in it."""
+"""Export runs as a web page that opens from disk or from any web server. The answers that the board's server would give
+are stored in the page.
+"""
 
 import contextlib
 import shutil
@@ -39,9 +41,9 @@ _POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; 
 
 
 def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
-    """Write the board as files and return the one that a browser opens.
+    """Write the page as files into a folder, and return the file to open in a browser.
 
-    An earlier export is overwritten; raise Refused for a folder with anything else in it.
+    An earlier export is overwritten. Raise Refused if the folder has anything else in it.
     """
     _refuse_number(runs)
     _check(folder)
@@ -49,7 +51,7 @@ def export_page(runs: Sequence[api.Run], folder: Path) -> Path:
 
 
 def export_report(runs: Sequence[api.Run], file: Path) -> Path:
-    """Write the runs as a page in one file and return its path; a page of several runs opens with their comparison.
+    """Write the page as one file, and return its path; with several runs it opens with their comparison.
 
     Raise Refused if the file cannot be written.
     """
@@ -62,20 +64,18 @@ def export_report(runs: Sequence[api.Run], file: Path) -> Path:
 
 
 def _view_of(runs: Sequence[api.Run]) -> tuple[str, str]:
-    """Return (name of the view, ids of its runs) with which the page opens: the comparison of several runs, or
-    one run.
-    """
+    """Return (name of the view with which the page opens, ids of the runs in it): a comparison, or a single run."""
     return "compare" if len(runs) > 1 else "run", ",".join(one.id for one in runs)
 
 
 def _refuse_number(runs: Sequence[api.Run]) -> None:
-    """Raise BadInput unless the number of runs is allowed."""
+    """Raise BadInput if there are no runs, or too many for one page."""
     if not 1 <= len(runs) <= MOST_RUNS:
         raise BadInput(f"expected 1 to {MOST_RUNS} runs to export, got {len(runs)}")
 
 
 def _text_of(runs: Sequence[api.Run]) -> str:
-    """Return as JSON everything that the page may request about the runs, without secrets."""
+    """Return, as JSON without secrets, the server's answers to all requests that the page can make about the runs."""
     for one in runs:
         with contextlib.suppress(LaunchError):  # what is here can be shown without what is elsewhere
             one.renew()
@@ -85,7 +85,7 @@ def _text_of(runs: Sequence[api.Run]) -> str:
 
 
 def _check(folder: Path) -> None:
-    """Raise Refused if the folder holds anything but an earlier export."""
+    """Raise Refused if the folder has anything in it but an earlier export."""
     try:
         names = {path.name for path in folder.iterdir()}
     except FileNotFoundError:
@@ -104,8 +104,9 @@ def _check(folder: Path) -> None:
 def _answers(
     runs: Sequence[api.Run], statuses: Sequence[RunStatus], secrets: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path of a request of the page, its answer) for all its requests; secrets are removed before an answer is
-    cut short.
+    """Yield (path of a request, its answer) for all requests that the page can make.
+
+    Secrets are removed from texts before these are cut short.
     """
     now, rows = time.time(), list[BoardRow]()
     for one, status in zip(runs, statuses, strict=True):
@@ -131,7 +132,7 @@ def _answers(
 
 
 def _last_lines(one: api.Run) -> LogPage:
-    """Return as many of the last lines of the log as a page can carry."""
+    """Return the last lines of the run's log, as many as a page may contain."""
     lines = log_page(one, LogRequest(limit=_MOST_LINES)).lines
     left, first = _MOST_CHARACTERS, len(lines)
     while first and left >= len(lines[first - 1].text):
@@ -144,7 +145,7 @@ def _last_lines(one: api.Run) -> LogPage:
 
 
 def _written(folder: Path, answers: str) -> Path:
-    """Write the page's files into the folder, and return the one that a browser opens."""
+    """Write the page's files into the folder; return the one to open in a browser."""
     page = folder / "page"
     page.mkdir(parents=True, exist_ok=True)
     for name in PAGE_FILES:
@@ -157,7 +158,10 @@ def _written(folder: Path, answers: str) -> Path:
 
 
 def _single(answers: str, view: str) -> str:
-    """Return the page with its script, styles and data inside, as one file; only these scripts may run in it."""
+    """Return the page as a single HTML file with its scripts, styles and data.
+
+    Its policy lets the browser run these scripts and no others.
+    """
     first = f'if (!location.hash) location.hash = "#/{view}";'
     scripts = [first, page_file(SCRIPT).decode().replace("</script", "<\\/script")]
     hashes = " ".join(f"'sha256-{b64encode(sha256(one.encode()).digest()).decode()}'" for one in scripts)
@@ -178,14 +182,15 @@ def _single(answers: str, view: str) -> str:
 
 
 def _data(answers: str) -> str:
-    """Return a script element that holds `answers`; no text in it can close the element, because every `<` is
-    escaped.
+    """Return an HTML script element with the JSON text `answers`.
+
+    Every `<` is escaped, so that no text in it can end the element.
     """
     return f'<script type="application/json" id="board-data">{answers.replace("<", chr(92) + "u003c")}</script>'
 
 
 def _index(answers: str) -> str:
-    """Return index.html with the data inside and a policy against other scripts."""
+    """Return index.html with the JSON text `answers` in it, and a policy that forbids other scripts."""
     data = _data(answers)
     policy = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     html = page_file(_INDEX).decode().replace(_CHARSET, policy)

@@ -13,14 +13,17 @@ _TAGGED: dict[str, GroupKind] = {"prove": "proof", "scale": "scaling"}  # by the
 
 
 class RunGroup(msgspec.Struct, frozen=True):
-    """A group of runs that one command started together."""
+    """A group of runs that one command started together, and the kind of command."""
 
     id: str
     kind: GroupKind
 
 
 def group_of(run: str, path: Path, tags: Sequence[str]) -> RunGroup | None:
-    """Return the group to which a run belongs, or None if it was started by itself."""
+    """Return the group to which a run belongs, or None if it belongs to none.
+
+    It is found by the run's id, its folder and its tags.
+    """
     for tag, kind in _TAGGED.items():
         if tag in tags and (found := [one for one in tags if run.startswith(f"{one}-")]):
             return RunGroup(max(found, key=len), kind)

@@ -1,5 +1,5 @@
-"""Access rules of the board: a request needs the token and this machine's name, and must not come from a page of
-another site.
+"""Access rules of the board: a request needs the token and the name of this machine, and an action must come from the
+board's own page.
 """
 
 from dataclasses import dataclass
@@ -28,18 +28,23 @@ _POST_HEADER = "x-launch-token"
 
 @dataclass(frozen=True)
 class BoardRules:
-    """The checks that the board makes on a request; `host` is the name on which it listens."""
+    """The checks that the board makes on a request. `access` checks the token; `host` is the name at which it
+    listens.
+    """
 
     access: Access
     host: str
 
     @classmethod
     def of(cls, keys: Keys, port: int, host: str) -> "BoardRules":
-        """Return the rules of a board at this port, where a token in an address opens only the front page."""
+        """Return the rules of a board at this port.
+
+        A token in an address opens only the front page.
+        """
         return cls(Access(keys, f"launch_board_{port}", ("/",)), host.lower())
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return the response that refuses the request, or None if it is allowed."""
+        """Return the response with which the request is refused, or None if it is allowed."""
         method = request.scope["method"]
         if not is_this_machine(request, self.host):
             return in_words("not a name of this board", 421)
@@ -53,7 +58,7 @@ class BoardRules:
 
 
 class WithPolicy:
-    """An ASGI application that adds the page's content security policy to answers without one."""
+    """An ASGI application that adds the page's content security policy to responses that have none."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -68,5 +73,5 @@ class WithPolicy:
 
 
 def in_words(text: str, status: int) -> Response:
-    """Return a response with a text for people and the HTTP status `status`."""
+    """Return a plain-text response with the HTTP status `status`."""
     return PlainTextResponse(f"launch board: {text}\n", status)

@@ -1,4 +1,4 @@
-"""The timeline of a run as the page draws it: its events, checkpoints and validations."""
+"""The timeline of a run as the page draws it: what the records say, with a mark for each checkpoint and validation."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,9 @@ _MOST_VALUES = 3  # that a mark names
 
 
 def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
-    """Return the run's timeline from its records on this disk; no cluster is queried."""
+    """Return the run's timeline with its checkpoints and validations, from files on this disk; no cluster is
+    queried.
+    """
     life = read_life(status, now)
     names = filter(is_of_a_validation, measured.names)
     points = {name: measured.points(name) for name in names}
@@ -31,7 +33,7 @@ def board_life(status: RunStatus, measured: MeasuredRun, now: float) -> Life:
 
 
 def _here(status: RunStatus) -> list[Checkpoint]:
-    """Return the checkpoints on this disk; if an error occurs, return those read before it."""
+    """Return the checkpoints on this disk; after an error, those that were read before it."""
     found = list[Checkpoint]()
     with contextlib.suppress(LaunchError, OSError):
         for one in checkpoints(RunDir(Path(status.run_dir))):
@@ -40,8 +42,10 @@ def _here(status: RunStatus) -> list[Checkpoint]:
 
 
 def _saved(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]:
-    """Yield a mark for each checkpoint: `best` if a monitored value keeps it, `safe` if it survives the loss of any
-    one disk, else `checkpoint`.
+    """Yield a mark for each checkpoint.
+
+    Its kind is `best` for one selected by a monitored value, `safe` if it survives the loss of any one disk, else
+    `checkpoint`.
     """
     for one in found:
         if one.saved_at is not None:
@@ -56,8 +60,8 @@ def _saved(found: Iterable[Checkpoint], status: RunStatus) -> Iterator[LifeMark]
 def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeMark]:
     """Yield a mark for each step at which a validation reported a value, if its time is known.
 
-    Many are thinned out evenly. If a script reports a validation's value with every step, only the step at which the
-    value was new counts.
+    If there are many, evenly spread ones are yielded. If a script repeats the last validation's value at every step,
+    only the step with the new value counts.
     """
     found: dict[int, tuple[float, list[str]]] = {}
     for name in filter(is_of_a_validation, points):
@@ -74,7 +78,7 @@ def validations(points: Mapping[str, Iterable[MeasuredPoint]]) -> Iterator[LifeM
 
 
 def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
-    """Return a few hundred of the points, evenly spread, always with the last one, in bounded memory."""
+    """Return at most a few hundred of the points, evenly spread and with the last one, in bounded memory."""
     kept, every, last = list[MeasuredPoint](), 1, None
     for place, point in enumerate(points):
         last = point
@@ -86,7 +90,7 @@ def thinned(points: Iterable[MeasuredPoint]) -> list[MeasuredPoint]:
 
 
 def _new(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
-    """Yield the points, without those that repeat the last value at the very next step."""
+    """Yield the points, without those that repeat the value of the step just before."""
     before: MeasuredPoint | None = None
     for point in points:
         if before is None or point[0] != before[0] + 1 or point[2] != before[2]:
@@ -95,7 +99,7 @@ def _new(points: Iterable[MeasuredPoint]) -> Iterator[MeasuredPoint]:
 
 
 def is_of_a_validation(name: str) -> bool:
-    """Return whether a metric is a result of validation, such as `val_loss`, but not a rate or count such as
-    `val/lr`.
+    """Return whether a metric's name is that of a validation result, such as `val_loss`, for which a direction is
+    better.
     """
     return name.startswith(_OF_A_VALIDATION) and better(name) != 0

@@ -18,7 +18,9 @@ _AROUND_S = 30.0  # before a failure
 
 
 class BoardLine(msgspec.Struct, frozen=True):
-    """A line of the log as the page shows it."""
+    """A line of the log as the page shows it; `at` is its Unix time, and `node` and `rank` are None if not known or for
+    setup.
+    """
 
     at: float | None
     attempt: int
@@ -29,7 +31,9 @@ class BoardLine(msgspec.Struct, frozen=True):
 
 
 class LogRequest(msgspec.Struct, frozen=True):
-    """A request for part of a log; `before` is how many of the last lines the page already has."""
+    """A request for part of a log: the last `limit` lines before those that the page has (`before` many), or the lines
+    `around` a Unix time; only those of `ranks` that contain `search`.
+    """
 
     ranks: frozenset[int] | None = None
     search: str = ""
@@ -39,14 +43,14 @@ class LogRequest(msgspec.Struct, frozen=True):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """A part of a log; `before` is what to request for the lines that come before it."""
+    """A part of a log. `before` is what to request for the lines before it; None if there are none."""
 
     lines: list[BoardLine]
     before: str | None  # what to ask with for those before them; None: there are none
 
 
 def log_page(one: api.Run, wish: LogRequest) -> LogPage:
-    """Return the requested part of the log, as far as this disk has it."""
+    """Return the requested part of the log, as far as this machine has it."""
     limit = max(1, min(wish.limit, MOST_LINES))
     pattern = re.compile(re.escape(wish.search), re.IGNORECASE) if wish.search else None
     if wish.around is not None:
@@ -66,5 +70,5 @@ def _read(one: api.Run, choice: LogChoice) -> Iterator[LogLine]:
 
 
 def board_line(line: LogLine) -> BoardLine:
-    """Return the line as text without terminal control sequences."""
+    """Return the line for the page, its text without terminal control sequences."""
     return BoardLine(line.at, line.attempt, line.generation, line.node, line.rank, plain(line.text))

@@ -1,4 +1,4 @@
-"""A run as a row of the table of all runs."""
+"""The table of all runs: one row of it, with a summary of the run's metrics."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,9 @@ class LastValue(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A summary of a run's metrics, which is empty until they have been read."""
+    """A summary of a run's metrics, empty until they have been read: the best value of each with its step, and the
+    points of a small curve (`spark`) of the metric `spark_of`, with its newest value.
+    """
 
     best: dict[str, tuple[float, int]] = {}  # by metric: its best value and the step of it
     spark: list[float | None] = []  # the values of the small curve
@@ -36,7 +38,10 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """One row of the table of all runs."""
+    """A row of the table of all runs. `called` is the name that a user gave the run, `headline` says why it is in its
+    state, `as_of` when the state was last known to hold if it may be out of date, `args` are options of its script, and
+    `spark` the points of a small curve.
+    """
 
     id: str
     name: str
@@ -71,7 +76,7 @@ class BoardRow(msgspec.Struct, frozen=True):
 
 
 def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup | None = None) -> BoardRow:
-    """Return the row of a run."""
+    """Return the table row of a run."""
     said = status.last_word if status.state is State.FAILED else status.message
     return BoardRow(
         id=status.run,
@@ -108,19 +113,21 @@ def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup
 
 
 def _metrics(status: RunStatus) -> dict[str, Number]:
-    """Return the newest values by name; a value that is not finite is a word such as `nan`."""
+    """Return {metric: its newest value}; NaN and infinity are text, such as `nan`."""
     words = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
     odd = {name: words[one.value] for name, one in status.not_finite.items()}
     return {**named_numbers(status.metrics), **odd}
 
 
 def _short(text: str) -> str:
-    """Return the text on one line, cut to a limit."""
+    """Return the text on one line, cut if it is long."""
     return plain(" ".join(text.split()))[:_LONGEST]
 
 
 def figures_of(measured: MeasuredRun) -> Figures:
-    """Return the best value of each metric whose name says which direction is better, and a small curve of the loss."""
+    """Return the best value of each metric whose name tells which direction is better, and a small curve of the
+    loss.
+    """
     best, names = {}, measured.names
     for name in names:
         if way := better(name):
@@ -134,12 +141,12 @@ def figures_of(measured: MeasuredRun) -> Figures:
 
 
 def last_value(measured: MeasuredRun) -> LastValue | None:
-    """Return the newest value of the metric in the small curve, or None if no value was read."""
+    """Return the newest value of the metric in the small curve, or None if none was read."""
     name = _shown(measured.names)
     found = measured.newest(name)
     return LastValue(name, number(found[1]), found[0]) if found is not None else None
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Return the metric that represents a run: its loss if it has one, else the first."""
+    """Return the name of the metric that represents a run: its loss, else the first one; "" if it has none."""
     return next((name for name in names if name == "loss" or name.endswith("/loss")), names[0] if names else "")

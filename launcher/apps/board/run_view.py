@@ -1,4 +1,4 @@
-"""All data about one run: what changes while a page is open (RunHead), and what does not (RunSheet)."""
+"""The data of one run for its page. RunHead has what may change while the page is open; RunSheet has what does not."""
 
 import contextlib
 import os
@@ -32,7 +32,10 @@ _MOST_SPEC_BYTES = 1 << 20
 
 
 class BoardRank(msgspec.Struct, frozen=True):
-    """A rank, with its share of its node's CPU, memory and GPUs where that is sampled."""
+    """A rank, with its share of the node's CPU, memory and GPUs if these are sampled. `behind` is by how many steps it
+    is behind most ranks, `straggler` marks one for which others wait, and `in_hang` says what it was doing during a
+    hang.
+    """
 
     rank: int
     node: int
@@ -50,7 +53,7 @@ class BoardRank(msgspec.Struct, frozen=True):
 
 
 class BoardNode(msgspec.Struct, frozen=True):
-    """A node of the run, with its load."""
+    """A node of the run; `load` is what its machine uses now, or None if that is not sampled."""
 
     node: int
     host: str
@@ -61,7 +64,9 @@ class BoardNode(msgspec.Struct, frozen=True):
 
 
 class BoardRole(msgspec.Struct, frozen=True):
-    """A role of a run, or one rank of a role whose ranks restart alone."""
+    """A side role of a run, or one rank of a role whose ranks restart alone. `words` says why it is in its state;
+    `members` are its ranks.
+    """
 
     name: str
     state: State
@@ -73,7 +78,10 @@ class BoardRole(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """The part of a run's data that changes, which is sent again after each change."""
+    """The part of a run's data that may change; it is sent again after each change. `words` says why the run is in its
+    state, `next` advises the user, `last_rank` names the rank for which others wait in collectives, and `hang` explains
+    a hang; these are "" if there is nothing to say.
+    """
 
     row: BoardRow
     state_text: str
@@ -102,7 +110,7 @@ class RunHead(msgspec.Struct, frozen=True):
 
 
 class RunSheet(msgspec.Struct, frozen=True):
-    """The part of a run's data that does not change."""
+    """The part of a run's data that does not change: its spec, command and commit, and the environment of each node."""
 
     spec: str
     overrides: tuple[str, ...]
@@ -114,7 +122,7 @@ class RunSheet(msgspec.Struct, frozen=True):
 
 
 class RunView(msgspec.Struct, frozen=True):
-    """All data about one run at one moment."""
+    """All data about one run at the Unix time `at`."""
 
     at: float
     head: RunHead
@@ -122,7 +130,7 @@ class RunView(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoint(msgspec.Struct, frozen=True):
-    """A row of the table of checkpoints, without paths, which mean nothing to a browser on another machine."""
+    """A row of the table of checkpoints. It has no paths, which mean nothing to a browser on another machine."""
 
     step: int
     kind: str
@@ -137,7 +145,9 @@ class BoardCheckpoint(msgspec.Struct, frozen=True):
 
 
 class BoardCheckpoints(msgspec.Struct, frozen=True):
-    """The checkpoints that could be read; `error` says why others could not."""
+    """The checkpoints of a run. `error` says why some could not be read; `by_script` describes one in the script's own
+    format.
+    """
 
     checkpoints: list[BoardCheckpoint]
     error: str
@@ -151,8 +161,9 @@ def run_head(
     last: LastValue | None = None,
     hang: HangReport | None = None,
 ) -> RunHead:
-    """Return the changing data of a run; `last` is a newer value than the one in `row`, `hang` the report of its
-    hang.
+    """Return the changing data of a run.
+
+    `last` is a newer value than that in `row`, and `hang` the report of the run's hang; None if there is none.
     """
     failure = status.failure
     return RunHead(
@@ -189,7 +200,7 @@ def run_head(
 
 
 def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
-    """Return the report of the hang in which the run is or by which it failed, or None if there is none."""
+    """Return the report of the hang that the run is in or that made it fail, or None."""
     failure = status.failure.summary if status.failure is not None and status.failure.cause is Cause.HANG else ""
     if not (failure or (status.message and status.state is State.RUNNING)):
         return None
@@ -198,14 +209,12 @@ def hang_of(run: api.Run, status: RunStatus) -> HangReport | None:
 
 
 def command_in(advice: str) -> str:
-    """Return the command in an advice such as `mend train.py:3, then launch resume RUN --code`, or "" if it
-    names none.
-    """
+    """Return the command in a text such as `mend train.py:3, then launch resume RUN --code`, or "" if it has none."""
     return next((part for part in (advice, advice.rpartition(", then ")[2]) if part.startswith("launch ")), "")
 
 
 def _shown(failure: Failure) -> Failure:
-    """Return the failure without terminal control sequences."""
+    """Return the failure with terminal control sequences removed from its texts."""
     tail = tuple(plain(line) for line in failure.tail)
     return msgspec.structs.replace(failure, summary=plain(failure.summary), tail=tail)
 
@@ -219,7 +228,7 @@ def _nodes(status: RunStatus) -> list[BoardNode]:
 
 
 def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
-    """Return the run's ranks, marking those that are behind or hang."""
+    """Return the run's ranks; those that are behind, or to blame for the hang, are marked as stragglers."""
     steps = [rank.step for rank in status.ranks if rank.step is not None and rank.state == "running"]
     usual = statistics.median_high(steps) if steps else 0
     loads = {load.node: load for load in status.loads}
@@ -235,8 +244,10 @@ def _ranks(status: RunStatus, hang: HangReport | None) -> list[BoardRank]:
 
 
 def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> BoardRank:
-    """Return one rank, marked if it is behind the `usual` step, or if it is the one that enters collectives last
-    (`last`).
+    """Return one rank.
+
+    It is a straggler if it is far behind the `usual` step, or with `last`, which says that others wait for it in
+    collectives.
     """
     behind = max(0, usual - rank.step) if rank.step is not None and rank.state == "running" else 0
     load = next((one for one in node.ranks if one.rank == rank.rank), None) if node is not None else None
@@ -250,13 +261,13 @@ def _rank(rank: RankState, usual: int, node: NodeLoad | None, last: bool) -> Boa
 
 
 def _busy(gpus: Iterable[GpuLoad]) -> float | None:
-    """Return the mean load of the GPUs, or None if none is known."""
+    """Return the mean load of the GPUs in percent, or None if none is known."""
     known = [gpu.busy for gpu in gpus if gpu.busy is not None]
     return sum(known) / len(known) if known else None
 
 
 def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
-    """Return the constant data of a run; values that cannot be read are empty."""
+    """Return the unchanging data of a run; what cannot be read is empty."""
     from launcher.status.compared import environments  # late: it knows all options of a spec; the first page does not
 
     at = RunDir(run.path)
@@ -275,21 +286,21 @@ def run_sheet(run: api.Run, attempt: int, about: About) -> RunSheet:
 
 
 def _spec(run: RunDir) -> str:
-    """Return the beginning of the run's spec, or "" if it cannot be read."""
+    """Return the beginning of the run's spec file as text, or "" if it cannot be read."""
     with contextlib.suppress(OSError), open_log(run.spec) as fd:
         return os.read(fd, _MOST_SPEC_BYTES).decode("utf-8", "replace") if fd is not None else ""
     return ""
 
 
 def checkpoint_words(run: api.Run, step: int | None) -> str:
-    """Return the description of the run's newest checkpoint, including one that its script saves itself."""
+    """Return text about the checkpoint of `step`, which says if the script saved it in its own format; "" for None."""
     if step is None:
         return ""
     return by_script(step) if run.saved_by_script(step) else f"step {step}"
 
 
 def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
-    """Return the checkpoints that can be listed; `reported` is the newest step that its ranks reported."""
+    """Return the run's checkpoints; `reported` is the newest step of a checkpoint that its ranks reported."""
     found = list[BoardCheckpoint]()
     try:
         for one in run.checkpoints():
@@ -301,7 +312,7 @@ def board_checkpoints(run: api.Run, reported: int | None) -> BoardCheckpoints:
 
 
 def _checkpoint(one: Checkpoint) -> BoardCheckpoint:
-    """Return one row of the table."""
+    """Return a checkpoint as a row of the table."""
     numbers_of_info = {name: value for name, value in one.info.items() if isinstance(value, float)}
     return BoardCheckpoint(
         one.step, one.kind, one.state, one.reason, one.saved_at, one.size_bytes, one.world_size, one.attempt,

@@ -1,4 +1,6 @@
-"""The board's HTTP server: its routes, and `serve`, which runs it."""
+"""The board's HTTP server: its routes, and what runs it. A route's function gets a request with the board, and returns
+data to be sent as JSON, or a response.
+"""
 
 import asyncio
 import math
@@ -67,7 +69,9 @@ _MOST_COMPARED = 20
 
 @dataclass(frozen=True)
 class Board:
-    """What all routes of the board's server share; `actions` says that pages may act on runs."""
+    """What all routes share. `actions` allows pages to act on runs, `first` are the runs with which the page opens,
+    `keys` the token, `measured` the metrics in memory, and `survey` the state of clusters.
+    """
 
     actions: bool = False
     first: tuple[api.Run, ...] = ()  # with which the page begins
@@ -80,12 +84,15 @@ def serve(
     listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None,
     tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve until SIGINT or SIGTERM; call `welcomed` once a browser has used the printed address."""
+    """Serve the board on a listening socket until SIGINT or SIGTERM.
+
+    `welcomed` is called once a browser has opened the printed address.
+    """
     BoardServer(listening, host, board, welcomed, tls=tls).run()
 
 
 class BoardServer:
-    """A board on a listening socket; its feed starts and ends with it."""
+    """A board on a listening socket. Its feed, which reads the state of runs, starts and ends with it."""
 
     def __init__(
         self, listening: socket.socket, host: str, board: Board, welcomed: Callable[[], None] = lambda: None, *,
@@ -105,7 +112,7 @@ class BoardServer:
         )
 
     def run(self) -> None:
-        """Serve until `stop`, or until a signal if this is the main thread."""
+        """Serve until `stop` is called or, in the main thread, until a signal."""
         self._feed.start()
         threading.Thread(target=_read_ahead, args=(self._board,), name="ahead", daemon=True).start()
         try:
@@ -115,13 +122,13 @@ class BoardServer:
             self._board.survey.close()
 
     def stop(self) -> None:
-        """Stop the server from another thread."""
+        """Make the server stop; this may be called from another thread."""
         self._server.should_exit = True
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A request to a route, with the board and the feed that answer it."""
+    """A request to a route: its body, and the board and feed that have the data."""
 
     board: Board
     feed: Feed
@@ -130,7 +137,7 @@ class _Question:
 
 
 def _application(board: Board, feed: Feed) -> Starlette:
-    """Return the application with all routes."""
+    """Return the web application with all routes of the board."""
 
     def live(request: Request) -> Response:
         """Return the response that sends events to an open page."""
@@ -154,13 +161,13 @@ def _application(board: Board, feed: Feed) -> Starlette:
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    """Return the answer to a refused request."""
+    """Return the response to a request that was refused, such as one for an unknown path."""
     refused = cast("HTTPException", error)
     return in_words("no such page" if refused.status_code == 404 else refused.detail, refused.status_code)
 
 
 def _read_ahead(board: Board) -> None:
-    """Read what the page will request first, while its browser starts."""
+    """Read what a page requests first, while the user's browser is still starting."""
     for name in PAGE_FILES:
         page_file(name)
     for one in board.first:
@@ -173,8 +180,9 @@ def _read_ahead(board: Board) -> None:
 
 
 def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Response]:
-    """Return a handler that sends the route's result as JSON, without the runs' secrets, or a LaunchError as its
-    message.
+    """Return a request handler that calls `route`.
+
+    The result is sent as JSON without the secrets of the runs in the request; a LaunchError is sent as its message.
     """
 
     def answer(question: _Question) -> Response:
@@ -193,12 +201,12 @@ def _answering(route: Callable[[_Question], Any]) -> Callable[[_Question], Respo
 
 
 def _json(answer: Any, status: int = 200) -> Response:
-    """Return a response with JSON."""
+    """Return a response with this data as JSON."""
     return Response(encode(answer), status, media_type="application/json")
 
 
 def _status_of(error: LaunchError) -> int:
-    """Return the HTTP status for the kind of error."""
+    """Return the HTTP status that corresponds to the kind of error."""
     match error:
         case NoSuchRun():
             return 404
@@ -213,7 +221,9 @@ def _status_of(error: LaunchError) -> int:
 
 
 def _asked_part(question: _Question) -> api.Run:
-    """Return the requested run, or the part of it that has the records of the requested role."""
+    """Return the run in the request, or the part of it that is the requested role; raise BadInput if that has several
+    parts.
+    """
     one, role = _asked_run(question), question.request.query_params.get("role", "")
     parts = api.parts(one, role) if role else [api.Part(one, one.id)]
     if len(parts) > 1:
@@ -238,12 +248,12 @@ def _secrets(question: _Question) -> tuple[str, ...]:
 
 
 def _words(question: _Question, name: str) -> list[str]:
-    """Return the words of a query parameter, separated by commas."""
+    """Return the words in a query parameter, which are separated by commas."""
     return [word for word in question.request.query_params.get(name, "").split(",") if word]
 
 
 def _number(question: _Question, name: str, usual: float) -> float:
-    """Return a number in the query, or `usual` if it has none; raise BadInput for any other text."""
+    """Return the number in a query parameter, or `usual` if it is not given; raise BadInput for any other text."""
     text = question.request.query_params.get(name, "")
     try:
         found = float(text) if text else usual
@@ -255,12 +265,12 @@ def _number(question: _Question, name: str, usual: float) -> float:
 
 
 def _count(question: _Question, name: str, usual: int) -> int:
-    """Return a count in the query, within limits."""
+    """Return the number in a query parameter as an integer within limits, or `usual` if it is not given."""
     return int(max(0.0, min(_number(question, name, usual), 1e12)))
 
 
 def _ranks(question: _Question) -> frozenset[int] | None:
-    """Return the ranks in a query such as `0,3-5`, or None if it asks for all."""
+    """Return the ranks in a query such as `ranks=0,3-5`, or None, for all, if it is not given."""
     found = set[int]()
     for word in _words(question, "ranks"):
         part = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", word)
@@ -279,12 +289,12 @@ def _index(_: _Question) -> Response:
 
 
 def _page(question: _Question) -> Response:
-    """Return one of the page's files."""
+    """Return one of the page's scripts, styles and pictures."""
     return _file(question.request.path_params["name"])
 
 
 def _file(name: str) -> Response:
-    """Return a file in the page's folder, or the answer 404 for any other name."""
+    """Return a file of the page, or a response with status 404 if there is none of this name."""
     if name not in PAGE_FILES:
         return in_words("no such file", 404)
     return Response(page_file(name), media_type=_TYPES[Path(name).suffix])
@@ -301,7 +311,7 @@ def _about(question: _Question) -> dict[str, object]:
 
 
 def _runs(question: _Question) -> dict[str, object]:
-    """Return the rows of all runs."""
+    """Return the rows of all runs for the table."""
     runs = question.feed.runs
     complete = runs.complete
     rows = sorted(runs.rows.values(), key=lambda row: (-row.submitted_at, row.id))
@@ -309,7 +319,7 @@ def _runs(question: _Question) -> dict[str, object]:
 
 
 def _compare(question: _Question) -> object:
-    """Return the comparison of the runs that the query names; raise BadInput for too few."""
+    """Return the comparison of the runs that the query names; raise BadInput if it names fewer than two."""
     refs = _words(question, "runs")
     if not 2 <= len(refs) <= _MOST_COMPARED:
         raise BadInput(f"runs: expected 2 to {_MOST_COMPARED} runs, got {len(refs)}")
@@ -317,7 +327,7 @@ def _compare(question: _Question) -> object:
 
 
 def _clusters(question: _Question) -> dict[str, object]:
-    """Return all clusters with their hosts and runs."""
+    """Return all clusters with their hosts, and the runs on them."""
     rows = [*question.feed.runs.rows.values()]
     found = question.board.survey.clusters(rows)
     return {"at": time.time(), "clusters": found.clusters, "error": found.error}
@@ -333,7 +343,7 @@ def _metrics(question: _Question) -> Response:
 
 
 def _run(question: _Question) -> RunView:
-    """Return all data about one run."""
+    """Return all data about the run in the request."""
     one = _asked_run(question)
     known = question.feed.runs.known(one)
     sheet = run_sheet(one, known.status.attempt, known.about)
@@ -347,20 +357,20 @@ def _run(question: _Question) -> RunView:
 
 
 def _life(question: _Question) -> Life:
-    """Return the run's timeline for the page."""
+    """Return the timeline of the run in the request."""
     one = _asked_run(question)
     with question.board.measured.renewed(one) as measured:
         return board_life(question.feed.runs.known(one).status, measured, time.time())
 
 
 def _checkpoints(question: _Question) -> BoardCheckpoints:
-    """Return the run's checkpoints for the page."""
+    """Return the checkpoints of the run in the request."""
     one = _asked_run(question)
     return board_checkpoints(one, question.feed.runs.known(one).status.checkpoint)
 
 
 def _curves(question: _Question) -> Curves:
-    """Return curves of the run's metrics; raise BadInput for a wrong query."""
+    """Return curves of the run's metrics, as the query asks; raise BadInput for an invalid query."""
     by = question.request.query_params.get("by", "step")
     if by not in ("step", "time"):
         raise BadInput(f"by: expected step or time, got {by[:100]!r}")
@@ -381,12 +391,12 @@ def _curves(question: _Question) -> Curves:
 
 
 def _artifacts(question: _Question) -> Artifacts:
-    """Return the list of the run's artifacts."""
+    """Return the list of files that the run's ranks wrote to `artifacts/`."""
     return artifacts(RunDir(_asked_run(question).path))
 
 
 def _artifact(question: _Question) -> Response:
-    """Return one artifact; secrets are removed from text."""
+    """Return the content of one file of the run's `artifacts/`; secrets are removed from text."""
     name = question.request.path_params["name"]
     kind, media_type = TYPES.get(Path(name).suffix.lower(), ("other", ""))
     if kind == "other":
@@ -398,7 +408,7 @@ def _artifact(question: _Question) -> Response:
 
 
 def _logs(question: _Question) -> LogPage:
-    """Return the requested lines of the run's log."""
+    """Return the lines of the run's log that the query asks for."""
     around = _number(question, "around", math.inf)
     wish = LogRequest(
         ranks=_ranks(question),
@@ -411,14 +421,17 @@ def _logs(question: _Question) -> LogPage:
 
 
 def _code(question: _Question) -> dict[str, object]:
-    """Return the differences of a run's code from that of another run or, if none is named, from its commit."""
+    """Return how a run's code differs from that of another run in the query or, without one, from the run's commit."""
     run, ref = _asked_run(question), question.request.query_params.get("with", "")
     found = api.compare([api.run(ref), run]).code[0] if ref else api.uncommitted(run)
     return {"changes": found.changes, "unknown": found.unknown}
 
 
 def _act(question: _Question) -> ActionReport:
-    """Carry out an action on a run and return the result; raise NoSuchRun or BadInput."""
+    """Take an action on the run in the request (cancel, resume, tag, note), and return its result.
+
+    Raise NoSuchRun or BadInput.
+    """
     verb = question.request.path_params["verb"]
     if verb not in ACTIONS:
         raise NoSuchRun(f"{verb[:100]!r}: no such action")

@@ -1,10 +1,14 @@
-"""Results of measuring collectives, as `--json` prints them."""
+"""Results of `launch doctor CLUSTER --collectives`, the measured speed of collective operations, as `--json` prints
+them.
+"""
 
 import msgspec
 
 
 class CollectiveLine(msgspec.Struct, frozen=True):
-    """The times of one operation with one size on a number of ranks."""
+    """The times of one operation with one message size on a number of ranks: median, fastest, slowest, and bandwidths
+    as nccl-tests defines them. `wrong` counts numbers in results that were wrong.
+    """
 
     operation: str
     ranks: int
@@ -19,14 +23,16 @@ class CollectiveLine(msgspec.Struct, frozen=True):
 
 
 class MemoryCopy(msgspec.Struct, frozen=True):
-    """The speed of a copy in the memory of the first rank."""
+    """The speed of copying memory on rank 0, as a reference."""
 
     size_bytes: int
     bytes_per_s: float
 
 
 class NodePair(msgspec.Struct, frozen=True):
-    """The measured connection between the nodes with indexes `one` and `other`, by torch and by a plain connection."""
+    """The measured connection between the nodes with indexes `one` and `other`: by torch's send and recv, and by a
+    plain TCP connection (0: none could be made). `slow` says how it is much slower than the others, or is "".
+    """
 
     one: int
     other: int
@@ -38,7 +44,7 @@ class NodePair(msgspec.Struct, frozen=True):
 
 
 class Lacking(msgspec.Struct, frozen=True):
-    """An operation that the backend lacks, on a number of ranks."""
+    """An operation that the backend does not support on this number of ranks, and why."""
 
     operation: str
     ranks: int
@@ -46,7 +52,9 @@ class Lacking(msgspec.Struct, frozen=True):
 
 
 class CollectivesReport(msgspec.Struct, frozen=True):
-    """The result of one `launch doctor CLUSTER --collectives`."""
+    """The result of one measurement of collectives: a line per operation and size, copies in memory, and connections
+    between nodes. `failed` says why the run did not complete, or is "".
+    """
 
     run: str
     cluster: str

@@ -1,4 +1,6 @@
-"""Run `trainer.collectives` on a cluster, like any other run, and read the output of its first rank."""
+"""Measure collectives on a cluster: run `trainer.collectives` there like any other run, and read the messages that rank
+0 prints, each as a line of JSON.
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -23,7 +25,7 @@ _MOST_LINES = 20_000
 
 
 class PlaceMessage(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
-    """The backend, the device, and how many ranks and nodes take part."""
+    """The first message: the backend and device, and how many ranks and nodes take part."""
 
     backend: str
     device: str
@@ -32,14 +34,14 @@ class PlaceMessage(msgspec.Struct, frozen=True, tag_field="what", tag="place"):
 
 
 class CopyMessage(msgspec.Struct, frozen=True, tag_field="what", tag="copy"):
-    """The message about a copy in memory."""
+    """The message about the speed of a copy in memory."""
 
     size_bytes: int
     bytes_per_s: float
 
 
 class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
-    """The times of one operation with one size."""
+    """The message with the times of one operation with one size; `lacking` says why the backend does not support it."""
 
     operation: str
     ranks: int
@@ -50,7 +52,7 @@ class TimedMessage(msgspec.Struct, frozen=True, tag_field="what", tag="timed"):
 
 
 class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
-    """The message about the connection between two nodes."""
+    """The message about the connection between two nodes: rates in bytes per second, and the time of a round trip."""
 
     one: int
     other: int
@@ -61,7 +63,7 @@ class PairMessage(msgspec.Struct, frozen=True, tag_field="what", tag="pair"):
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag_field="what", tag="end"):
-    """The last line of a complete output."""
+    """The last message, which shows that the output is complete."""
 
 
 Word = PlaceMessage | CopyMessage | TimedMessage | PairMessage | EndMessage
@@ -69,9 +71,10 @@ _DECODER: msgspec.json.Decoder[Word] = msgspec.json.Decoder(Word)
 
 
 def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") -> CollectivesReport:
-    """Return the report of a run from the lines of its first rank; `failed` says why the run failed, or is "".
+    """Return the report from the lines that rank 0 has printed.
 
-    A run with a wrong result fails too, but its output is complete.
+    `failed` says why the run failed, or is ""; it is ignored if the output is complete, since a run with a wrong result
+    fails as well.
     """
     place, ended = PlaceMessage("", "", 0, 0), False
     lines, copies, pairs, lacking = list[CollectiveLine](), list[MemoryCopy](), list[NodePair](), list[Lacking]()
@@ -98,7 +101,7 @@ def report_of(run: str, cluster: str, texts: Iterable[str], failed: str = "") ->
 
 
 def _decoded(text: str) -> Word:
-    """Return a decoded line; raise LaunchError if it is none of the messages."""
+    """Return the message in a line of JSON; raise LaunchError if it is none of the known ones."""
     try:
         return _DECODER.decode(text)
     except msgspec.MsgspecError as error:
@@ -106,7 +109,7 @@ def _decoded(text: str) -> Word:
 
 
 def _line(one: TimedMessage) -> CollectiveLine:
-    """Return the row for one operation and size."""
+    """Return the report's line for the times of one operation and size."""
     usual = statistics.median(one.times_s)
     rate = algorithm_bandwidth(one.size_bytes, usual)
     return CollectiveLine(
@@ -116,13 +119,14 @@ def _line(one: TimedMessage) -> CollectiveLine:
 
 
 def algorithm_bandwidth(size_bytes: int, seconds: float) -> float:
-    """Return bytes per second as the caller of the operation sees them."""
+    """Return the size divided by the time: the bandwidth as the caller of the operation sees it."""
     return size_bytes / seconds if seconds > 0 else 0.0
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Return the factor that turns an operation's algorithm bandwidth into bus bandwidth, which does not depend on
-    the number of ranks.
+    """Return the factor by which nccl-tests converts algorithm bandwidth to bus bandwidth.
+
+    Bus bandwidth does not depend on the number of ranks.
     """
     match operation:
         case "all-reduce":
@@ -134,8 +138,10 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def with_slow(pairs: Sequence[NodePair]) -> tuple[NodePair, ...]:
-    """Return the pairs, with a reason on each that is much slower than the others by rate, plain connection or round
-    trip.
+    """Return the pairs; one that is much slower than the median, by rate, plain connection or round trip, has the
+    reason in `slow`.
+
+    Nothing is marked if there are only a few pairs.
     """
     if len(pairs) < _PAIRS:
         return tuple(pairs)
@@ -165,9 +171,10 @@ def collectives(
     cluster: str = LOCAL, *, ranks: Sequence[int] = (2,), nodes: int = 1, sizes: Sequence[int] = SIZES,
     backend: str = "auto", overrides: Sequence[str] = (), tell: Tell = lambda _: None,
 ) -> CollectivesReport:  # fmt: skip
-    """Time and check each operation on each number of ranks, spread evenly over the nodes; return the report.
+    """Measure and check each collective on a cluster, on each number in `ranks`, spread evenly over the nodes; return
+    the report.
 
-    The run is removed once its output is complete.
+    The run is removed once its output is complete. `tell` is called with lines on the progress.
     """
     least, most = min(ranks, default=0), max(ranks, default=0)
     if least < 2:

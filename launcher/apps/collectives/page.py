@@ -1,4 +1,4 @@
-"""Write a report as one HTML file that needs no network."""
+"""Write a report on collectives as one HTML file that needs no network."""
 
 import html
 import math
@@ -29,7 +29,9 @@ Curve = tuple[str, str, Sequence[tuple[int, float]]]  # name, colour, size and v
 
 
 def rates_picture(report: CollectivesReport, ranks: int) -> str:
-    """Return a picture of bus bandwidth over size with the memory copy beside it, or "" if no size was timed."""
+    """Return a picture (SVG) of bus bandwidth over message size, with the memory copy beside it; "" if nothing was
+    timed on these ranks.
+    """
     curves = _curves(report, ranks, lambda one: one.bus_bytes_per_s)
     if not curves:
         return ""
@@ -41,13 +43,18 @@ def rates_picture(report: CollectivesReport, ranks: int) -> str:
 
 
 def times_picture(report: CollectivesReport, ranks: int) -> str:
-    """Return a picture of median time over size; its left end shows the cost of a message however small."""
+    """Return a picture (SVG) of median time over message size; its left end shows what a message costs however small it
+    is.
+    """
     curves = _curves(report, ranks, lambda one: one.usual_s)
     return _over_sizes(f"Time over size, {ranks} ranks", curves, duration) if curves else ""
 
 
 def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLine], float]) -> list[Curve]:
-    """Return one curve for each operation; an operation has the same colour in every picture."""
+    """Return the curve of a value for each operation on these ranks.
+
+    An operation has the same colour in every picture.
+    """
     names = list(dict.fromkeys(one.operation for one in report.lines))
     mine = [one for one in report.lines if one.ranks == ranks and one.size_bytes and value(one) > 0]
     return [
@@ -58,7 +65,7 @@ def _curves(report: CollectivesReport, ranks: int, value: Callable[[CollectiveLi
 
 
 def _over_sizes(title: str, curves: Sequence[Curve], label: Callable[[float], str]) -> str:
-    """Return a picture of curves over size with two logarithmic axes."""
+    """Return a picture (SVG) of curves over message size, with two logarithmic axes; `label` formats the values."""
     sizes = sorted({count for _, _, points in curves for count, _ in points})
     values = [value for _, _, points in curves for _, value in points]
     low, high = _power(min(values), math.floor), _power(max(values), math.ceil)
@@ -73,9 +80,7 @@ def _over_sizes(title: str, curves: Sequence[Curve], label: Callable[[float], st
 
 
 def _power(value: float, rounded: Callable[[float], int]) -> float:
-    """Return the next power of ten beyond `value`, up or down as `rounded` rounds, so that an axis has at least one
-    tick between its ends.
-    """
+    """Return the next power of ten from `value`, up or down as `rounded` rounds."""
     power = rounded(math.log10(value))
     if 10.0**power == value:
         power += 1 if rounded is math.ceil else -1
@@ -85,7 +90,7 @@ def _power(value: float, rounded: Callable[[float], int]) -> float:
 def _axes(
     sizes: Sequence[int], x: Place, y: Place, low: float, high: float, label: Callable[[float], str]
 ) -> Iterable[str]:
-    """Yield the axes with their labels."""
+    """Yield the axes with their labels as SVG; `x` and `y` map values to positions."""
     right = _WIDE - _LEGEND
     yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (right, _HIGH - _BELOW)], "currentColor")
     last = -math.inf
@@ -100,9 +105,7 @@ def _axes(
 
 
 def pairs_picture(report: CollectivesReport) -> str:
-    """Return a picture with one bar for each pair of nodes, whose length is the pair's rate, or "" for a single
-    node.
-    """
+    """Return a picture (SVG) with a bar for the rate of each pair of nodes, or "" if there is no pair."""
     fastest = max((one.bytes_per_s for one in report.pairs), default=0.0)
     if not fastest:
         return ""
@@ -118,7 +121,7 @@ def pairs_picture(report: CollectivesReport) -> str:
 
 
 def pictures(report: CollectivesReport) -> Iterator[tuple[str, str]]:
-    """Yield each picture of the report with its title."""
+    """Yield (title, picture as SVG) for each picture of the report."""
     for ranks in dict.fromkeys(one.ranks for one in report.lines):
         for title, drawn in (
             (f"Bus bandwidth, {ranks} ranks", rates_picture(report, ranks)),
@@ -146,7 +149,7 @@ def html_page(report: CollectivesReport) -> str:
 
 
 def _html(report: CollectivesReport) -> Iterator[str]:
-    """Yield the parts of the page."""
+    """Yield the parts of the page as HTML."""
     yield f"<h1>Collectives of {html.escape(report.cluster)}</h1>"
     yield f"<p>{html.escape(heading(report))}</p>"
     if said := [*problems(report), *notes(report)]:

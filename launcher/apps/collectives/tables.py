@@ -1,4 +1,4 @@
-"""Format a report as rows of text, as nccl-tests prints them. Pure."""
+"""Format a report on collectives as rows of text, as nccl-tests prints them. Pure."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def heading(report: CollectivesReport) -> str:
 
 
 def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each operation and size."""
+    """Yield a table row for each operation and size."""
     copies = {one.size_bytes: one.bytes_per_s for one in report.copies}
     for one in report.lines:
         none = not one.size_bytes
@@ -34,7 +34,7 @@ def rows_of(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
 
 
 def pair_rows(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each pair of nodes."""
+    """Yield a table row for each pair of nodes."""
     for one in report.pairs:
         plain = rate(one.plain_bytes_per_s) if one.plain_bytes_per_s else "none"
         slow = f"slow: {one.slow}" if one.slow else ""
@@ -42,7 +42,7 @@ def pair_rows(report: CollectivesReport) -> Iterator[tuple[str, ...]]:
 
 
 def problems(report: CollectivesReport) -> Iterator[str]:
-    """Yield each problem for which the command exits with an error."""
+    """Yield a line for each problem for which the command exits with an error, such as wrong results."""
     for one in report.lines:
         if one.wrong:
             on = f"{one.operation} of {size(one.size_bytes)} on {one.ranks} ranks"
@@ -52,7 +52,7 @@ def problems(report: CollectivesReport) -> Iterator[str]:
 
 
 def notes(report: CollectivesReport) -> Iterator[str]:
-    """Yield a sentence for each operation that the backend lacks, and for each slow pair of nodes."""
+    """Yield a sentence for each operation that the backend does not support, and for each slow pair of nodes."""
     for one in report.lacking:
         yield f"{report.backend} has no {one.operation} on {one.ranks} ranks: {one.why}"
     for pair in report.pairs:
@@ -61,7 +61,7 @@ def notes(report: CollectivesReport) -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
-    """Return a time such as `12 µs`."""
+    """Return a time in seconds as text, such as `12 µs`."""
     for most, unit, factor in ((1e-3, "µs", 1e6), (1.0, "ms", 1e3)):
         if seconds < most:
             return f"{seconds * factor:.3g} {unit}"
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a size such as `64 KB`, in units of 1024 bytes as nccl-tests and `--sizes` use them."""
+    """Return a number of bytes as text, such as `64 KB`; as in nccl-tests, a KB is 1024 bytes."""
     for unit in ("B", "KB", "MB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -1,6 +1,5 @@
-"""Compare a disturbed run with the undisturbed one: what ranks reported, and what checkpoints hold.
-
-Only checkpoints are read from disk.
+"""Compare a disturbed run with the undisturbed one: the metrics that ranks reported, and the contents of
+checkpoints.
 """
 
 import math
@@ -22,7 +21,9 @@ _DECIDES = ("generators", "data")  # of what is kept beside tensors: what comes 
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """The comparison of the metrics that two runs reported."""
+    """The comparison of the metrics that two runs reported: at which steps, of which metrics, and the first number that
+    differs, or None.
+    """
 
     at: tuple[int, ...]  # the steps at which both reported something of the same name
     metrics: tuple[str, ...]
@@ -30,14 +31,17 @@ class ComparedRows:
 
 
 def is_of_the_training(metric: str) -> bool:
-    """Return whether a metric must be the same in every run, judging by its name: a rate or a time need not."""
+    """Return whether a metric must be equal in every run, judging by its name; a rate or a time need not be."""
     return better(metric) != 0 or metric in _ALSO
 
 
 def compared_rows(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], chosen: Collection[str] = ()
 ) -> ComparedRows:
-    """Compare rank by rank at the steps that both runs reported, by bits, so that NaN equals NaN."""
+    """Compare what two runs reported, rank by rank, at the steps that both reported; NaN equals NaN.
+
+    Only the metrics in `chosen` are compared or, if it is empty, all but rates and times.
+    """
     wanted = set(chosen).__contains__ if chosen else is_of_the_training
     pairs = list(_pairs(undisturbed, disturbed, wanted))
     departures = (
@@ -50,8 +54,9 @@ def compared_rows(
 def _pairs(
     undisturbed: Mapping[int, Rows], disturbed: Mapping[int, Rows], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[int, int, str, float, float]]:
-    """Yield (step, rank, metric, undisturbed value, disturbed value), step by step and rank by rank in the order of
-    reporting; only metrics that `wanted` accepts.
+    """Yield (step, rank, metric, undisturbed value, disturbed value) in this order.
+
+    Only metrics for which `wanted` returns True are yielded.
     """
     both = [rank for rank in sorted(undisturbed) if rank in disturbed]
     for step in sorted({step for rank in both for step in undisturbed[rank]}):
@@ -63,13 +68,15 @@ def _pairs(
 
 
 def _alike(one: float, other: float) -> bool:
-    """Return whether the numbers are equal; NaN equals NaN."""
+    """Return whether two numbers are equal, where NaN equals NaN."""
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedStates:
-    """The comparison of the checkpoints of two runs."""
+    """The comparison of the checkpoints of two runs: of which steps, and the first that differs, or None. `unread` says
+    why one could not be read, or is "".
+    """
 
     steps: tuple[int, ...]  # that were compared
     first: StateDeparture | None
@@ -79,10 +86,10 @@ class ComparedStates:
 def compared_states(
     undisturbed: Mapping[int, Path], disturbed: Mapping[int, Path], *, untouched: int, every: bool
 ) -> ComparedStates:
-    """Compare the checkpoints that both runs have at a step: the last one or, with `every`, each until two differ.
+    """Compare the checkpoints of steps that both runs have: the last one or, with `every`, each until two differ.
 
-    Nothing was killed up to step `untouched`: kept state that differs by then, such as a generator without a seed,
-    differs between any two runs and is ignored.
+    Nothing was killed before step `untouched`. State that differs by then, such as a generator without a seed, differs
+    between any two runs and is ignored.
     """
     both = sorted(undisturbed.keys() & disturbed.keys())
     done = list[int]()
@@ -105,9 +112,10 @@ def _between(step: int, undisturbed: Mapping[int, Path], disturbed: Mapping[int,
 
 
 def departure_of(step: int, found: Differences, usual: Collection[str] | None) -> StateDeparture | None:
-    """Return the differences in the form of the report, or None if none of them affects the rest of the training.
+    """Return the differences as the report has them, or None if they do not affect the rest of the training.
 
-    `usual` is kept state that differs between any two runs; if it is None, that is not known and only tensors count.
+    `usual` is state, other than tensors, that differs between any two runs. If it is None, that is not known, and only
+    tensors count.
     """
     kept = tuple(place for place in found.kept if usual is None or place not in usual)
     if not found.different and (usual is None or not any(map(decides, kept))):
@@ -121,12 +129,13 @@ def departure_of(step: int, found: Differences, usual: Collection[str] | None) -
 
 
 def decides(place: str) -> bool:
-    """Return whether kept state that is not a tensor affects the training; a user's object, for instance, may hold a
-    time, in which no two runs agree.
+    """Return whether this state of a checkpoint, which is no tensor, affects the training.
+
+    A user's object need not: it may contain a time, in which no two runs agree.
     """
     return bool(named_in([place], _DECIDES))
 
 
 def named_in(places: Iterable[str], parts: Sequence[str]) -> list[str]:
-    """Return those of the places that have one of the `parts` in their name."""
+    """Return the places in a checkpoint whose path has one of the `parts`."""
     return [place for place in places if set(parts) & set(place.split("/"))]

@@ -1,4 +1,6 @@
-"""Results of `launch prove`, as its `--json` prints them."""
+"""Results of `launch prove`, which kills a training again and again and compares its results, as `--json` prints
+them.
+"""
 
 from enum import StrEnum
 
@@ -8,7 +10,9 @@ from launcher.states import State
 
 
 class Judgement(StrEnum):
-    """The verdict on one disturbed run, or on all of them."""
+    """The verdict on one disturbed run, or on all: the results are exactly equal, differ, prove nothing, or the run
+    failed.
+    """
 
     EXACT = "exact"  # nothing that could be compared differs from the undisturbed run
     DIFFERS = "differs"
@@ -17,7 +21,10 @@ class Judgement(StrEnum):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """A planned kill, and what it did; `missed` says why it was not made."""
+    """A planned kill and its effect. `missed` says why it was not made, or is ""; `rank` is None if a whole node was
+    killed. `step` and `checkpoint` are how far the run was, `went_on_from` is the step from which it resumed,
+    `steps_again` how many it repeated, and `next_step_s` the time until its next step.
+    """
 
     planned_step: int
     missed: str = ""  # why nothing was hit
@@ -34,7 +41,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """The first reported number that differs from the undisturbed run."""
+    """The first reported number that differs: at which step, of which metric and rank, and both values."""
 
     step: int
     rank: int
@@ -44,7 +51,9 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class StateDeparture(msgspec.Struct, frozen=True):
-    """The first checkpoint that differs, among those that both runs have."""
+    """The first checkpoint that differs, among those that both runs have: how many of its `tensors` are `different`,
+    the first of these with an element and both values, and other state that differs (`kept`).
+    """
 
     step: int
     tensors: int  # that it has
@@ -57,7 +66,10 @@ class StateDeparture(msgspec.Struct, frozen=True):
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A disturbed run compared with the undisturbed one."""
+    """A disturbed run compared with the undisturbed one: at how many steps, which metrics and which checkpoints. `why`
+    says why the run proves nothing or failed, `first` and `first_state` where it differs, `causes` what usually causes
+    that, and `again_differs` the step at which a second undisturbed run differs as well.
+    """
 
     mode: str
     run: str
@@ -78,7 +90,9 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The result of one `launch prove`, as `--json` prints it."""
+    """The result of one `launch prove`. `undisturbed` is that run's id, `kept` are the ids of runs that still exist,
+    and `why` says why nothing is proven, or is "".
+    """
 
     id: str
     seed: int

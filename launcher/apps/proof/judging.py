@@ -1,4 +1,6 @@
-"""Judge what a disturbed run proves, from all that is known of both runs, and name usual causes of a difference."""
+"""Judge what a disturbed run proves, from the records of it and of the undisturbed run, and name the usual causes of a
+difference.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,9 @@ _ROUNDING = 1e-4  # of a number: what another order of a sum makes of it in its 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that is known about a difference between two trainings."""
+    """What is known about a difference between two trainings: where metrics and checkpoints first differ, the kills,
+    and the steps that could be compared. `repeats` tells whether two undisturbed runs are equal (None: not known).
+    """
 
     first: Departure | None
     state: StateDeparture | None
@@ -35,32 +39,30 @@ class Evidence:
 
     @property
     def step(self) -> int | None:
-        """The first step at which the difference shows, or None if it is not known."""
+        """The first step at which the difference shows, or None if nothing differs."""
         steps = [one.step for one in (self.first, self.state) if one is not None]
         return min(steps, default=None)
 
     @property
     def resumed_at(self) -> int | None:
-        """The step from which the run had last resumed before it began to differ, or None if it had not resumed by
-        then.
-        """
+        """The step from which the run had last resumed before the difference, or None if it had not resumed by then."""
         resumed = [one.went_on_from for one in self.kills if one.went_on_from is not None and not one.missed]
         return None if self.step is None else max((at for at in resumed if at < self.step), default=None)
 
     @property
     def alike(self) -> int:
-        """The number of compared steps between the last restart and the first difference, all of them equal."""
+        """The number of compared steps from the last restart to the first difference, which are all equal."""
         begin, end = self.resumed_at or 0, self.step or 0
         return sum(begin < step < end for step in set(self.compared))
 
 
 def causes_of(evidence: Evidence) -> tuple[str, ...]:
-    """Return the likely causes as texts, likeliest first, or () if nothing differs."""
+    """Return the likely causes of the difference as sentences, likeliest first; empty if nothing differs."""
     return () if evidence.step is None else tuple(_causes(evidence))
 
 
 def _causes(evidence: Evidence) -> Iterator[str]:
-    """Yield the possible causes as texts, likeliest first."""
+    """Yield the likely causes of the difference as sentences, likeliest first."""
     kept = evidence.state.kept if evidence.state is not None else ()
     if evidence.repeats is False or (evidence.repeats is None and evidence.resumed_at is None):
         yield from _never_the_same(evidence)
@@ -89,9 +91,10 @@ def _causes(evidence: Evidence) -> Iterator[str]:
 
 
 def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
-    """Return as text which state a restart has lost.
+    """Return a sentence on which kind of state a restart has lost.
 
-    `between` is the number of steps from the restart to the first difference, `alike` how many of these are equal.
+    `between` is the number of steps from the restart to the first difference, and `alike` how many of these could be
+    compared and are equal.
     """
     if alike:
         were = "was" if alike == 1 else "were"
@@ -115,7 +118,7 @@ def _lost_by_a_resume(step: int, between: int, alike: int) -> str:
 
 
 def _never_the_same(evidence: Evidence) -> Iterator[str]:
-    """Yield causes that apply whether anything was killed or not."""
+    """Yield causes of differences between any two runs, whether something was killed or not."""
     if evidence.repeats is False:
         yield "the training does not repeat itself: two undisturbed runs differ as well, so no restart is to blame"
     else:
@@ -132,14 +135,17 @@ def _never_the_same(evidence: Evidence) -> Iterator[str]:
 
 
 def _is_rounding(first: Departure) -> bool:
-    """Return whether the two values differ only by rounding."""
+    """Return whether the two values differ so little that rounding explains it."""
     size = max(abs(first.undisturbed), abs(first.disturbed))
     return 0 < abs(first.undisturbed - first.disturbed) <= _ROUNDING * size
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A run that has ended, with its reports and checkpoints."""
+    """The records of a run that has ended: metrics by rank, checkpoints by step, the first step that each start of
+    ranks reported, the steps from which the trainer's `starts` resumed, its events, and the step of its first complete
+    checkpoint (0: none).
+    """
 
     status: RunStatus
     rows: Mapping[int, Rows]  # by rank
@@ -151,18 +157,18 @@ class FinishedRun:
 
     @property
     def took_s(self) -> float:
-        """The seconds from the first start to the end."""
+        """The seconds from the run's first start to its end, or 0."""
         begin, end = self.status.started_at, self.status.ended_at
         return end - begin if begin is not None and end is not None else 0.0
 
     @property
     def end(self) -> tuple[int | None, str | None]:
-        """The last step and the fingerprint of the final state, each None if the run has not reported it."""
+        """(the last step, the fingerprint of the final state); each is None if the run has not reported it."""
         return self.status.step, self.status.fingerprint
 
     @property
     def failure(self) -> str:
-        """Why the run did not complete, or "" if it did."""
+        """Why the run did not succeed, as text, or "" if it did."""
         if self.status.state is State.SUCCEEDED:
             return ""
         said = self.status.last_word
@@ -170,7 +176,7 @@ class FinishedRun:
 
 
 def finished(run: Run, status: RunStatus) -> FinishedRun:
-    """Return the records of a completed run, after fetching those that are on other machines."""
+    """Return the records of a run that has ended, after fetching those on other machines."""
     run.renew()
     folder = RunDir(run.path)
     whole = [one for one in run.checkpoints() if one.kind == "step" and one.state is Condition.OK]
@@ -188,7 +194,10 @@ def finished(run: Run, status: RunStatus) -> FinishedRun:
 def judged(
     mode: str, kills: Sequence[Kill], run: FinishedRun, undisturbed: FinishedRun, metrics: Collection[str] = ()
 ) -> ComparedRun:
-    """Return the comparison of a disturbed run with the undisturbed one, without looking for causes."""
+    """Compare a disturbed run with the undisturbed one, and return the verdict; causes are not looked for.
+
+    Only the metrics in `metrics` are compared or, if it is empty, all but rates and times.
+    """
     status = run.status
     found = ComparedRun(
         mode, status.run, Judgement.UNPROVEN, with_costs(kills, run.history, run.first_steps, run.starts), status.state,
@@ -214,15 +223,15 @@ def judged(
 
 
 def _end(run: FinishedRun) -> str:
-    """Return as text where a run ended, and with which fingerprint."""
+    """Return text that says at which step, and with which fingerprint, a run ended."""
     step, fingerprint = run.end
     return f"at step {step} with {'no fingerprint' if fingerprint is None else f'fingerprint {fingerprint[:16]}'}"
 
 
 def _nothing_proven(found: ComparedRun, compared: Collection[int], undisturbed: FinishedRun) -> str:
-    """Return why equal results prove nothing, or "" if they do.
+    """Return the reason why equal results prove nothing, or "" if they do prove something.
 
-    Only steps that are trained after a restart show that it has lost nothing.
+    Only steps that were trained after a restart show that it lost nothing.
     """
     if all(one.missed for one in found.kills):
         return f"nothing was hit: {found.kills[0].missed if found.kills else 'no kill was planned'}"
@@ -248,9 +257,9 @@ def with_causes(
     once_more: FinishedRun | None,
     metrics: Collection[str] = (),
 ) -> ComparedRun:
-    """Return the comparison with the usual causes of its difference added.
+    """Return the comparison with the usual causes of its difference.
 
-    `once_more` is a second undisturbed run, or None if it failed.
+    `once_more` is a second undisturbed run, or None if that failed.
     """
     repeats, step = None, None
     if once_more is not None:
@@ -265,9 +274,9 @@ def with_causes(
 def with_costs(
     kills: Sequence[Kill], history: Sequence[Event], first_steps: Mapping[Start, int], noted: Sequence[int]
 ) -> tuple[Kill, ...]:
-    """Return the kills with their costs.
+    """Return the kills, each with its cost: repeated steps, and the time until the next step.
 
-    `first_steps` has the first step that each start of ranks reported; `noted` the steps from which the trainer's
+    `first_steps` has the first step that each start of ranks reported; `noted` are the steps from which the trainer's
     starts resumed, in order.
     """
     hits = [one for one in kills if not one.missed]
@@ -277,7 +286,7 @@ def with_costs(
 
 
 def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start, int], noted: int | None) -> Kill:
-    """Return one kill with its cost; `noted` is the step from which the start after it resumed, or None if the trainer
+    """Return one kill with its cost; `noted` is the step from which the next start resumed, or None if the trainer
     noted none.
     """
     hit = (kill.attempt, kill.generation)
@@ -299,8 +308,10 @@ def _with_cost(kill: Kill, history: Sequence[Event], first_steps: Mapping[Start,
 
 
 def _went_on_from(first: int | None, checkpoint: int | None) -> int:
-    """Return the step from which a start resumed, as far as reports show it: the step before its first report, or the
-    loaded checkpoint's.
+    """Return the step from which a start resumed: that before its first report or, without one, the loaded
+    checkpoint's.
+
+    It is 0 if there is neither.
     """
     if first is None or first == checkpoint:
         return checkpoint or 0

@@ -1,7 +1,5 @@
-"""Carry out a whole proof: an undisturbed run, a disturbed run of each mode, and their comparison.
-
-spec or run ─ target ─► undisturbed run ─ schedule ─► disturbed run of each mode ─ judging ─► exact; where not:
-                                                       └ disturbing ─► kills        └ causes, by one more run
+"""Carry out `launch prove`: make an undisturbed run, then a run with kills for each mode, and compare each with the
+first. If one differs, another undisturbed run shows whether the training repeats itself at all.
 """
 
 import contextlib
@@ -58,7 +56,7 @@ _OVER = "the training was over first"
 
 
 class DisturbedRun:
-    """One run that is disturbed: its kills, and its end."""
+    """A run that is disturbed by kills, from the first kill to its end."""
 
     def __init__(self, run: Run, mode: Mode, tell: Tell, *, saves: bool) -> None:
         """Prepare to disturb a run; `saves` says that the training reports its checkpoints, one of which must then
@@ -69,20 +67,23 @@ class DisturbedRun:
         self._dark = False  # all of it was killed on a node, and it has not been resumed since
 
     def strike(self, kills: Sequence[PlannedKill]) -> list[Kill]:
-        """Make all kills in order and return them; kills that would come after the training's end are marked as
-        missed.
+        """Make all kills in order, and return them with what they hit.
+
+        A kill that would come after the end of the training is marked as missed.
         """
         return [self._strike(one) for one in kills]
 
     def finish(self) -> RunStatus:
-        """Wait until the run has ended, and return its status."""
+        """Wait until the run has ended, and return its status; resume it if a kill has ended it."""
         while not (status := self._look()).state.ended:
             time.sleep(_LOOK_S)
         return status
 
     def _strike(self, kill: PlannedKill) -> Kill:
-        """Make one kill and return it, not before its step and not before the present generation has made a step,
-        because it would otherwise hit a start.
+        """Make one kill and return it.
+
+        It waits until its step is reached and the present generation has made a step; otherwise it would hit a start
+        and not a training.
         """
         with contextlib.ExitStack() as stack:
             visit: Visit | None = None
@@ -101,7 +102,7 @@ class DisturbedRun:
         return Kill(kill.step, _OVER)
 
     def _hit(self, kill: PlannedKill, status: RunStatus, step: int, visit: Visit, rank: int, node: int) -> Kill:
-        """Kill the chosen rank or its whole node, and return the kill."""
+        """Kill the chosen rank, or everything of the run on its node, and return the kill."""
         whole = self._mode.whole_node
         at = time.time()
         try:
@@ -120,7 +121,7 @@ class DisturbedRun:
         return done
 
     def _trains(self, status: RunStatus) -> bool:
-        """Return whether the newest start has trained a step since the last kill."""
+        """Return whether the run has trained a step since it started again after the last kill."""
         now = (status.attempt, status.generation)
         if status.state is not State.RUNNING or now <= self._struck:
             return False
@@ -128,8 +129,9 @@ class DisturbedRun:
         return any(one.kind == "training" and (one.attempt, one.generation) == now for one in history)
 
     def _look(self) -> RunStatus:
-        """Return the status of the run, after resuming it if a kill of a whole node has left nothing that could
-        continue by itself.
+        """Return the run's status.
+
+        If a kill of a whole node has ended the run, resume it first.
         """
         status = self._run.status(WATCH_S)
         if not self._dark or (status.attempt, status.generation) > self._struck:
@@ -142,7 +144,7 @@ class DisturbedRun:
 
 
 def struck_words(kill: Kill) -> str:
-    """Return as text what the kill hit."""
+    """Return text that names what the kill hit: a rank, or all of a node."""
     return f"all of node {kill.node}" if kill.rank is None else f"rank {kill.rank}"
 
 
@@ -151,10 +153,10 @@ def prove(
     modes: Sequence[str] = (), steps: int | None = None, metrics: Sequence[str] = (), keep: bool = False,
     tell: Tell = lambda _: None,
 ) -> Proof:  # fmt: skip
-    """Return a verdict on whether the training of a spec or a run ends as undisturbed wherever it is killed.
+    """Check that a training ends with the same results wherever it is killed, and return the verdict.
 
-    This takes as long as the training for each mode and once more. If interrupted, the active run is cancelled. Runs of
-    an exact proof are removed, unless `keep`.
+    `ref` is a spec file or a run. The training is made once undisturbed and once for each mode. If this is interrupted,
+    the active run is cancelled. Runs of an exact proof are removed, unless `keep`.
     """
     _refuse_unknown(modes)
     if kills < 1:
@@ -171,14 +173,14 @@ def prove(
 
 
 def _refuse_unknown(names: Sequence[str]) -> None:
-    """Raise BadInput for a mode that does not exist."""
+    """Raise BadInput for a name that is no mode of disturbing a run."""
     unknown = [name for name in names if name not in MODES]
     if unknown:
         raise BadInput(f"--modes: expected some of {', '.join(MODES)}, got {unknown[0][:100]!r}")
 
 
 def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
-    """Return the named modes, or without names those that suit the run's recovery mode."""
+    """Return the named modes or, without names, those that suit the spec's recovery mode."""
     if names:
         return {name: mode for name, mode in MODES.items() if name in names}
     usual = {name: mode for name, mode in MODES.items() if recovery_mode in mode.usual_for}
@@ -190,7 +192,9 @@ def _chosen(names: Sequence[str], recovery_mode: str) -> dict[str, Mode]:
 
 @dataclass(slots=True)
 class _Proving:
-    """The runs of one proof, and everything that they have shown so far."""
+    """The runs of one proof so far. `id` begins the ids of its runs, and `once_more` has the second undisturbed run
+    once it was made (None if it failed).
+    """
 
     target: RepeatedJob
     id: RunId
@@ -202,7 +206,7 @@ class _Proving:
     once_more: list[FinishedRun | None] = field(default_factory=list)  # none before it is asked for
 
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
-        """Make all runs of the proof and return the result; runs of an exact proof are removed, unless `keep`."""
+        """Make all runs of the proof, and return the result; the runs of an exact proof are removed, unless `keep`."""
         began = time.monotonic()
         alone, run = self._undisturbed("alone")
         steps = alone.status.step or 0
@@ -224,12 +228,12 @@ class _Proving:
         )  # fmt: skip
 
     def _undisturbed(self, name: str) -> tuple[FinishedRun, Run]:
-        """Make an undisturbed run and wait for its end; return (its records, the run)."""
+        """Make an undisturbed run, and wait for its end; return (its records, the run)."""
         run = self._start(name, ())
         return finished(run, to_its_end(run, run.wait, self.tell)), run
 
     def _disturbed(self, name: str, mode: Mode, alone: FinishedRun) -> ComparedRun:
-        """Make a disturbed run, compare it with the undisturbed one, and return the comparison."""
+        """Make a run with kills, and compare it with the undisturbed run `alone`."""
         plan = planned(self.seed, name, self.kills, alone.status.step or 0, alone.first_saved)
         holds = held_at(plan, max(1, len(alone.status.ranks)))
         run = self._start(name, (*mode.overrides, f"env.{HOLDS}={holds}"))
@@ -244,14 +248,14 @@ class _Proving:
         return with_causes(found, ended, alone, self._once_more(), self.metrics)
 
     def _once_more(self) -> FinishedRun | None:
-        """Return a second undisturbed run, made at the first call, or None if it failed."""
+        """Return the records of a second undisturbed run, which is made at the first call; None if it failed."""
         if not self.once_more:
             again, _ = self._undisturbed("again")
             self.once_more.append(None if again.failure else again)
         return self.once_more[0]
 
     def _start(self, name: str, more: Sequence[str]) -> Run:
-        """Start a run of the proof, with the overrides in `more`, and return it."""
+        """Start a run of the proof with the overrides in `more`, and return it."""
         run = self.target.start(parse_run_id(f"{self.id}-{name}"), more)
         self.runs.append(run)
         run.label(add=[TAG, self.id])
@@ -260,14 +264,14 @@ class _Proving:
 
 
 def _too_short(steps: int) -> str:
-    """Return why a training of so many steps is too short to be killed, or "" if it is not."""
+    """Return the reason why a training of so many steps is too short to be killed, or "" if it is not."""
     return "" if steps > 1 else f"it reports {steps or 'no'} step{'s'[: steps != 1]}: nothing can be killed in between"
 
 
 def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> RepeatedJob:
-    """Return the job with the settings that all runs of a proof share; the user's own overrides win.
+    """Return the job with settings that all runs of a proof need, such as checkpoints often enough for the kills.
 
-    Raise BadInput or Refused if a proof is impossible.
+    The user's own overrides win. Raise BadInput or Refused if a proof is impossible.
     """
     wish = target.request(_ALWAYS)
     if not wish.cluster.supports_reach:
@@ -282,5 +286,5 @@ def for_a_proof(target: RepeatedJob, *, steps: int | None, kills: int) -> Repeat
 
 
 def _logged(run: RunOptions) -> list[str]:
-    """Return an override that logs metrics at each step, if the program supports it."""
+    """Return an override by which the program logs metrics at each step, or an empty list if it has no such option."""
     return [f"run.args.{_LOGS}=1"] if is_ours(run) or gives(run, _LOGS) else []

@@ -1,4 +1,4 @@
-"""Draw the schedule of kills from a seed. Pure."""
+"""Plan the kills of a proof at random, repeatably from a seed, and define the ways to disturb a run. Pure."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ _UNTIL = 0.85  # of all steps: who is killed later may have ended before it is h
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """A kill that is made as soon as a step is done; `pick` selects the victim among the ranks that are present
+    """A kill that is made as soon as `step` is done. `pick`, from 0 to 1, selects the victim among the ranks that exist
     then.
     """
 
@@ -25,11 +25,10 @@ class PlannedKill:
 
 
 def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tuple[PlannedKill, ...]:
-    """Return one kill in each of `kills` equal stretches of the training, in order; raise BadInput if the training has
-    too few steps.
+    """Return one kill in each of `kills` equal stretches of a training of `steps` steps, in order.
 
-    `saved` is the step of the first checkpoint. A training killed before it starts from the beginning and resumes
-    nothing, so kills come later where there is room.
+    If there is room, all come after `saved`, the step of the first checkpoint, because a training killed before that
+    only starts again. Raise BadInput if there are more kills than steps.
     """
     last = int(steps * _UNTIL)
     if last < kills:
@@ -44,13 +43,18 @@ def planned(seed: int, mode: str, kills: int, steps: int, saved: int = 0) -> tup
 
 
 def held_at(kills: Sequence[PlannedKill], ranks: int) -> str:
-    """Return the text that tells the trainer at which steps which ranks wait to be killed, such as `20@1,40@0`."""
+    """Return text such as `20@1,40@0` for the trainer: before which steps which ranks have to wait, in order to be
+    killed.
+    """
     return ",".join(f"{one.step}@{one.among(ranks)}" for one in kills)
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way to disturb a run: what is killed, and the overrides with which the run is started."""
+    """A way to disturb a run: `whole_node` kills everything of the run on a node, else one rank; the run is started
+    with `overrides`. If the user names no modes, those whose `usual_for` has the spec's recovery mode are used, with
+    `usual_overrides` unless that is None.
+    """
 
     says: str  # of one kill, for people
     whole_node: bool  # all that is of the run on a node; else one of its ranks

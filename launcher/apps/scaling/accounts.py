@@ -1,4 +1,6 @@
-"""Compute speed-up, efficiency and lost time from the measurements on each number of ranks."""
+"""Compute speed-up, efficiency and lost time from what was measured on each number of ranks. A point is the measurement
+of one strategy, scaling and number of ranks.
+"""
 
 from collections.abc import Sequence
 
@@ -42,18 +44,18 @@ _OWN_CORES = "a core, or more, for each rank: see resources.cpus_per_rank"
 
 
 def accounted(points: Sequence[ScaledRun]) -> list[ScaledRun]:
-    """Return each point compared with the point of its strategy and scaling that has the fewest ranks."""
+    """Return the points, each compared with the point of the same strategy and scaling that has the fewest ranks."""
     return [_beside(point, _base(point, points)) for point in points]
 
 
 def _base(point: ScaledRun, points: Sequence[ScaledRun]) -> ScaledRun | None:
-    """Return the point with the fewest ranks of the point's strategy and scaling, or None if it was not measured."""
+    """Return the point of the same strategy and scaling that has the fewest ranks, or None if none was measured."""
     group = [one for one in points if (one.strategy, one.scaling) == (point.strategy, point.scaling) and one.rates]
     return min(group, key=lambda one: one.ranks, default=None)
 
 
 def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
-    """Return the point with its speed-up, efficiency and losses against `base` added, and a sentence on them."""
+    """Return the point with speed-up, efficiency and losses against `base`, and a sentence on them."""
     if not point.rates:
         return msgspec.structs.replace(point, says=f"{_ranks(point)}: {point.why}")
     if base is None or base.ranks == point.ranks:
@@ -67,10 +69,10 @@ def _beside(point: ScaledRun, base: ScaledRun | None) -> ScaledRun:
 
 
 def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
-    """Return by kind of work the shares of a step that exceed an even division of the base's time; negative means
-    faster.
+    """Return {kind of work: the share of a step that it lost}.
 
-    Their sum is what the efficiency lacks to 1.
+    Lost is what exceeds an even division of the base's time; negative means faster. The shares add up to 1 minus the
+    efficiency. The result is empty if steps were not traced.
     """
     if point.parts is None or base.parts is None or not point.step_s or not base.step_s:
         return {}
@@ -81,13 +83,13 @@ def lost_over(point: ScaledRun, base: ScaledRun) -> dict[str, float]:
 
 
 def _of(parts: StepParts, kind: str) -> float:
-    """Return the seconds that the kind of work takes in a step."""
+    """Return the seconds of a step that this kind of work takes."""
     seconds: float = getattr(parts, kind)
     return seconds
 
 
 def _sentence(point: ScaledRun) -> str:
-    """Return the sentence about a point that was compared."""
+    """Return the sentence on a point that was compared with its base."""
     speedup = point.speedup
     assert speedup is not None  # noqa: S101 - it has just been set
     beside = "one" if point.base == 1 else f"{point.base}"
@@ -104,12 +106,12 @@ def _sentence(point: ScaledRun) -> str:
 
 
 def _by_size(point: ScaledRun) -> list[str]:
-    """Return the kinds of work that lost time, largest loss first."""
+    """Return the kinds of work that lost time, the largest loss first."""
     return sorted(point.lost, key=lambda kind: -point.lost[kind])
 
 
 def _share(point: ScaledRun, kind: str) -> str:
-    """Return as text the share of a step that one kind of work lost."""
+    """Return text on the share of a step that one kind of work lost."""
     more = ""
     if kind == "communication" and point.parts is not None:
         more = f" ({point.parts.bytes / 1e6:.3g} MB in {point.parts.messages:.3g} messages a step)"
@@ -117,7 +119,7 @@ def _share(point: ScaledRun, kind: str) -> str:
 
 
 def _alone(point: ScaledRun) -> str:
-    """Return the sentence about a point with which the others are compared."""
+    """Return the sentence on a base, with which other points are compared."""
     if point.parts is None or not point.step_s:
         return f"{_ranks(point)}: what all others are compared with"
     shares = {kind: _of(point.parts, kind) / point.step_s for kind in KINDS}
@@ -132,7 +134,9 @@ def _ranks(point: ScaledRun) -> str:
 
 
 def unsteady(points: Sequence[ScaledRun]) -> list[str]:
-    """Return a warning if the speed varied much within one training, because all results are then as uncertain."""
+    """Return a warning if the speed varied much within a training, which makes all results uncertain; else an empty
+    list.
+    """
     some = {
         f"{point.strategy}, {point.scaling}, {_ranks(point)} ({rate.low:.4g} to {rate.high:.4g})"
         for point in points
@@ -148,7 +152,7 @@ def unsteady(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def advice(points: Sequence[ScaledRun]) -> list[str]:
-    """Return a text for each strategy and scaling on what would help first at the largest measured number of ranks."""
+    """Return, for each strategy and scaling, a sentence on what would help first at its largest number of ranks."""
     last: dict[tuple[str, str], ScaledRun] = {}
     for point in points:
         known = last.get((point.strategy, point.scaling))
@@ -158,7 +162,7 @@ def advice(points: Sequence[ScaledRun]) -> list[str]:
 
 
 def _advice(point: ScaledRun) -> str:
-    """Return a text on what would help at this number of ranks, or ""."""
+    """Return a sentence on what would help at this number of ranks, or "" if little is lost."""
     kind = _by_size(point)[0]
     share = point.lost[kind]
     if point.speedup is None or share < 2 * _TOLD:

@@ -1,4 +1,6 @@
-"""Choose the trainings that a scaling measurement runs: the spec with a few options set for each. Pure."""
+"""Choose the trainings that a scaling measurement runs, each as overrides of the spec. Pure. In strong scaling all
+ranks share a fixed batch; in weak scaling each rank's share of the batch is fixed.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,7 @@ _LEFT_OUT = ("keep-best", "lr-find", "tensorboard", "fast-dev-run", "overfit-bat
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The numbers of steps of a training that warm up, are measured, and are traced."""
+    """How many steps of a training warm up, are measured and are traced, and how often metrics are logged."""
 
     warm: int
     measured: int
@@ -36,26 +38,26 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """The last step that is measured."""
+        """The last measured step."""
         return self.warm + self.measured
 
     @property
     def end(self) -> int:
-        """The last step of the training, traced ones included."""
+        """The last step of the training; traced steps come after the measured ones."""
         return self.last + self.traced
 
 
 def schedule_of(steps: int) -> Schedule:
-    """Return a schedule for `steps` measured steps, in which all lines of metrics cover equally many steps."""
+    """Return a schedule with about `steps` measured steps, in which each line of metrics covers equally many steps."""
     every = max(1, steps // _LINES)
     return Schedule(every * math.ceil(_WARM / every), every * (steps // every), _TRACED, every)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One training to measure: strategy, nodes and ranks; it may belong to several scalings.
-
-    With dp, `ranks` counts the GPUs of nn.DataParallel; with mp, the devices that share the layers.
+    """A training to measure. `strategy` is "" for that of the spec, `scaling` is strong, weak or the script's own, and
+    `per_node` is the ranks per node. With dp, ranks are the GPUs of nn.DataParallel; with mp, the devices that share
+    the layers.
     """
 
     strategy: str  # "": as the spec has it
@@ -65,12 +67,12 @@ class Configuration:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks of the training."""
+        """The number of ranks of the training, on all nodes."""
         return self.nodes * self.per_node
 
     @property
     def name(self) -> str:
-        """The name used in its runs' ids."""
+        """The end of its runs' ids, such as `fsdp-4`."""
         parts = (self.strategy, str(self.ranks), self.scaling if self.scaling == WEAK else "")
         return "-".join(part for part in parts if part)
 
@@ -78,7 +80,10 @@ class Configuration:
 def configurations(
     ranks: Sequence[int], strategies: Sequence[str], scalings: Sequence[str], resources: Resources, per_node: int | None
 ) -> list[Configuration]:
-    """Return the configurations, fewest ranks first; raise BadInput for ranks that do not fill whole nodes."""
+    """Return the trainings to measure, fewest ranks first; raise BadInput for ranks that do not fill whole nodes.
+
+    `per_node` is the ranks on a node, or None for the spec's.
+    """
     found = list[Configuration]()
     for strategy in strategies:
         for count in sorted(set(ranks)):
@@ -93,7 +98,10 @@ def configurations(
 
 
 def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int, int]:
-    """Return (nodes, ranks per node): all ranks are on one node if the spec has one node and no `per_node` is given."""
+    """Return (nodes, ranks per node) for a number of ranks.
+
+    All are on one node if the spec has one node and `per_node` is None.
+    """
     if per_node is None and resources.nodes.max > 1:
         per_node = resources.ranks_per_node
         if per_node is None:
@@ -108,8 +116,9 @@ def _placed(ranks: int, resources: Resources, per_node: int | None) -> tuple[int
 def overrides_of(
     one: Configuration, run: RunOptions, schedule: Schedule, batch: int | None, cpus: int | None = None
 ) -> list[str]:
-    """Return overrides of the trainer's options. `batch` is the samples of a step over all ranks, or None for the
-    spec's value; `cpus` is the cores of each rank.
+    """Return the overrides of a training with the trainer's options.
+
+    `batch` is the samples of a step over all ranks (None: the spec's), and `cpus` the cores of each rank.
     """
     return [
         *_ALWAYS, *(_in_one_process(one, cpus) if one.strategy in _IN_ONE_PROCESS else _places(one)),
@@ -123,15 +132,14 @@ def overrides_of(
 
 
 def own_overrides(one: Configuration, run: RunOptions, schedule: Schedule) -> list[str]:
-    """Return overrides for a script with options of its own; raise BadInput if no option is known that limits its
+    """Return the overrides of a script with options of its own; raise BadInput if none is known that limits its
     steps.
     """
     return [*_ALWAYS, *_places(one), steps_override(run, schedule.last)]
 
 
 def counted_role(spec: JobSpec, name: str | None) -> str:
-    """Return the role whose ranks are counted: the role `name`, or the main one for None, or "" for a run of one
-    program.
+    """Return the role whose ranks are measured: `name`, by default the main one; "" for a run of one program.
 
     Raise BadInput if there is no such role.
     """
@@ -142,8 +150,8 @@ def counted_role(spec: JobSpec, name: str | None) -> str:
 
 
 def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]:
-    """Return the overrides for a spec with roles: resources are set for the role `counted`, everything else for the
-    main role.
+    """Return the overrides for a spec with roles: resources are those of the role `counted`, all else is of the main
+    role.
     """
     main = counted_role(spec, None)
     owners = {"resources": counted, "run": main, "env": main, "checkpoint": main} if main else {}
@@ -151,7 +159,7 @@ def of_roles(overrides: Sequence[str], spec: JobSpec, counted: str) -> list[str]
 
 
 def _strategy_overrides(strategy: str) -> Iterator[str]:
-    """Yield the overrides that choose the strategy."""
+    """Yield the overrides that select the strategy."""
     if strategy == MASTER:  # as ddp, but for how it adds gradients up
         yield f"{_BASELINE}={MASTER}"
     if strategy:
@@ -159,23 +167,23 @@ def _strategy_overrides(strategy: str) -> Iterator[str]:
 
 
 def _in_one_process(one: Configuration, cpus: int | None) -> Iterator[str]:
-    """Yield the overrides of a training whose GPUs are in one process."""
+    """Yield the overrides of a training whose GPUs are all in one process."""
     yield from ("resources.nodes=1", "resources.ranks_per_node=1", f"{_BASELINE}={one.strategy}={one.ranks}")
     if cpus is not None:
         yield f"resources.cpus_per_rank={cpus * one.ranks}"
 
 
 def _places(one: Configuration) -> Iterator[str]:
-    """Yield the overrides of nodes and ranks per node."""
+    """Yield the overrides for nodes and ranks per node."""
     yield f"resources.nodes={one.nodes}"
     yield f"resources.ranks_per_node={one.per_node}"
 
 
 def scalings_of(*, strong: bool, weak: bool, has_options: bool) -> tuple[str, ...]:
-    """Return the scalings to measure: those chosen by `strong` and `weak`, both if neither is chosen, or OWN for a
-    script without the trainer's options (`has_options`).
+    """Return the scalings to measure: those chosen by `strong` and `weak`, both if neither is.
 
-    Raise BadInput if such a script is asked for strong or weak scaling.
+    A script without the trainer's options (`has_options`) has only its own; raise BadInput if strong or weak is asked
+    for it.
     """
     if not has_options:
         if strong or weak:

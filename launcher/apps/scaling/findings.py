@@ -1,4 +1,4 @@
-"""Results of `launch scale`, as its `--json` prints them."""
+"""Results of `launch scale`, which measures a training on several numbers of ranks, as `--json` prints them."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ DP, MASTER, MP = "dp", "master", "mp"
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A number measured several times: its median and range."""
+    """A number that was measured several times: its median (`usual`) and range."""
 
     usual: float  # the median
     low: float
@@ -23,7 +23,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class StepParts(msgspec.Struct, frozen=True):
-    """The seconds of a step by kind of work, as a mean over all ranks; they add up to the step."""
+    """The seconds of a step by kind of work, as a mean over all ranks; they add up to the step, without `hidden`, which
+    is communication during computation. `straggler` is waiting for the slowest rank; `bytes` and `messages` count what
+    is sent.
+    """
 
     data: float
     compute: float
@@ -37,7 +40,9 @@ class StepParts(msgspec.Struct, frozen=True):
 
 
 class StepVolume(msgspec.Struct, frozen=True):
-    """The bytes that a step moves according to the strategy's formula, for P bytes of parameters and n ranks."""
+    """The bytes that a step moves by the strategy's formula, for P bytes of parameters (`model_bytes`) and n ranks;
+    `who` is the rank that sends the most.
+    """
 
     who: str  # of all ranks that has the most to send
     formula: str
@@ -46,8 +51,9 @@ class StepVolume(msgspec.Struct, frozen=True):
 
 
 class ScaledRun(msgspec.Struct, frozen=True):
-    """What was measured of a training on one number of ranks, compared with that on `base` ranks; `why` is set if it
-    could not be measured.
+    """What was measured on one number of ranks: rates in samples per second, times and memory; `why` says why nothing
+    could be. It is compared with the measurement on `base` ranks: speed-up, efficiency, and the shares of a step that
+    were `lost`; `says` is a sentence on that, and `crowded` a warning if ranks share cores.
     """
 
     strategy: str
@@ -72,7 +78,10 @@ class ScaledRun(msgspec.Struct, frozen=True):
 
 
 class ScalingModel(msgspec.Struct, frozen=True):
-    """A model of a step's time fitted to the measurements: Amdahl's law and an all-reduce."""
+    """A model of a step's time, fitted to measurements: `serial_s` and `divided_s` are Amdahl's law; `latency_s` per
+    hop and `transfer_s` are an all-reduce, along a `tree` or around a ring. `latency_known` is False if one number of
+    ranks cannot separate the last two.
+    """
 
     strategy: str
     scaling: str
@@ -89,7 +98,9 @@ class ScalingModel(msgspec.Struct, frozen=True):
 
 
 class ScalingForecast(msgspec.Struct, frozen=True):
-    """The model's forecast for a number of ranks that was not measured."""
+    """The model's forecast for a number of ranks that was not measured; the range of `speedup` is from the 5th to the
+    95th percentile.
+    """
 
     strategy: str
     scaling: str
@@ -99,7 +110,9 @@ class ScalingForecast(msgspec.Struct, frozen=True):
 
 
 class ScalingReport(msgspec.Struct, frozen=True):
-    """The result of one `launch scale`, as `--json` prints it."""
+    """The result of one `launch scale`. `points` are the measurements, `advice` says what would help, `notes` what
+    makes the results uncertain, and `kept` are the ids of runs that still exist.
+    """
 
     id: str
     spec: str

@@ -11,7 +11,10 @@ _TRACED = "traced/"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """The speed of one training, measured in one or several runs."""
+    """The speed of one training in one or several runs: samples per second and seconds per step for each logged line,
+    the `shares` of a traced step by kind of work, (bytes, messages) `sent` per step, and the bytes of all trained
+    parameters (0: nothing was traced).
+    """
 
     rates: tuple[float, ...]  # samples a second, line by line
     steps_s: tuple[float, ...]  # seconds of a step, line by line
@@ -22,13 +25,13 @@ class MeasuredSpeed:
 
     @property
     def step_samples(self) -> float | None:
-        """The samples of a step over all ranks, or None if nothing was measured."""
+        """The samples of a step over all ranks (median), or None if nothing was measured."""
         each = [rate * seconds for rate, seconds in zip(self.rates, self.steps_s, strict=True)]
         return statistics.median(each) if each else None
 
 
 def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last: int) -> MeasuredSpeed:
-    """Return the speed from the runs' metrics by step, counting lines after step `first` up to `last`."""
+    """Return the speed from the metrics of runs, by step; only lines after step `first` and up to `last` count."""
     lines = [line for rows in runs for line in _lines(rows, first, last)]
     memory = [row["memory_gb"] for rows in runs for row in rows.values() if "memory_gb" in row]
     traces = [trace for rows in runs if (trace := _trace(rows))]
@@ -43,7 +46,7 @@ def measured(runs: Sequence[Mapping[int, Mapping[str, float]]], first: int, last
 
 
 def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> Iterator[tuple[float, float]]:
-    """Yield (rate, wall-clock seconds per step) for each line of metrics, since the line before it."""
+    """Yield (samples per second, wall-clock seconds per step) for each logged line, counted from the line before it."""
     before: tuple[int, float] | None = None
     for step, row in rows.items():
         if "samples_per_s" not in row or step > last:
@@ -55,7 +58,7 @@ def _lines(rows: Mapping[int, Mapping[str, float]], first: int, last: int) -> It
 
 
 def _trace(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """Return the last trace that has a step time, or an empty dict."""
+    """Return the metrics of the last traced step, or an empty dict if none was traced."""
     for row in reversed(list(rows.values())):
         if row.get(f"{_TRACED}step", 0.0) > 0:
             return {name.removeprefix(_TRACED): value for name, value in row.items() if name.startswith(_TRACED)}
@@ -63,14 +66,14 @@ def _trace(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _mean(traces: Sequence[Mapping[str, float]], name: str) -> float:
-    """Return the mean of a value over the traces, or 0."""
+    """Return the mean of a value over the traces, or 0 if there are none."""
     return statistics.fmean(trace.get(name, 0.0) for trace in traces) if traces else 0.0
 
 
 def parts_of(found: MeasuredSpeed) -> StepParts | None:
-    """Return the parts of a usual step, by their shares in traced steps, or None without traces.
+    """Return the seconds of a typical step by kind of work, or None if no step was traced.
 
-    Shares are used because tracing itself makes steps slower.
+    Shares of the traced steps are used, because tracing itself makes steps slower.
     """
     if not found.shares or not found.steps_s:
         return None
@@ -80,14 +83,15 @@ def parts_of(found: MeasuredSpeed) -> StepParts | None:
 
 
 def spread(values: Sequence[float], share: float = 0.0) -> Spread:
-    """Return the median, and the range without the share `share` of the values at each end."""
+    """Return the median and the range of the values; the share `share` of them is left out at each end."""
     ordered = sorted(values)
     cut = int(share * len(ordered))
     return Spread(statistics.median(ordered), ordered[cut], ordered[-1 - cut])
 
 
 def ratios(many: Sequence[float], one: Sequence[float]) -> Spread:
-    """Return the spread of all ratios of the two series, without a tenth at each end because the outliers of both
-    multiply.
+    """Return the median and range of the ratios of each value in `many` to each in `one`.
+
+    A tenth is left out at each end, because the outliers of both multiply.
     """
     return spread([other / base for other in many for base in one], 0.1)

@@ -1,7 +1,5 @@
-"""Run a training on one number of ranks after the other, for a few steps each, and report the measurements.
-
-spec ─ configurations ─► runs, one at a time ─ measured ─► points ─ accounts ─► speed-up, what was lost, advice
-                                                             └──── model ─────► forecasts
+"""Carry out `launch scale`: run a training on one number of ranks after the other, for a few steps each, and report
+what was measured: speed-up, lost time, advice and forecasts.
 """
 
 import statistics
@@ -53,11 +51,11 @@ def scale(
     overrides: Sequence[str] = (), steps: int = 30, rounds: int = 1, per_node: int | None = None, strong: bool = False,
     weak: bool = False, keep: bool = False, role: str | None = None, tell: Tell = lambda _: None,
 ) -> ScalingReport:  # fmt: skip
-    """Return how much faster a training is on more ranks, and where the rest of the time goes.
+    """Measure how much faster a training is on more ranks, and on what the other time is spent; return the report.
 
-    Everything is checked before anything is started. If interrupted, the active run is cancelled. Runs are removed,
-    unless `keep` or unless they failed. `strong` and `weak` choose the scalings; both are measured if neither is
-    chosen. In a spec with roles, the ranks are those of `role`, by default the main one.
+    Everything is checked before anything starts. `rounds` repeats all measurements. If this is interrupted, the active
+    run is cancelled. Runs are removed, unless `keep` or if they failed. `strong` and `weak` choose the scalings; by
+    default both are measured. In a spec with roles, the ranks are those of `role`, by default the main one.
     """
     for name, numbers in (("--ranks", ranks), ("--steps", [steps]), ("--rounds", [rounds]), ("--per-node", [per_node])):
         if not numbers or any(number is not None and number < 1 for number in numbers):
@@ -84,7 +82,7 @@ def scale(
 
 
 def _has_options(run: RunOptions, project: Path) -> bool:
-    """Return whether the program has the trainer's options: its own tasks do, and scripts and modules whose text adds
+    """Return whether the program has the trainer's options: one of the trainer's tasks, or a script whose text adds
     them.
     """
     if is_ours(run):
@@ -98,7 +96,10 @@ def _has_options(run: RunOptions, project: Path) -> bool:
 
 @dataclass(slots=True)
 class _Measuring:
-    """The runs of one scaling measurement, and the metrics that they have reported so far."""
+    """The runs of one scaling measurement and what they reported so far. `id` begins the ids of its runs, `role` is the
+    role whose ranks are measured, `why` says why a configuration could not be measured, and `crowded` warns if its
+    ranks share cores.
+    """
 
     job: RepeatedJob
     wish: Request
@@ -118,7 +119,7 @@ class _Measuring:
     ) -> ScalingReport:
         """Measure every configuration in each round, and return the report.
 
-        Rounds spread other load on the machines evenly over all. Runs are removed, unless `keep`.
+        In several rounds, other load on the machines affects all configurations alike. Runs are removed, unless `keep`.
         """
         began = time.monotonic()
         many = len(wanted) * rounds
@@ -138,7 +139,9 @@ class _Measuring:
         )  # fmt: skip
 
     def overrides(self, one: Configuration, batch: int | None = None) -> list[str]:
-        """Return the overrides for one configuration."""
+        """Return the overrides with which a configuration is run; `batch` is the samples of a step (None: the
+        spec's).
+        """
         run = self.wish.spec.run
         if self.has_options:
             found = overrides_of(one, run, self.schedule, batch, self.wish.spec.resources.cpus_per_rank)
@@ -147,7 +150,7 @@ class _Measuring:
         return of_roles(found, self.wish.spec, self.role)
 
     def _measure(self, one: Configuration, number: int, wanted: Sequence[Configuration]) -> None:
-        """Run one configuration and read its metrics."""
+        """Run one configuration in round `number`, and store its metrics."""
         try:
             batch = self._batch(one, wanted)
             name = f"{self.id}-{one.name}" + (f"-{number}" if number > 1 else "")
@@ -168,19 +171,19 @@ class _Measuring:
         self.tell(f"{run.id}: {self._rate(one)}")
 
     def _failed(self, one: Configuration, why: str) -> None:
-        """Record and print why a configuration could not be measured."""
+        """Record, and print, why a configuration could not be measured."""
         self.why[one] = why
         self.tell(f"{self.id}-{one.name}: {why}")
 
     def _rate(self, one: Configuration) -> str:
-        """Return the measured rate as text."""
+        """Return the rate that was just measured as text."""
         rates = measured(self.rows[one][-1:], self.schedule.warm, self.schedule.last).rates
         return f"{statistics.median(rates):.4g} samples/s" if rates else "no samples_per_s was reported"
 
     def _batch(self, one: Configuration, wanted: Sequence[Configuration]) -> int | None:
-        """Return the batch for weak scaling, in proportion to that of the fewest ranks, which was measured earlier.
+        """Return the batch of a weak scaling, in proportion to that of the fewest ranks, which were measured before.
 
-        Return None if the spec's batch is used.
+        Return None if the spec's batch is used. Raise BadInput if the base could not be measured.
         """
         base = next(other for other in wanted if other.strategy == one.strategy)
         if one.scaling != WEAK or one is base:
@@ -193,7 +196,10 @@ class _Measuring:
         return round(samples * one.ranks / base.ranks)
 
     def _crowded(self, one: Configuration, run: Run, status: RunStatus) -> str:
-        """Return a warning if ranks share cores, else "". Several nodes may be on one machine."""
+        """Return a warning if the ranks of a run share CPU cores, else "".
+
+        Several nodes may be on one machine.
+        """
         nodes = environments(RunDir(run.path), status.attempt)
         if any(node.gpus for node in nodes):
             return ""
@@ -206,7 +212,10 @@ class _Measuring:
         return ""
 
     def _points(self, wanted: Sequence[Configuration], scalings: Sequence[str]) -> list[ScaledRun]:
-        """Return all points of all curves; the configuration with the fewest ranks is on each curve."""
+        """Return the points of all curves.
+
+        The configuration with the fewest ranks is the first point of each curve.
+        """
         found = list[ScaledRun]()
         for scaling in scalings:
             for strategy in dict.fromkeys(one.strategy for one in wanted):
@@ -215,11 +224,11 @@ class _Measuring:
         return found
 
     def _measured(self, one: Configuration) -> MeasuredSpeed:
-        """Return the speed of a configuration over all its runs."""
+        """Return the speed of a configuration over all its runs so far."""
         return measured(self.rows.get(one, []), self.schedule.warm, self.schedule.last)
 
     def _point(self, one: Configuration, scaling: str) -> ScaledRun:
-        """Return what was measured with a configuration, as a point on the curve of a scaling (`strong` or `weak`)."""
+        """Return what was measured with a configuration, as a point on the curve of a scaling."""
         strategy = one.strategy or _strategy(self.wish.spec.run)
         runs = tuple(run.id for run in self.runs if _is_of(run, f"{self.id}-{one.name}"))
         point = ScaledRun(strategy, scaling, one.ranks, one.nodes, runs, crowded=self.crowded.get(one, ""))
@@ -237,12 +246,12 @@ class _Measuring:
 
 
 def _is_of(run: Run, name: str) -> bool:
-    """Return whether the run belongs to the configuration `name`, in the first round or a later one."""
+    """Return whether the run is of the configuration called `name`, in any round."""
     return run.id == name or run.id.removeprefix(f"{name}-").isdigit()
 
 
 def _failure(status: RunStatus, steps: int) -> str:
-    """Return why the run gives no measurement of speed, or "" if it gives one."""
+    """Return the reason why the run gives no measurement of speed, or "" if it gives one."""
     if status.state is State.SUCCEEDED and status.restarts.total:
         return f"it was restarted {status.restarts.total} times"
     if status.state is State.SUCCEEDED:
@@ -251,7 +260,7 @@ def _failure(status: RunStatus, steps: int) -> str:
 
 
 def _strategy(run: RunOptions) -> str:
-    """Return the strategy in the program's arguments, or the default."""
+    """Return the strategy in the program's arguments, else the program's default."""
     for word, after in pairwise((*run.args, "")):
         if word == "--strategy":
             return after

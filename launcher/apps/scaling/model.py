@@ -1,15 +1,6 @@
-"""Model the step time, fitted to a few numbers of ranks, to forecast it for others, and the bytes of a step. Pure.
-
-step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
-
-The first two terms are Amdahl's law, the others an all-reduce: around a ring with 2 (ranks - 1) hops, or along a tree
-with 2 log2 ranks. The shape that fits better is taken; if both fit, each is used in half of the fits.
-
-The length of steps alone cannot separate transfer from the first two terms, since 2 (ranks - 1) / ranks is 2 - 2 /
-ranks. So the two halves are fitted separately: to the measured exposed communication, and to the rest. In weak scaling
-nothing is divided, as each rank keeps its share.
-
-The uncertainty is found by fitting many times, to steps drawn again from those measured.
+"""A model of a step's time, fitted to a few numbers of ranks to forecast it for others: Amdahl's law and an all-reduce,
+around a ring or along a tree. It is fitted many times to resampled measurements, from which the uncertainty follows.
+Pure.
 """
 
 import math
@@ -33,7 +24,9 @@ _LOW, _HIGH = 0.05, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The measured steps on one number of ranks."""
+    """The measured steps on one number of ranks: their seconds, and in each trace the share of communication that is
+    not hidden behind computation.
+    """
 
     ranks: int
     steps_s: Sequence[float]
@@ -42,7 +35,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fit of the model: the times in seconds, none negative, and the shape of its all-reduce."""
+    """One fit of the model: times in seconds, none negative, and whether its all-reduce runs along a tree."""
 
     serial: float
     divided: float
@@ -51,22 +44,24 @@ class Fit:
     tree: bool = False
 
     def step(self, ranks: int) -> float:
-        """Return the seconds of a step."""
+        """Return the seconds of a step on so many ranks."""
         return self.serial + self.divided / ranks + self.communication(ranks)
 
     def communication(self, ranks: int) -> float:
-        """Return the seconds of communication that a step does not hide."""
+        """Return the seconds of communication that a step on so many ranks does not hide."""
         return _hops(ranks, tree=self.tree) * self.latency + 2 * (ranks - 1) / ranks * self.transfer
 
 
 def _hops(ranks: int, *, tree: bool) -> float:
-    """Return the number of hops of an all-reduce, along a tree with `tree`, else around a ring."""
+    """Return the number of hops of an all-reduce: along a tree with `tree`, else around a ring."""
     return 2 * math.log2(ranks) if tree else 2.0 * (ranks - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Many fits to resampled measurements, from which a forecast and its uncertainty follow."""
+    """Many fits to resampled measurements, from which a forecast and its uncertainty follow. `misfit` is the relative
+    error of the typical fit, and `noise` a random number for each fit, by which that error is added.
+    """
 
     fits: Sequence[Fit]
     misfit: float  # relative, of what was measured
@@ -75,7 +70,7 @@ class Fitted:
 
     @property
     def usual(self) -> Fit:
-        """The typical fit: a tree only if most fits are trees."""
+        """The typical fit: the medians of the fits with the more frequent shape of all-reduce."""
         tree = sum(one.tree for one in self.fits) > _MOST * len(self.fits)
         alike = [one for one in self.fits if one.tree == tree]
         serial, divided, latency, transfer = (
@@ -85,7 +80,10 @@ class Fitted:
         return Fit(serial, divided, latency, transfer, tree)
 
     def speedup(self, ranks: int, base: int, times: float = 1.0) -> tuple[float, float, float]:
-        """Return (median, low, high) of the speed-up in samples per second; a step has `times` as many samples."""
+        """Return (median, low, high) of the speed-up of `ranks` against `base` ranks, in samples per second.
+
+        A step on `ranks` has `times` as many samples.
+        """
         found = sorted(
             times * fit.step(base) / fit.step(ranks) * math.exp(self.misfit * noise)
             for fit, noise in zip(self.fits, self.noise, strict=True)
@@ -97,7 +95,7 @@ class Fitted:
 def fitted(observed: Sequence[Observed], *, weak: bool) -> Fitted | None:
     """Return the fitted model, or None if fewer than two numbers of ranks were measured.
 
-    In `weak` scaling each rank keeps its share of the work.
+    With `weak`, each rank keeps its share of the work.
     """
     if len({one.ranks for one in observed}) < 2:
         return None
@@ -115,7 +113,8 @@ def fitted(observed: Sequence[Observed], *, weak: bool) -> Fitted | None:
 def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random, *, weak: bool) -> Fit:
     """Return one fit to a random sample of the measurements.
 
-    `tree` is the shape of the all-reduce, None for either; in `weak` scaling each rank keeps its share of the work.
+    `tree` is the shape of the all-reduce; None chooses one at random. With `weak`, each rank keeps its share of the
+    work.
     """
     works, talks = [], []
     for one in observed:
@@ -130,9 +129,10 @@ def _drawn(observed: Sequence[Observed], tree: bool | None, draw: random.Random,
 
 
 def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Random) -> tuple[float, float]:
-    """Return (latency, transfer) in seconds; each of `talks` is (number of ranks, their communication time).
+    """Return (latency per hop, transfer time) in seconds, fitted to `talks`: (number of ranks, seconds of
+    communication).
 
-    With `tree` the all-reduce runs along a tree.
+    With `tree`, the all-reduce runs along a tree.
     """
     rows = _rows(talks, tree=tree)
     if len(rows) == 1:  # which of both it is nobody knows
@@ -143,7 +143,9 @@ def _all_reduce(talks: Sequence[tuple[int, float]], tree: bool, draw: random.Ran
 
 
 def _is_tree(observed: Sequence[Observed]) -> bool | None:
-    """Return whether a tree fits better than a ring, or None if both fit about as well."""
+    """Return whether an all-reduce along a tree fits the measurements better than a ring; None if both fit about as
+    well.
+    """
     talks = [(one.ranks, statistics.median(one.steps_s) * statistics.fmean(one.shares or [0.0])) for one in observed]
     ring, tree = (_rows([one for one in talks if one[0] > 1], tree=shape) for shape in (False, True))
     gain = _off(ring, *least_squares(ring)) - _off(tree, *least_squares(tree))
@@ -151,12 +153,14 @@ def _is_tree(observed: Sequence[Observed]) -> bool | None:
 
 
 def _rows(talks: Sequence[tuple[int, float]], *, tree: bool) -> list[tuple[float, float, float]]:
-    """Return the equations for latency and transfer, of an all-reduce along a tree with `tree`, else around a ring."""
+    """Return for each measurement (hops, transfers, seconds): the factors of latency and transfer time, and their
+    sum.
+    """
     return [(_hops(n, tree=tree), 2 * (n - 1) / n, talk) for n, talk in talks]
 
 
 def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return (a, b), neither negative, that minimise the relative errors of a x + b y against z."""
+    """Return (a, b), neither negative, for which a x + b y is closest to z in all rows (x, y, z), by relative error."""
     weighed = [(x / z, y / z) for x, y, z in rows if z > _LEAST_S]
     if not weighed:
         return 0.0, 0.0
@@ -172,14 +176,14 @@ def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 
 
 def _off(rows: Sequence[tuple[float, float, float]], a: float, b: float) -> float:
-    """Return the sum of squared relative errors of a x + b y against z."""
+    """Return the sum of the squared relative errors of a x + b y against z over all rows."""
     return sum(((a * x + b * y) / z - 1) ** 2 for x, y, z in rows if z > _LEAST_S)
 
 
 def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolume | None:
-    """Return the bytes that one step of one micro-batch moves in the dtype of the parameters.
+    """Return the bytes that a step moves by the strategy's formula.
 
-    Return None if it moves none, or the strategy's formula is not known.
+    Return None if it moves none, or the strategy has no known formula.
     """
     n = one.ranks
     if n == 1 or not model_bytes:
@@ -203,10 +207,11 @@ def volume_of(strategy: str, one: Configuration, model_bytes: float) -> StepVolu
 
 
 def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tuple[ScalingForecast, ...]]:
-    """Return (models, forecasts) for each strategy and scaling with at least two measured and traced numbers of ranks.
+    """Return (models, forecasts) for each strategy and scaling that was measured and traced on at least two numbers of
+    ranks.
 
-    Ranks that share cores are left out, because their speed says nothing about more machines. Baselines are left out,
-    because the model assumes an all-reduce.
+    Ranks that share cores are left out, since their speed tells nothing about more machines. So are baselines, since
+    the model assumes an all-reduce.
     """
     models, forecasts = list[ScalingModel](), list[ScalingForecast]()
     for strategy, scaling in dict.fromkeys((one.strategy, one.scaling) for one in points):
@@ -223,7 +228,7 @@ def foretold(points: Sequence[ScaledRun]) -> tuple[tuple[ScalingModel, ...], tup
 
 
 def _observed(point: ScaledRun) -> Observed:
-    """Return the measured steps of a point in the form for the model."""
+    """Return the measured steps of a point in the form that the model needs."""
     samples, step_s = point.step_samples or 0.0, point.step_s or 1.0
     share = point.parts.communication / step_s if point.parts is not None else 0.0
     return Observed(point.ranks, [samples / rate for rate in point.rates], [share])
@@ -241,7 +246,7 @@ def _model(points: Sequence[ScaledRun], found: Fitted) -> ScalingModel:
 
 
 def _forecast(base: ScaledRun, found: Fitted, ranks: int) -> ScalingForecast:
-    """Return the model's forecast for `ranks`, compared with the point `base`."""
+    """Return the model's forecast for `ranks`, as a speed-up over the point `base`."""
     times = ranks / base.ranks if base.scaling == WEAK else 1.0
     usual, low, high = found.speedup(ranks, base.ranks, times)
     return ScalingForecast(

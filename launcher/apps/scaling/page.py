@@ -1,4 +1,4 @@
-"""Write a report as an HTML page that needs no network, as Markdown, and as JSON."""
+"""Write a report on scaling as an HTML page that needs no network, as Markdown, and as JSON."""
 
 import html
 import math
@@ -32,8 +32,10 @@ _BAR, _GAP, _LABEL = 22, 10, 170
 
 
 def speedup_picture(report: ScalingReport) -> str:
-    """Return a picture of measured speed-ups with whiskers and of forecasts with dashes and a band, on logarithmic
-    axes, or "" if no two numbers of ranks are compared.
+    """Return a picture (SVG) of the speed-ups: measured ones with error bars, forecasts with a band, on logarithmic
+    axes.
+
+    Return "" if no two numbers of ranks were compared.
     """
     measured = [one for one in report.points if one.speedup is not None]
     if not measured:
@@ -55,12 +57,12 @@ def speedup_picture(report: ScalingReport) -> str:
 
 
 def _spreads(report: ScalingReport) -> list[Spread]:
-    """Return all speed-ups, measured and forecast."""
+    """Return all speed-ups in the report, measured and forecast."""
     return [one.speedup for one in report.points if one.speedup is not None] + [one.speedup for one in report.forecasts]
 
 
 def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place, y: Place) -> Iterator[str]:
-    """Yield one curve with its whiskers and forecast."""
+    """Yield the curve of one strategy and scaling (`group`) as SVG, with its error bars and its forecast."""
     mine = sorted(
         (one for one in report.points if (one.strategy, one.scaling) == group and one.rates), key=lambda one: one.ranks
     )
@@ -80,7 +82,7 @@ def _curve(report: ScalingReport, group: tuple[str, str], colour: str, x: Place,
 
 
 def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) -> Iterator[str]:
-    """Yield the axes with their labels."""
+    """Yield the axes with their labels as SVG; `x` and `y` map values to positions."""
     yield line([(_LEFT, 16), (_LEFT, _HIGH - _BELOW), (_WIDE - 16, _HIGH - _BELOW)], "currentColor")
     for count in counts:
         yield words(x(count), _HIGH - _BELOW + 18, str(count), anchor="middle")
@@ -91,9 +93,7 @@ def _axes(counts: Sequence[int], x: Place, y: Place, low: float, high: float) ->
 
 
 def parts_picture(points: Sequence[ScaledRun]) -> str:
-    """Return a picture with a bar for each number of ranks, whose length is the time of a step, or "" if no steps were
-    traced.
-    """
+    """Return a picture (SVG) with a bar for each point, divided by kind of work; "" if no steps were traced."""
     some = [one for one in points if one.parts is not None and one.step_s]
     if not some:
         return ""
@@ -108,7 +108,7 @@ def parts_picture(points: Sequence[ScaledRun]) -> str:
 
 
 def _bar(point: ScaledRun, top: float, scale: float) -> Iterator[str]:
-    """Yield one bar, divided by kind of work."""
+    """Yield one bar as SVG, divided by kind of work; `top` is its position and `scale` the pixels per second."""
     label = f"{point.strategy}, {point.scaling}, {point.ranks}"
     yield words(_LABEL - 8, top + 15, label, anchor="end")
     at, step_s = float(_LABEL), point.step_s or 1.0
@@ -123,8 +123,9 @@ def _bar(point: ScaledRun, top: float, scale: float) -> Iterator[str]:
 
 
 def write_pages(report: ScalingReport, folder: Path) -> list[Path]:
-    """Write index.html, scaling.md and scaling.json and return their paths; raise BadInput if they cannot be
-    written.
+    """Write index.html, scaling.md and scaling.json into a folder, and return their paths.
+
+    Raise BadInput if they cannot be written.
     """
     written = {
         "index.html": html_page(report),
@@ -146,7 +147,7 @@ def html_page(report: ScalingReport) -> str:
 
 
 def _html(report: ScalingReport) -> Iterator[str]:
-    """Yield the parts of the page."""
+    """Yield the parts of the page as HTML."""
     yield f"<h1>{html.escape(report.spec)} on one rank and on many</h1>"
     yield f"<p>{html.escape(_measured_how(report))}</p>"
     yield bullets([*sentences(report), *report.notes])
@@ -183,7 +184,7 @@ def markdown_page(report: ScalingReport) -> str:
 
 
 def _markdown(report: ScalingReport) -> Iterator[str]:
-    """Yield the lines of the Markdown."""
+    """Yield the lines of the report in Markdown."""
     yield f"# {_marked(report.spec)} on one rank and on many"
     yield from ("", _marked(_measured_how(report)), "")
     yield from (f"- {_marked(line)}" for line in (*sentences(report), *report.notes))
@@ -213,6 +214,6 @@ def _marked_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterat
 
 
 def _marked(text: str) -> str:
-    """Return a text from a spec or a log with all markup escaped."""
+    """Return a text from a spec or a log with all of Markdown's markup escaped."""
     plain = html.escape(text.replace("\n", " "), quote=False)
     return "".join(f"\\{one}" if one in "\\`*_[]|#" else one for one in plain)

@@ -1,4 +1,4 @@
-"""Tables of the measurements as rows of text, for a terminal and for pages."""
+"""Tables of a scaling report as rows of text, for a terminal and for pages."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,12 +14,12 @@ _NONE = "-"
 
 
 def rows_of(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
-    """Return a row for each point."""
+    """Return a table row for each point: a strategy, scaling and number of ranks."""
     return [_row(one) for one in points]
 
 
 def _row(point: ScaledRun) -> tuple[str, ...]:
-    """Return the row of one point."""
+    """Return the table row of one point."""
     parts, step_s = point.parts, point.step_s
     shares = [_NONE] * len(KINDS)
     if parts is not None and step_s:
@@ -35,7 +35,9 @@ def _row(point: ScaledRun) -> tuple[str, ...]:
 
 
 def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
-    """Return the bytes of a step by formula beside those that traces show, once for each number of ranks."""
+    """Return table rows with the bytes of a step by formula and those that traces show, one for each number of
+    ranks.
+    """
     some = {(one.strategy, one.ranks): one for one in reversed(points)}
     return [
         (
@@ -48,7 +50,7 @@ def volume_rows(points: Sequence[ScaledRun]) -> list[tuple[str, ...]]:
 
 
 def volume_note(points: Sequence[ScaledRun]) -> str:
-    """Return the heading of the rows of `volume_rows`, or "" if there are none."""
+    """Return the heading of the table of `volume_rows`, or "" if that is empty."""
     model = next((one.volume.model_bytes for one in points if one.volume is not None), 0.0)
     return f"bytes of a step, where n ranks train P = {_size(model)} of parameters:" if model else ""
 
@@ -59,7 +61,7 @@ def _size(count: float) -> str:
 
 
 def forecast_rows(forecasts: Sequence[ScalingForecast]) -> list[tuple[str, ...]]:
-    """Return a row for each forecast."""
+    """Return a table row for each forecast."""
     return [
         (
             one.strategy, one.scaling, str(one.ranks), f"{one.speedup.usual:.2f}", _range(one.speedup),
@@ -70,18 +72,18 @@ def forecast_rows(forecasts: Sequence[ScalingForecast]) -> list[tuple[str, ...]]
 
 
 def _range(found: Spread | None) -> str:
-    """Return a range as text."""
+    """Return a median with its range as text, or "-" for None."""
     return _NONE if found is None else f"{found.low:.4g}..{found.high:.4g}"
 
 
 def sentences(report: ScalingReport) -> list[str]:
-    """Return the sentence on each number of ranks, with its strategy and scaling if there are several."""
+    """Return the sentence on each point; it begins with strategy and scaling if there are several."""
     several = len({(one.strategy, one.scaling) for one in report.points}) > 1
     return [f"{f'{one.strategy}, {one.scaling}: ' if several else ''}{one.says}" for one in report.points]
 
 
 def model_lines(models: Sequence[ScalingModel]) -> Iterator[str]:
-    """Yield a sentence on each model of a step."""
+    """Yield a sentence on each fitted model of a step."""
     for one in models:
         ranks = ", ".join(map(str, one.fitted_to))
         told = [f"{_time(one.serial_s)} whatever the number of ranks"]
@@ -97,5 +99,5 @@ def model_lines(models: Sequence[ScalingModel]) -> Iterator[str]:
 
 
 def _time(seconds: float) -> str:
-    """Return a time such as `12 ms`."""
+    """Return a time in seconds as text, such as `12 ms`."""
     return f"{seconds * 1000:.3g} ms"

@@ -1,10 +1,5 @@
-"""Serve a run's model in a run of its own, on any cluster, with its frozen code and a checkpoint that is sent along.
-
-here RUN ─ the chosen checkpoint, the code, the arguments ─► a run of one rank ─ start ─► CLUSTER there launch serve RUN
---in-job ARGS ─► its own checkpoint, its own code ─► address ─► launch status
-
-With `--watch` the server loads newer checkpoints from the folder where RUN saves, if it can read that: on the same
-disk, or on the cluster where RUN was trained.
+"""Serve a run's model in a run of its own on any cluster, with the run's frozen code and a checkpoint that is sent
+along. With `--watch`, the server loads newer checkpoints from the folder where the run saves, if it can read that.
 """
 
 import json
@@ -41,12 +36,12 @@ def open_server(
     one: Run, found: Served, words: Sequence[str], token: str | None, *, on: str, overrides: Sequence[str],
     watch: bool = False, tls: Sequence[Path] = (), tunnel: bool = False,
 ) -> Run:  # fmt: skip
-    """Start a run that serves the model `found`, and return it.
+    """Start a run that serves the model `found` of the run `one`, and return it.
 
-    `words` are options of its `launch serve`. With `watch` it also loads newer checkpoints. Without a `token` anyone
-    may call it. `tls` are the files of its certificate and key. With `tunnel` it is called over the connection to its
-    node. Raise Refused if there is no checkpoint to send, and BadInput if its program, the folder to watch, or its
-    certificate would not exist there.
+    `words` are options of its `launch serve`. With `watch`, it loads newer checkpoints. Without a `token`, anyone may
+    call it. `tls` are the files of its certificate and key. With `tunnel`, it is called through the connection to its
+    node. Raise Refused if there is no checkpoint to send, and BadInput if the cluster cannot read its program, the
+    watched folder or the certificate.
     """
     chosen = next(iter(found.choices()), None)
     if chosen is None:
@@ -84,10 +79,9 @@ def open_server(
 
 
 def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: bool) -> str:
-    """Return the run's checkpoint directory as the server reads it; `trained_there` says that the run was trained on
-    the server's cluster.
+    """Return the path at which the server can read the checkpoint directory of the run `one`.
 
-    Raise BadInput if the server cannot read it.
+    `trained_there`: that run was trained on the server's cluster. Raise BadInput if the server cannot read it.
     """
     if not wish.cluster.remote:
         return str(found.checkpoints)
@@ -101,8 +95,8 @@ def _watched(one: Run, found: Served, wish: Request, on: str, *, trained_there: 
 
 
 class WayToJob:
-    """The connection to a job that serves on its node's loopback interface, which also follows a restart on another
-    node.
+    """Connections to a job that serves on the loopback interface of its node. After a restart on another node, new
+    connections go there.
     """
 
     def __init__(self, job: Run) -> None:
@@ -111,7 +105,9 @@ class WayToJob:
         self._lock = threading.Lock()
 
     def port(self) -> int | None:
-        """Return the port on the job's node, or None if the job does not serve yet; raise Refused if it has ended."""
+        """Return the port on the job's node, or None while the job does not serve; raise Refused if the job has
+        ended.
+        """
         status = self._job.status(WATCH_S)
         if status.state.ended:
             raise Refused(f"{self._job.id} {state_text(status)}", f"hint: launch logs {self._job.id}")
@@ -119,7 +115,7 @@ class WayToJob:
         return int(found[1]) if found is not None else None
 
     def channel(self) -> Channel:
-        """Return a new connection to the job's server; raise LaunchError if it cannot be reached."""
+        """Return a new connection to the job's server; raise LaunchError if it cannot be made."""
         with self._lock:
             if self._port is None:
                 self._port = self.port()
@@ -135,10 +131,11 @@ class WayToJob:
 
 
 def served_in_job(run: str, *, app: str | None, args: str, best: bool, watched: Path | None = None) -> Served:
-    """Return what this process, a rank of a serving run, serves: its own code, and the checkpoint beside it or the
-    newest one in `watched`.
+    """Return what this process, a rank of a serving run, has to serve: its own code with the checkpoint that was sent
+    along.
 
-    `best` prefers the best checkpoint.
+    With `watched`, checkpoints in that folder are preferred; `best` prefers the best to the newest. Raise BadInput if
+    it was not started by `launch serve --on`.
     """
     try:
         folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])

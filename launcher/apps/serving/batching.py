@@ -1,6 +1,5 @@
-"""The queue of inputs: it decides which are computed together and when, and refuses inputs when there are too many.
-
-Equal inputs that wait, or are being computed, are one entry: all clients that sent them get the same answer.
+"""The queue of inputs: it decides which inputs are computed together and when, and refuses inputs if there are too
+many. Equal inputs that wait, or are being computed, are one entry, whose answer goes to all clients that sent them.
 """
 
 import math
@@ -15,7 +14,9 @@ _LONGEST_RETRY_S = 60
 
 
 class AnswerCache:
-    """Cached answers: those older than `keep_s` are dropped, and beyond `size` the least recently used."""
+    """Cached answers. Those older than `keep_s` seconds are dropped and, beyond `size`, the least recently used
+    ones.
+    """
 
     def __init__(self, size: int, keep_s: float) -> None:
         self._size, self._keep_s = size, keep_s
@@ -27,7 +28,7 @@ class AnswerCache:
         return len(self._answers)
 
     def get(self, key: Key, now: float) -> bytes | None:
-        """Return the cached answer, or None if it is missing or too old."""
+        """Return the cached answer, or None if there is none or it is too old at time `now`."""
         found = self._answers.get(key)
         if found is not None and now - found[0] < self._keep_s:
             self._answers.move_to_end(key)
@@ -39,7 +40,7 @@ class AnswerCache:
         return None
 
     def put(self, key: Key, answer: bytes, now: float) -> None:
-        """Cache an answer, dropping the least recently used ones beyond the limit."""
+        """Cache an answer at time `now`; drop the least recently used ones beyond the limit."""
         if self._size:
             self._answers[key] = (now, answer)
             self._answers.move_to_end(key)
@@ -47,13 +48,13 @@ class AnswerCache:
                 self._answers.popitem(last=False)
 
     def clear(self) -> None:
-        """Remove all answers, because another model answers now."""
+        """Drop all answers; they are those of another model than the present one."""
         self._answers.clear()
 
 
 @dataclass(eq=False, slots=True)
 class WantedAnswer(Generic[Client]):
-    """A distinct input, and the clients that wait for its answer."""
+    """A distinct input (`payload`) that waits since `since`, and the clients that wait for its answer."""
 
     key: Key
     payload: Any
@@ -62,9 +63,8 @@ class WantedAnswer(Generic[Client]):
 
 
 class Batcher(Generic[Client]):
-    """The queue of inputs.
-
-    A batch is due with `size` distinct inputs, or when the first of them has waited `wait_s`.
+    """The queue of inputs. A batch is due once there are `size` distinct inputs, or the first of them has waited
+    `wait_s` seconds.
     """
 
     def __init__(self, size: int, wait_s: float, most_waiting: int) -> None:
@@ -85,13 +85,16 @@ class Batcher(Generic[Client]):
         return len(self._queue)
 
     def takes(self, count: int) -> bool:
-        """Return whether `count` more inputs may wait. A request larger than the limit is accepted when nothing else
-        waits.
+        """Return whether `count` more inputs may wait.
+
+        A request with more than the limit is accepted if nothing else waits.
         """
         return self._clients + count <= self._most or self._clients == 0
 
     def ask(self, key: Key, payload: Any, client: Client, now: float) -> None:
-        """Add a client's input to the queue, or the client to an equal input."""
+        """Add an input to the queue at time `now`; if an equal one waits or is being computed, only add its client to
+        that.
+        """
         known = self._queue.get(key) or self._computed.get(key)
         if known is None:
             known = self._queue[key] = WantedAnswer(key, payload, now)
@@ -101,7 +104,10 @@ class Batcher(Generic[Client]):
         self._clients += 1
 
     def withdraw(self, key: Key, client: Client) -> None:
-        """Withdraw a client that has left; an input for which no other client waits is not computed."""
+        """Remove a client that has disconnected.
+
+        An input in the queue for which no client waits is dropped.
+        """
         wanted = self._queue.get(key) or self._computed.get(key)
         if wanted is None or client not in wanted.clients:
             return
@@ -111,14 +117,16 @@ class Batcher(Generic[Client]):
             del self._queue[key]
 
     def due_at(self) -> float | None:
-        """Return when the next batch is due at the latest, or None while nothing waits."""
+        """Return the time at which the next batch is due at the latest, or None if nothing waits."""
         if not self._queue:
             return None
         first = next(iter(self._queue.values()))
         return first.since if len(self._queue) >= self._size else first.since + self._wait_s
 
     def take(self, now: float) -> list[WantedAnswer[Client]]:
-        """Return the batch that is due, for a free worker, or an empty list if none is due yet."""
+        """Take the batch that is due at time `now` from the queue, for an idle worker; return an empty list if none is
+        due.
+        """
         due = self.due_at()
         if due is None or now < due:
             return []
@@ -127,7 +135,7 @@ class Batcher(Generic[Client]):
         return batch
 
     def put_back(self, batch: "Sequence[WantedAnswer[Client]]") -> None:
-        """Put a batch back at the front of the queue, because its worker ended before starting it."""
+        """Put a batch back at the front of the queue, because its worker ended before it started to compute."""
         for wanted in reversed(batch):
             del self._computed[wanted.key]
             if wanted.clients:
@@ -135,27 +143,25 @@ class Batcher(Generic[Client]):
                 self._queue.move_to_end(wanted.key, last=False)
 
     def settle(self, batch: Sequence[WantedAnswer[Client]]) -> None:
-        """Remove a batch whose inputs were answered or never will be."""
+        """Forget a batch whose inputs were answered, or never will be."""
         for wanted in batch:
             self._clients -= len(wanted.clients)
             del self._computed[wanted.key]
 
 
 class BatchPace:
-    """The time that an input takes, as a moving mean over batches, from which refused clients learn when to retry."""
+    """How long an input takes, as a moving mean over batches. Clients that are refused are told when to retry by it."""
 
     def __init__(self, weight: float = 0.2) -> None:
         self._weight = weight
         self._each_s: float | None = None
 
     def took(self, seconds: float, inputs: int) -> None:
-        """Include a batch of `inputs` inputs that took `seconds` in the mean."""
+        """Include in the mean a batch of `inputs` inputs that took `seconds`."""
         each = seconds / inputs
         self._each_s = each if self._each_s is None else self._each_s + self._weight * (each - self._each_s)
 
     def retry_after_s(self, waiting: int, workers: int) -> int:
-        """Return after how many seconds all inputs that wait now will have been answered, for the Retry-After
-        header.
-        """
+        """Return in how many seconds all inputs that wait now will have been answered, for the Retry-After header."""
         seconds = waiting * (self._each_s or 0.0) / max(1, workers)
         return max(1, min(math.ceil(seconds), _LONGEST_RETRY_S))

@@ -1,11 +1,5 @@
-"""Queue inputs, compute them in batches on workers, and cache the answers.
-
-```
-ask ─► cache? ─► Batcher ──batch──► a worker that is idle ──► answers to all who wait, and into the cache
-                                       ▲
-WorkerGroup: a worker pool and its workers for one checkpoint; a worker that dies is replaced;
-             another group takes over for a newer checkpoint
-```
+"""Queue inputs, compute them in batches on workers, and cache the answers. The workers of one checkpoint are a group; a
+worker that dies is replaced, and another group takes over for a newer checkpoint.
 """
 
 import asyncio
@@ -43,7 +37,10 @@ _KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Limits and sizes of a model's server."""
+    """Limits and sizes of a model's server: `batch` inputs are computed together, which waits at most `wait_s`; `cache`
+    answers are kept for `cache_s`; `queue` inputs may wait; `timeout_s` limits a request, and a batch; `watch` loads
+    newer checkpoints.
+    """
 
     workers: int = 2
     batch: int = 32
@@ -57,7 +54,7 @@ class ServingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """An answer as JSON, the step of the checkpoint that gave it, and whether it was cached."""
+    """An answer as JSON, the step of the checkpoint that computed it, and whether it came from the cache."""
 
     json: bytes
     step: int | None
@@ -65,7 +62,7 @@ class Computed:
 
 
 class Overloaded(Exception):
-    """Raised if too many inputs already wait."""
+    """Raised if too many inputs wait; it says after how many seconds the client may retry."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__(f"too many requests wait; try again in {retry_after_s} s")
@@ -73,7 +70,7 @@ class Overloaded(Exception):
 
 
 class InputRefused(Exception):
-    """Raised if the service cannot answer an input that fits the schema."""
+    """Raised if the service refuses an input that fits its schema, with the field and the reason."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
@@ -81,23 +78,23 @@ class InputRefused(Exception):
 
 
 class PredictFailed(Exception):
-    """Raised if `predict` raised an exception for an input."""
+    """Raised if the service's `predict` raised an exception for an input."""
 
 
 class TookTooLong(Exception):
-    """Raised if an input was not answered in time."""
+    """Raised if an input was not answered within the time limit."""
 
 
 AnswerFuture = asyncio.Future[Computed]
 
 
 def pause_s(failures: int) -> float:
-    """Return the pause before a worker is restarted after `failures` failures in a row without one answer."""
+    """Return the seconds to wait before a worker is restarted, after `failures` failures in a row without an answer."""
     return 0.0 if failures == 0 else min(_FIRST_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S)
 
 
 class Engine:
-    """The part of the server that answers inputs, with workers and a cache, in one event loop."""
+    """The part of the server that answers inputs, with workers, a queue and a cache, in one event loop."""
 
     def __init__(self, served: Served, options: ServingOptions, say: Callable[[str], None]) -> None:
         self._served, self.options = served, options
@@ -123,7 +120,10 @@ class Engine:
             self._spawn(self._watch())
 
     async def _first_whole(self, choices: "Sequence[Entry | None]") -> "WorkerGroup":
-        """Start and return workers for the first checkpoint that can be loaded, skipping damaged ones."""
+        """Start and return workers for the first of the checkpoints that can be loaded; damaged ones are skipped.
+
+        None stands for no checkpoint. Raise NotLoaded if the last one cannot be loaded.
+        """
         for choice in choices:
             try:
                 return await WorkerGroup.assembled(self, self._served, self.options, choice, None)
@@ -134,7 +134,7 @@ class Engine:
         raise AssertionError("there is at least one choice")
 
     async def close(self) -> None:
-        """Stop all tasks and end the workers."""
+        """Stop all tasks, and end the workers."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -143,12 +143,12 @@ class Engine:
 
     @property
     def loaded(self) -> Loaded:
-        """What the workers reported about the loaded model."""
+        """What the present workers reported about the model that they loaded."""
         return self._working.loaded
 
     @property
     def step(self) -> int | None:
-        """The step of the checkpoint that answers, or None if it has none."""
+        """The step of the checkpoint of the present workers, or None if they have no checkpoint."""
         return self._working.step
 
     @property
@@ -162,7 +162,7 @@ class Engine:
         return sorted(worker.pid for worker in self._working.workers)
 
     def exposition(self) -> str:
-        """Return the server's figures in the OpenMetrics format."""
+        """Return the server's metrics as OpenMetrics text."""
         state = ServingState(
             self._served.run, self.step, self.ready, len(self._idle), self._batcher.waiting, self._batcher.shared,
             len(self._cache), self._cache.hits, self._cache.misses,
@@ -174,8 +174,8 @@ class Engine:
     async def ask(self, inputs: Sequence[Any]) -> list[Computed]:
         """Return an answer to each input.
 
-        Raise Overloaded at once, else the first error of an input: WorkerLost, PredictFailed, InputRefused or
-        TookTooLong.
+        Raise Overloaded at once if too many wait, else the first error of an input: WorkerLost, PredictFailed,
+        InputRefused or TookTooLong.
         """
         now = asyncio.get_running_loop().time()
         keyed = [_keyed(one) for one in inputs]
@@ -194,7 +194,10 @@ class Engine:
     async def _answers(
         self, keyed: Sequence[tuple[Key, bytes]], found: "Sequence[AnswerFuture | bytes]"
     ) -> list[Computed]:
-        """Return the answers once all have come; raise the first error, or TookTooLong."""
+        """Return the answers once all have come; raise the first error, or TookTooLong after the time limit.
+
+        `found` has a future or a cached answer for each input.
+        """
         futures = [(key, one) for (key, _), one in zip(keyed, found, strict=True) if not isinstance(one, bytes)]
         try:
             await asyncio.wait([one for _, one in futures], timeout=self.options.timeout_s)
@@ -210,13 +213,13 @@ class Engine:
                     future.exception()  # of several that failed one is told; the others are known all the same
 
     def _future(self, key: Key, payload: bytes, now: float) -> AnswerFuture:
-        """Queue an input and return the future of its answer."""
+        """Put an input into the queue, and return the future of its answer."""
         future: AnswerFuture = asyncio.get_running_loop().create_future()
         self._batcher.ask(key, payload, future, now)
         return future
 
     def _kept(self, answer: Any) -> Computed:
-        """Return a cached answer in the form of a computed one."""
+        """Return a cached answer as a Computed."""
         return Computed(answer, self.step, cached=True)
 
     def _pump(self) -> None:
@@ -232,7 +235,7 @@ class Engine:
             self._timer = loop.call_at(due, self._pump)
 
     async def _run(self, worker: ServingWorker, batch: Sequence[WantedAnswer[AnswerFuture]]) -> None:
-        """Have a worker compute a batch, and settle its inputs."""
+        """Have a worker compute a batch, and pass the answers to the clients."""
         loop = asyncio.get_running_loop()
         began, step = loop.time(), worker.step
         try:
@@ -256,7 +259,7 @@ class Engine:
         self.free(worker)
 
     def _settle(self, wanted: WantedAnswer[AnswerFuture], answer: Answer, step: int | None, now: float) -> None:
-        """Give an answer or an error to all clients that wait for an input, and cache an answer."""
+        """Pass the answer or error for one input to all clients that wait for it, and cache an answer."""
         if "json" in answer and step == self.step:  # answers of a group that was replaced meanwhile are not cached
             self._cache.put(wanted.key, answer["json"], now)
         for future in _waiting([wanted]):
@@ -270,7 +273,7 @@ class Engine:
     # -- workers
 
     def free(self, worker: ServingWorker) -> None:
-        """Give an idle worker its next batch, or close it if it is retired."""
+        """Give an idle worker its next batch, or close it if it has been retired."""
         if worker.retired:
             worker.close()
         elif not worker.gone.is_set():
@@ -278,19 +281,19 @@ class Engine:
             self._pump()
 
     def left(self, worker: ServingWorker) -> None:
-        """Remove a worker that has ended from the idle ones."""
+        """Remove a worker that has ended from the idle ones, if it is one."""
         with suppress(ValueError):
             self._idle.remove(worker)
 
     @property
     def _working(self) -> "WorkerGroup":
-        """The workers that answer now; raise Refused before there are any."""
+        """The group of workers that answers now; raise Refused if there is none yet."""
         if self._group is None:
             raise Refused("no model is loaded")
         return self._group
 
     def _take_over(self, group: "WorkerGroup") -> None:
-        """Switch to new workers; the old ones finish the batches that they have."""
+        """Let a new group answer from now on; the old one finishes the batches that it has."""
         old, self._group = self._group, group
         self.inputs = Inputs(group.loaded.input)
         self._cache.clear()
@@ -302,8 +305,9 @@ class Engine:
             self.free(worker)
 
     async def _watch(self) -> None:
-        """Load the checkpoint that is now preferred, again and again; a checkpoint that cannot be loaded is
-        tried once.
+        """Load a newer preferred checkpoint whenever there is one.
+
+        A checkpoint that cannot be loaded is tried once.
         """
         refused: set[str] = set()
         while True:
@@ -329,7 +333,9 @@ class Engine:
 
 
 class WorkerGroup:
-    """The workers that compute with one checkpoint. A worker that dies is replaced until the group is dismissed."""
+    """The workers that compute with one checkpoint, and the pool that forks them. A worker that dies is replaced until
+    the group is dismissed.
+    """
 
     loaded: Loaded
 
@@ -350,8 +356,10 @@ class WorkerGroup:
     async def assembled(
         cls, engine: Engine, served: Served, options: ServingOptions, choice: Entry | None, before: "WorkerGroup | None"
     ) -> "WorkerGroup":
-        """Start all workers and return them once all are ready, forked from the workers `before` if possible; raise
-        NotLoaded if the checkpoint cannot be loaded.
+        """Start a group of workers for a checkpoint, and return it once all are ready.
+
+        Its pool is forked from that of the group `before` if possible. Raise NotLoaded if the checkpoint cannot be
+        loaded.
         """
         group = cls(engine, served, options, choice)
         try:
@@ -379,7 +387,9 @@ class WorkerGroup:
         await asyncio.gather(*(pool.has_ended() for pool in self._started))
 
     async def _load(self, before: "WorkerGroup | None" = None) -> None:
-        """Start a worker pool with the checkpoint, unless there is one."""
+        """Start a pool that has loaded the checkpoint: as a fork of the pool of `before` if possible, else as a new
+        process.
+        """
         where = str(self._served.checkpoints if self._choice is None else self._choice.path)
         parent = before._pool if before is not None and not before.loaded.unfit else None  # noqa: SLF001 - one of us
         if parent is not None and not parent.ended.is_set():
@@ -390,7 +400,7 @@ class WorkerGroup:
         self._started.append(self._pool)
 
     async def _new_worker(self, number: int) -> ServingWorker:
-        """Start and return a worker: a fork of the worker pool or, if that cannot be forked, a process of its own."""
+        """Start worker `number` and return it: a fork of the pool or, if that cannot fork, a process of its own."""
         async with self._changing:
             if self._pool is None or self._pool.ended.is_set():
                 await self._load()
@@ -407,11 +417,11 @@ class WorkerGroup:
         return worker
 
     def _threads(self) -> int:
-        """Return the number of threads for each worker."""
+        """Return how many threads each worker may use: an equal share of the cores."""
         return max(1, len(os.sched_getaffinity(0)) // self._options.workers)
 
     async def _keep(self, worker: ServingWorker, number: int) -> None:
-        """Replace the worker in one slot whenever it ends."""
+        """Replace worker `number` whenever it ends; this does not return."""
         while True:
             await worker.gone.wait()
             self._failures = 0 if worker.batches else self._failures + 1
@@ -420,7 +430,7 @@ class WorkerGroup:
             self._engine.free(worker)
 
     async def _replaced(self, number: int) -> ServingWorker:
-        """Return a new worker in place of one that ended, retrying after pauses."""
+        """Return a new worker `number` in place of one that ended; retry, after pauses, until one starts."""
         while True:
             await asyncio.sleep(pause_s(self._failures))
             try:
@@ -430,24 +440,25 @@ class WorkerGroup:
                 self._engine.say(f"warning: no worker could be started: {error}")
 
     def _left(self, worker: ServingWorker) -> None:
-        """Remove a worker that has ended."""
+        """Remove a worker that has ended from the group and from the idle ones."""
         self.workers.discard(worker)
         self._engine.left(worker)
 
 
 def _keyed(one: Any) -> tuple[Key, bytes]:
-    """Return (the cache key of an input, its encoded form); equal inputs have equal keys, because fields are in the
-    schema's order with defaults filled in.
+    """Return (the cache key of an input, its encoding for a worker).
+
+    Equal inputs have equal keys, because fields are in the schema's order, with defaults filled in.
     """
     payload = msgspec.msgpack.encode(one)
     return hashlib.blake2b(payload, digest_size=_KEY_BYTES).digest(), payload
 
 
 def _waiting(batch: Sequence[WantedAnswer[AnswerFuture]]) -> list[AnswerFuture]:
-    """Return the futures of those clients that still wait for a batch."""
+    """Return the futures of the clients that still wait for a batch."""
     return [future for wanted in batch for future in wanted.clients if not future.done()]
 
 
 def _name(choice: Entry | None) -> str:
-    """Return the name of a checkpoint, or "" for None."""
+    """Return the name of a checkpoint's folder, or "" for None."""
     return "" if choice is None else choice.path.name

@@ -12,7 +12,7 @@ _INPUTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Histogram:
-    """A histogram: counts of values up to each bound."""
+    """A histogram in the sense of OpenMetrics: how many values are at most each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -40,7 +40,9 @@ class Histogram:
 
 @dataclass(slots=True)
 class ServingFigures:
-    """Counters since the server was started."""
+    """Counters since the server was started: requests by (path, status), times, batches, refused requests, workers that
+    died, and changes to a newer checkpoint (`takeovers`).
+    """
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by path and status
     seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
@@ -58,7 +60,9 @@ class ServingFigures:
 
 @dataclass(frozen=True, slots=True)
 class ServingState:
-    """The current state of a model's server."""
+    """The present state of a model's server: the checkpoint's step, workers, waiting clients, and the use of the cache;
+    `shared` counts inputs that were equal to one already waiting.
+    """
 
     run: str
     step: int | None

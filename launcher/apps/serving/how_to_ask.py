@@ -1,4 +1,4 @@
-"""Show how to call a server from a shell: a file with the token, and a command to paste."""
+"""Show a user how to call a model's server from a shell: a file with the token, and a command to paste."""
 
 import os
 import shlex
@@ -17,15 +17,17 @@ _LONGEST_IN_LINE = 200
 
 
 def write_header(folder: Path, name: str, token: str) -> Path:
-    """Write the token as a header to a file for curl (`-H @FILE`), since every user could read it on a command line;
-    return the file.
+    """Write the token as a header to a file for curl (`-H @FILE`), and return the file.
+
+    Other users could read a token on a command line.
     """
     return _written(folder, f"{name}.header", f"{_SCHEME}{token}\n".encode())
 
 
 def read_token(path: Path) -> str:
-    """Return the token in a file, which is its first line or a header as `write_header` writes it; raise BadInput if it
-    has none.
+    """Return the token in the first line of a file, which may be a header as write_header() writes it.
+
+    Raise BadInput if it is missing or too short.
     """
     try:
         token = path.read_text().partition("\n")[0].removeprefix(_SCHEME).strip()
@@ -37,9 +39,11 @@ def read_token(path: Path) -> str:
 
 
 def curl_line(server: str, header: Path | None, example: Any, folder: Path, certificate: Path | None = None) -> str:
-    """Return a curl command that requests an answer to `example`, or the server's health if that is None.
+    """Return a curl command that sends `example` as an input, or that queries the server's health if there is no
+    example.
 
-    A long example is written into `folder`, from which curl reads it.
+    `header` is the file with the token, `certificate` that of the server's CA. A long example is written into `folder`,
+    from which curl reads it.
     """
     words = ["curl", *(["--cacert", str(certificate)] if certificate is not None else [])]
     if example is None:
@@ -54,7 +58,7 @@ def curl_line(server: str, header: Path | None, example: Any, folder: Path, cert
 
 
 def _written(folder: Path, name: str, data: bytes) -> Path:
-    """Write a file that only its user can read, replacing an earlier one, and return its path."""
+    """Write a file that only its user can read, in place of an earlier one, and return its path."""
     make_dir(folder)
     fd, draft = tempfile.mkstemp(dir=folder)  # 0600
     with os.fdopen(fd, "wb") as file:

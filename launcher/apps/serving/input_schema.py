@@ -1,9 +1,6 @@
-"""Check inputs by the JSON Schema that the service declares, before a worker gets them.
-
-Supported are `type` (one, or a list with "null"), `properties`, `required`, `default`, `items`, `enum` of strings or
-whole numbers, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minLength, maxLength, pattern, minItems
-and maxItems. Keys that only describe are passed on to the OpenAPI page; a key that would decide, such as `anyOf`, is
-refused at the start. Objects allow no other fields.
+"""Check inputs against the JSON Schema that the service declares, before a worker gets them. A part of JSON Schema is
+supported: a key that only describes is passed on to the OpenAPI page, and an unsupported one, such as `anyOf`, is
+refused when the server starts.
 """
 
 import re
@@ -33,7 +30,7 @@ _NAMED = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 
 
 class WrongInput(Exception):
-    """Raised when a client's data is not a valid input of this service."""
+    """Raised if a client's data is not a valid input, with where and why."""
 
     def __init__(self, where: Location, why: str) -> None:
         super().__init__(why)
@@ -41,7 +38,7 @@ class WrongInput(Exception):
 
 
 class Inputs:
-    """A decoder and checker of request bodies, which hold one input or a list of them."""
+    """A decoder and checker of request bodies, which have one input or a list of them, built from the schema."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         try:
@@ -52,25 +49,26 @@ class Inputs:
             raise BadInput(f"the schema of the service's input: {error}") from error
 
     def one(self, body: bytes) -> Any:
-        """Return the input in `body`; raise WrongInput if it does not fit the schema."""
+        """Return the input in a request body; raise WrongInput if it does not fit the schema."""
         return _decoded(self._one, body)
 
     def many(self, body: bytes) -> list[Any]:
-        """Return the list of inputs in `body`; raise WrongInput if one does not fit the schema."""
+        """Return the list of inputs in a request body; raise WrongInput if one does not fit the schema."""
         found: list[Any] = _decoded(self._many, body)
         return found
 
 
 def location_of(path: str) -> Location:
-    """Return the steps of a path such as `.pixels[0][3]`; `[...]`, which msgspec writes for an unknown element, is
-    left out.
+    """Return the keys and indexes of a path such as `.pixels[0][3]`.
+
+    `[...]`, which msgspec writes for an unknown element, is left out.
     """
     steps = (found[1] or found[2] for found in _STEP.finditer(path))
     return tuple(int(step) if step.isdigit() else step for step in steps if step != "...")
 
 
 def _decoded(decoder: Any, body: bytes) -> Any:
-    """Return the decoded body; raise WrongInput if it does not fit."""
+    """Return the decoded request body; raise WrongInput if it does not fit the schema."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -80,7 +78,7 @@ def _decoded(decoder: Any, body: bytes) -> Any:
 
 
 def _location_and_reason(text: str) -> tuple[Location, str]:
-    """Return (where an input is wrong, what is wrong), read from msgspec's message."""
+    """Return (where an input is wrong, what is wrong), taken from msgspec's error message."""
     found = _AT.fullmatch(text)
     why, path = (found[1], found[2] or "") if found is not None else (text, "")
     where = location_of(path)
@@ -90,7 +88,9 @@ def _location_and_reason(text: str) -> tuple[Location, str]:
 
 
 def _type_of(schema: Mapping[str, Any], where: str) -> Any:
-    """Return the type with which msgspec checks a schema."""
+    """Return the msgspec type for a schema; raise BadInput, which names the part `where` of the schema, for an
+    unsupported key.
+    """
     if unknown := sorted(_DECIDING & schema.keys()):
         _refuse(where, f"of JSON Schema `{unknown[0]}` is not known here")
     if "enum" in schema:
@@ -114,7 +114,7 @@ def _type_of(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _object(schema: Mapping[str, Any], where: str) -> Any:
-    """Return the type of an object with these properties."""
+    """Return the msgspec type for an object with these properties."""
     if "properties" not in schema:
         return dict[str, Any]
     required = set(schema.get("required", ()))
@@ -133,19 +133,19 @@ def _object(schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _usual(value: Any) -> Any:
-    """Return a field's default value."""
+    """Return a field's default value; a list or object is copied for each input."""
     return msgspec.field(default_factory=lambda: value) if isinstance(value, list | dict) else value
 
 
 def _one_of(values: Any, where: str) -> Any:
-    """Return the type of an enum; raise BadInput for values that are not supported."""
+    """Return the msgspec type for an enum; raise BadInput for values that are not supported."""
     if not isinstance(values, list) or not values or not all(isinstance(one, str | int) for one in values):
         _refuse(where, "expected strings or whole numbers in `enum`")
     return Literal[tuple(values)]
 
 
 def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
-    """Return the type with the schema's bounds; raise BadInput for bounds that are not supported."""
+    """Return the type with the schema's limits, such as minimum; raise BadInput for limits that are not supported."""
     bounds = {ours: schema[theirs] for theirs, ours in _BOUNDS.items() if theirs in schema}
     try:
         return Annotated[kind, msgspec.Meta(**bounds)] if bounds else kind
@@ -154,5 +154,5 @@ def _bounded(kind: Any, schema: Mapping[str, Any], where: str) -> Any:
 
 
 def _refuse(where: str, why: str) -> NoReturn:
-    """Raise BadInput about the part `where` of the schema."""
+    """Raise BadInput about the part `where` of the schema, with the reason `why`."""
     raise BadInput(f"the schema of the service's input: {where}: {why}")

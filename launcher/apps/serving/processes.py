@@ -1,4 +1,6 @@
-"""The server's side of the processes that compute: a worker pool that forks, and workers that answer."""
+"""The server's side of the processes that compute: a worker pool, which loads the model and forks workers, and the
+workers.
+"""
 
 import asyncio
 import os
@@ -25,11 +27,11 @@ _NO_WORD = (
 
 
 class WorkerLost(Exception):
-    """Raised if a worker ended in the middle of a batch."""
+    """Raised if a worker ended while it computed a batch."""
 
 
 class NotBegun(WorkerLost):
-    """Raised if a worker ended before it read its batch, so that another worker may take it."""
+    """Raised if a worker ended before it read its batch, so that another worker can compute it."""
 
 
 class WorkerPoolLost(Exception):
@@ -37,7 +39,9 @@ class WorkerPoolLost(Exception):
 
 
 class NotLoaded(LaunchError):
-    """Raised if a checkpoint, or the service itself, cannot be loaded; with `damaged`, another checkpoint may work."""
+    """Raised if a checkpoint, or the service itself, cannot be loaded. If it is `damaged`, another checkpoint may
+    work.
+    """
 
     def __init__(self, *lines: str, damaged: bool = False) -> None:
         super().__init__(*lines)
@@ -46,7 +50,9 @@ class NotLoaded(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The message that a worker pool sends once it has loaded the model."""
+    """The message that a pool sends once it has loaded the model: the schemas of input and output, an example of an
+    input (None: the service has none), and why it is `unfit` to be forked ("": it can be).
+    """
 
     input: Mapping[str, Any]
     output: Mapping[str, Any]
@@ -55,10 +61,8 @@ class Loaded:
 
 
 class Link:
-    """The server's end of a socket pair: messages are passed to a callback, and the end of the connection to another,
-    once.
-
-    A process that exits without reading everything resets the connection, which shows that it had not begun its batch.
+    """The server's end of a connection to a process. Each message is passed to `received`, and `ended` is called once
+    when the connection ends. `unread` is set if the process exited without reading everything that was sent to it.
     """
 
     def __init__(self, end: socket.socket, received: Callable[[Any], None], ended: Callable[[], None]) -> None:
@@ -68,7 +72,7 @@ class Link:
         self._task = asyncio.create_task(self._listen())
 
     async def send(self, message: Any, hand: socket.socket | None = None) -> None:
-        """Send a message, and the socket `hand` with it if given. Raise OSError if the other side has closed."""
+        """Send a message and, if given, the socket `hand` with it; raise OSError if the other side has closed."""
         data = frame(message)
         if hand is not None:
             sent = socket.send_fds(self._end, [data], [hand.fileno()])
@@ -76,7 +80,7 @@ class Link:
         await asyncio.get_running_loop().sock_sendall(self._end, data)
 
     def close(self) -> None:
-        """Stop receiving; the socket is closed afterwards."""
+        """Stop receiving, and close the connection."""
         self._task.cancel()  # and then the socket is closed: not before nobody waits for it
 
     async def _listen(self) -> None:
@@ -91,7 +95,7 @@ class Link:
         self._ended()
 
     async def _receive(self) -> None:
-        """Pass each message to the callback."""
+        """Receive messages, and pass each to the callback."""
         loop = asyncio.get_running_loop()
         data = bytearray()
         while more := await loop.sock_recv(self._end, 1 << 18):
@@ -103,7 +107,9 @@ class Link:
 
 
 class ServingWorker:
-    """A process that computes one batch at a time, as the server sees it."""
+    """The server's view of a process that computes one batch at a time. `gone` is set once it has ended, and `retired`
+    if it gets no more batches.
+    """
 
     def __init__(self, end: socket.socket, on_end: "Callable[[ServingWorker], None]") -> None:
         self._on_end = on_end
@@ -123,9 +129,9 @@ class ServingWorker:
         return self._answer is not None
 
     async def compute(self, payloads: Sequence[bytes], most_s: float) -> list[Answer]:
-        """Return an answer to each input; raise WorkerLost if the worker ends.
+        """Have the worker compute a batch, and return an answer to each input; raise WorkerLost if the worker ends.
 
-        A worker that takes longer than `most_s` is killed.
+        A worker that takes longer than `most_s` seconds is killed.
         """
         self._answer = asyncio.get_running_loop().create_future()
         try:
@@ -154,12 +160,12 @@ class ServingWorker:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the worker's connection, which ends the worker."""
+        """Close the connection to the worker, which makes it exit."""
         self._link.close()
         self._ended()
 
     def _received(self, message: Any) -> None:
-        """Handle a message of the worker: answers, or that it is ready."""
+        """Handle a message of the worker: the answers to its batch, or that it is ready."""
         if "answers" in message:
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(message["answers"])
@@ -170,7 +176,7 @@ class ServingWorker:
             self.ready.set_result(None)
 
     def _ended(self) -> None:
-        """Record that the worker has ended; the batch that it had fails."""
+        """Record that the worker has ended; its batch fails."""
         if self.gone.is_set():
             return
         self.gone.set()
@@ -185,7 +191,7 @@ class ServingWorker:
 
 
 class WorkerPool:
-    """A process that has loaded one checkpoint and forks workers."""
+    """The server's view of a process that has loaded one checkpoint and forks workers."""
 
     def __init__(self, end: socket.socket) -> None:
         self.ended = asyncio.Event()
@@ -195,7 +201,7 @@ class WorkerPool:
 
     @classmethod
     async def started(cls, served: Served, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Start a pool in a new process, which has to import everything; return (the pool, what it loaded).
+        """Start a pool in a new process, which imports everything; return (the pool, what it loaded).
 
         Raise NotLoaded if the checkpoint cannot be loaded.
         """
@@ -217,10 +223,9 @@ class WorkerPool:
         return found, await found._load(order)
 
     async def renewed(self, checkpoint: str) -> "tuple[WorkerPool, Loaded]":
-        """Fork this pool into one with another checkpoint, without importing anything again; return (the new pool, what
-        it loaded).
+        """Have this pool fork another one, which loads `checkpoint` without importing anything again.
 
-        Raise NotLoaded if that checkpoint cannot be loaded.
+        Return (the new pool, what it loaded). Raise NotLoaded if the checkpoint cannot be loaded.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -231,8 +236,10 @@ class WorkerPool:
     async def worker(
         self, op: str, threads: int, number: int, on_end: Callable[[ServingWorker], None]
     ) -> ServingWorker:
-        """Fork a worker (`op` is `fork`), or turn the pool's process into one (`become`), and return it; raise
-        WorkerPoolLost or WorkerLost.
+        """Start worker `number` and return it: with `op` "fork" as a fork, with "become" as the pool's own process.
+
+        `on_end` is called when it ends. Raise WorkerPoolLost if the pool has ended, and WorkerLost if the worker ends
+        at once.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -246,14 +253,14 @@ class WorkerPool:
         return worker
 
     def close(self) -> None:
-        """Close the pool's connection, which also ends its remaining workers."""
+        """Close the connection to the pool, which ends it and its remaining workers."""
         self._link.close()
         self._on_end()
 
     async def has_ended(self) -> None:
-        """Wait until the pool's process has exited after it was closed; kill it after a limit.
+        """Wait until the pool's process has exited after its connection was closed; kill it if that takes too long.
 
-        A pool that is a fork is not a child of this process and is not waited for.
+        Return at once for a pool that was forked, since it is no child of this process.
         """
         if self._process is None:
             return
@@ -265,7 +272,9 @@ class WorkerPool:
             await self._process.wait()
 
     async def _load(self, order: Mapping[str, Any] | None) -> Loaded:
-        """Send an order to load, and return what the pool reports; raise NotLoaded if it cannot load."""
+        """Send the pool an order to load, unless it is None, and return what it reports; raise NotLoaded if it cannot
+        load.
+        """
         try:
             if order is not None:
                 with suppress(OSError):  # that it has exited is noticed
@@ -286,7 +295,7 @@ class WorkerPool:
                 self._loaded.set_exception(NotLoaded(*message["message"].splitlines(), damaged=message["damaged"]))
 
     def _on_end(self) -> None:
-        """Record that the pool has ended, so that a load that waits fails."""
+        """Record that the pool has ended; a load that waits for it fails."""
         self.ended.set()
         if not self._loaded.done():
             self._loaded.set_exception(NotLoaded(*_NO_WORD))

@@ -1,4 +1,4 @@
-"""The HTTP side: /predict, /batch-predict, /health, /metrics and the OpenAPI page, served until it is asked to stop."""
+"""The HTTP side of a model's server: /predict, /batch-predict, /health, /metrics and the OpenAPI page."""
 
 import asyncio
 import socket
@@ -48,9 +48,9 @@ _SAID = {
 
 
 def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
-    """Return the application of a server whose engine has been started.
+    """Return the web application of a server whose engine was started; `run` is the id in its title.
 
-    With `tells_hits`, answers say whether they come from the cache, which reveals what others have asked.
+    With `tells_hits`, responses say whether answers come from the cache, which reveals what others have asked.
     """
     app = FastAPI(
         title=run, version=VERSION, redoc_url=None, openapi_url="/openapi.json",
@@ -88,13 +88,16 @@ def application(engine: Engine, run: str, *, tells_hits: bool) -> FastAPI:
 
 
 async def _one(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
-    """Return (the answer to the input in a body, that answer in a list)."""
+    """Compute the input in a request body; return (the answer as JSON, the answer in a list)."""
     (found,) = await engine.ask([engine.inputs.one(body)])
     return found.json, [found]
 
 
 async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
-    """Return (the answers to a list of inputs as JSON, the answers); raise WrongInput if there are too many."""
+    """Compute the list of inputs in a request body; return (the answers as a JSON list, the answers).
+
+    Raise WrongInput if there are too many.
+    """
     inputs = engine.inputs.many(body)
     if len(inputs) > engine.options.queue:
         raise WrongInput((), f"expected at most {engine.options.queue} inputs in one request, got {len(inputs)}")
@@ -103,7 +106,7 @@ async def _many(engine: Engine, body: bytes) -> tuple[bytes, list[Computed]]:
 
 
 def _cache_headers(found: list[Computed], *, tells_hits: bool) -> dict[str, str]:
-    """Return the headers with the checkpoint's step and, with `tells_hits`, whether answers were cached."""
+    """Return headers with the step of the checkpoint and, with `tells_hits`, whether the answers were cached."""
     steps = sorted({str(one.step) for one in found if one.step is not None})
     cached = sum(one.cached for one in found)
     said = "hit" if found and cached == len(found) else "miss" if not cached else "partly"
@@ -114,9 +117,9 @@ async def _answered(
     engine: Engine, request: Request, route: Callable[[Engine, bytes], Awaitable[tuple[bytes, list[Computed]]]],
     tells_hits: bool,
 ) -> Response:  # fmt: skip
-    """Return the route's response, or the error as a response; count and time it.
+    """Return the response of a route, or its error as a response; the request is counted and timed.
 
-    With `tells_hits` the response says whether answers were cached.
+    With `tells_hits`, the response says whether answers were cached.
     """
     body = await request.body()
     began = time.monotonic()
@@ -139,25 +142,23 @@ async def _answered(
 
 
 def _unfit(where: Location, why: str) -> Response:
-    """Return a validation error in FastAPI's own form, which clients can parse."""
+    """Return a response about an invalid input, in the form of FastAPI's validation errors, which clients can parse."""
     detail = [{"loc": ["body", *where], "msg": why, "type": "value_error"}]
     return Response(msgspec.json.encode({"detail": detail}), 422, media_type=_JSON)
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with an error text."""
+    """Return a response with this error text as JSON."""
     return JSONResponse({"detail": text}, status, headers)
 
 
 def _list_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a list."""
+    """Return the JSON Schema of a list of such values."""
     return {"type": "array", "items": schema}
 
 
 def _described(summary: str, asked: Mapping[str, Any], answered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI description of a route, whose bodies are decoded by the schema of the service, not by
-    FastAPI.
-    """
+    """Return what FastAPI needs to describe a route on the OpenAPI page: the schemas of its input and its answer."""
     body = {"required": True, "content": {_JSON: {"schema": asked}}}
     responses: dict[int | str, Any] = {
         200: {"description": "The answer.", "content": {_JSON: {"schema": answered}}},
@@ -170,10 +171,10 @@ async def serve(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
     ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve until SIGINT or SIGTERM.
+    """Load the model and serve it until SIGINT or SIGTERM; raise LaunchError if it cannot be loaded.
 
-    Call `ready` once the model is loaded; raise LaunchError if it cannot be. `say` prints a line; with `tls` clients
-    connect by HTTPS. Without a `token` anyone may call the server.
+    `ready` is called once the model is loaded. `say` prints a line. With `tls`, clients connect by HTTPS. Without a
+    `token`, anyone may call the server. Bodies of more than `most_bytes` are refused.
     """
     engine = Engine(served, options, say)
     limits = Limits(body_bytes=most_bytes, bodies_bytes=most_bytes * 3 // 2)
@@ -194,16 +195,14 @@ def run_server(
     listening: socket.socket, served: Served, options: ServingOptions, *, token: str | None, most_bytes: int,
     ready: Callable[[Engine], None], say: Callable[[str], None], tls: ssl.SSLContext | None = None,
 ) -> None:  # fmt: skip
-    """Serve as `serve` does, in a new event loop."""
+    """Run serve(), with the same arguments, in a new event loop."""
     asyncio.run(serve(listening, served, options, token=token, most_bytes=most_bytes, ready=ready, say=say, tls=tls))
 
 
 @dataclass(frozen=True)
 class ServingRules:
-    """The checks that a model's server makes on a request.
-
-    With a token any host name is accepted. Without one, the Host header must name this machine and JSON from another
-    origin is refused, because a site could point its name here and have a browser send requests.
+    """The checks that a model's server makes on a request. With a token, any host name is accepted. Without one
+    (`access` is None) the Host header must name this machine, so that no web site can make a browser send requests.
     """
 
     access: Access | None
@@ -211,12 +210,12 @@ class ServingRules:
 
     @classmethod
     def of(cls, token: str | None, port: int, most_bytes: int) -> "ServingRules":
-        """Return the rules of a server at this port; without a token anyone may call it."""
+        """Return the rules of a server at this port; without a token, anyone may call it."""
         access = None if token is None else Access(Keys(token), f"launch_serve_{port}", _PAGES)
         return cls(access, most_bytes)
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return the response that refuses the request, or None if it is allowed."""
+        """Return the response with which the request is refused, or None if it is allowed."""
         if self.access is None and not is_this_machine(request):
             return _error(421, "not a name of this server")
         if self.access is not None and request.url.path != _FREE and not self.access.has_token(request):

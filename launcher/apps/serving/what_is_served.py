@@ -1,4 +1,4 @@
-"""Find in a run's folder which model to serve, with which code and which Python."""
+"""Find out which model of a run to serve, with which code and which Python."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,10 @@ from trainer.checkpoint_files.choice import candidates
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model, code and Python of a run that is served."""
+    """A run's model as it is served. `app` is the service to load (`module`, `module:name` or `/file.py:name`), `args`
+    are the training's, which describe the model, `checkpoints` is a folder or a single checkpoint, `best` prefers the
+    best to the newest, and `spare` is a folder with a copy of some, used if there are no others.
+    """
 
     run: str
     app: str  # where the service is found: `module`, `module:name` or `/file.py:name`
@@ -37,9 +40,9 @@ class Served:
 
 
 def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) -> Served:
-    """Return how to serve a run's model; `best` prefers the best checkpoint to the newest.
+    """Return how to serve a run's model; `best` prefers the best checkpoint to the newest, `checkpoint` names one.
 
-    Raise BadInput if no service is named, and Refused if there is no checkpoint.
+    Raise BadInput if no service is known, and Refused if the code or a checkpoint is missing.
     """
     folder = RunDir(run.path)
     attempt = newest(folder)
@@ -66,14 +69,15 @@ def served(run: Run, *, app: str | None, best: bool, checkpoint: Path | None) ->
 
 
 def _kept_in(run: RunDir) -> Path:
-    """Return the first checkpoint directory of the run that has checkpoints."""
+    """Return the first checkpoint directory of the run that has checkpoints, or the first if none has."""
     folders = checkpoint_folders(run)
     return next((folder for folder in folders if entries(folder)), folders[0])
 
 
 def _app(named: str | None, module: str | None) -> str:
-    """Return the service to load: a Python file of this machine as an absolute path, or a module of the run's
-    own code.
+    """Return the service to load: a Python file of this machine as an absolute path, or a module of the run's own code.
+
+    `named` is the user's choice and `module` the run's program; raise BadInput if both are None.
     """
     if named is None:
         if module is None:

@@ -1,4 +1,6 @@
-"""One round of a conductor: read trials and runs, decide, act. Every action can be repeated after a kill."""
+"""One round of the process that conducts a sweep: read trials and their runs, decide, act. Every action can be repeated
+after a kill.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +37,14 @@ _RETRY_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # after a cluster refused a trial or did
 
 @dataclass(slots=True)
 class _RetryDelay:
-    """The time at which failed actions are tried again, which is longer after each failure."""
+    """When to try again after actions have failed; the delay grows with each failure. `said` is the last error."""
 
     failures: int = 0
     until: float = 0.0
     said: str = ""
 
     def failed(self, now: float, said: str) -> None:
-        """Record a failure and set the time of the next try."""
+        """Record the error of a failed action at time `now`, and set the time of the next try."""
         self.until = now + _RETRY_S[min(self.failures, len(_RETRY_S) - 1)]
         self.failures += 1
         self.said = said
@@ -50,7 +52,9 @@ class _RetryDelay:
 
 @dataclass(slots=True)
 class Round:
-    """One round of the conductor. All of its state is on disk, except when to retry."""
+    """A round of the conductor, which can be repeated. All of its state is on disk, except `patience` (when to try
+    again) and the run that will be started next.
+    """
 
     sweep: SweepDir
     record: SweepRecord
@@ -61,7 +65,7 @@ class Round:
     _next: str = ""  # the run that will be the next to be started
 
     def go(self) -> tuple[bool, bool]:
-        """Look at all trials once and act; return (whether anything was done, whether the sweep is over)."""
+        """Read the state of all trials once, and act; return (whether anything was done, whether the sweep is over)."""
         entries = self._chosen(self.book.entries())
         views = self.runs.look([one.run for one in entries if one.state == OPEN])
         self._report(entries, views)
@@ -81,14 +85,14 @@ class Round:
         return done, end is not None and self._asked() == asked
 
     def _chosen(self, entries: Sequence[BookedTrial]) -> list[BookedTrial]:
-        """Return the trials, after choosing values for those that a kill left without any."""
+        """Return all trials, after choosing values for those that were created before a kill and have none."""
         half = [one for one in entries if one.state == OPEN and not one.run]
         for one in half:
             self.book.choose(one.number, run_id_of(self.record.id, one.number))
         return self.book.entries() if half else [*entries]
 
     def _report(self, entries: Sequence[BookedTrial], views: Mapping[str, TrialRun]) -> None:
-        """Report measured values to Optuna if trials may end early; a trial that has ended may not."""
+        """Report new values of the metric to Optuna for all trials that may be stopped early."""
         if self.record.options.stop.early == "none":
             return
         for one in entries:
@@ -98,16 +102,18 @@ class Round:
                 self.book.report(one.number, news, may_prune=not views[one.run].state.ended)
 
     def _clear_order(self, aim: Aim, trials: Sequence[TrialView]) -> None:
-        """Remove the order to resume once every stopped trial has resumed, so that a later cancel stays in force."""
+        """Remove the user's order to resume once every stopped trial has resumed, so that a trial cancelled later stays
+        cancelled.
+        """
         if aim.reviving and not any(is_cancelled(one) and not is_paused(one, aim) for one in trials):
             self.sweep.order.unlink(missing_ok=True)
 
     def _asked(self) -> tuple[Wanted | None, SweepOrder | None]:
-        """Return (how many trials are wanted, the user's last order), each None if it was not recorded."""
+        """Return (how many trials are wanted, the user's last order); each is None if it was not recorded."""
         return readable(self.sweep.wanted, Wanted), readable(self.sweep.order, SweepOrder)
 
     def _aim(self, wanted: Wanted | None, order: SweepOrder | None) -> Aim:
-        """Return the settings of the sweep as they are now."""
+        """Return the settings of the sweep as they are now; `order` is the user's last order."""
         options = self.record.options
         limit_s, stop = options.budget.time_s, options.stop
         return Aim(
@@ -122,7 +128,10 @@ class Round:
         )
 
     def _do(self, actions: Sequence[Next], entries: dict[int, BookedTrial]) -> bool:
-        """Carry out the actions; return whether any was done."""
+        """Carry out the actions, and return whether any changed something.
+
+        An error makes all actions wait for a while, except that a spec which cannot run only fails its trial.
+        """
         done = False
         for action in actions:
             try:
@@ -147,7 +156,7 @@ class Round:
         return done
 
     def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
-        """Carry out one action on a trial."""
+        """Carry out one action."""
         match action:
             case NextTrial():
                 number = self.book.ask()
@@ -168,17 +177,20 @@ class Round:
                 assert_never(action)
 
     def _after(self, aim: Aim, trials: Sequence[TrialView]) -> str:
-        """Return the run id of the next trial if all present trials have been started, else ""."""
+        """Return the id of the run that will be started next if all existing trials have been started, else ""."""
         there = not any(one.open and one.run is None for one in trials)
         return run_id_of(self.record.id, len(trials)) if there and not why_no_more(trials, aim) else ""
 
     def make_ready(self) -> None:
-        """Prepare the run of the next trial, so that it starts sooner."""
+        """Prepare the run that will be started next, so that it starts sooner."""
         if self._next:
             self.runs.expect(self._next)
 
     def _say(self, end: EndSweep | None) -> None:
-        """Write the sweep's state if it has changed; `end` is its end if it is over."""
+        """Write the sweep's state if it has changed.
+
+        `end` is the action that ends the sweep, or None while it goes on.
+        """
         halving = self.record.options.stop.early == "asha"
         notes = tuple(_note(one, halving=halving) for one in self.book.entries())
         message = end.message if end is not None else self.patience.said
@@ -189,7 +201,7 @@ class Round:
 
 
 def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
-    """Return a trial with the state of its run."""
+    """Return a trial with the state of its run, for the decision."""
     return TrialView(
         one.number,
         one.state == OPEN,
@@ -203,9 +215,9 @@ def _view(one: BookedTrial, views: Mapping[str, TrialRun]) -> TrialView:
 
 
 def _note(one: BookedTrial, *, halving: bool) -> TrialNote:
-    """Return the public record of a trial.
+    """Return a trial as it is shown to the user.
 
-    With `halving`, a trial stopped at a rung is shown as `paused`, because it may resume.
+    With `halving`, one that was stopped early is `paused`, because it may resume.
     """
     state = "paused" if halving and one.state == OPEN and one.pruned_at is not None else one.state
     return TrialNote(one.number, state, one.run, one.params, one.value, one.last_step, one.why)

@@ -1,7 +1,6 @@
-"""Choose the conductor's next actions from the state of each trial and its run.
-
-A trial is open until Optuna has its result. Every action can be repeated after a kill, and is returned until the
-trials show that it was done.
+"""Choose the next actions of a sweep from the state of each trial and its run. A trial is open until its result is
+recorded in Optuna. With successive halving, trials are compared at certain steps, called rungs, and only the best
+continue. Pure; an action is returned until the trials show that it was done.
 """
 
 import math
@@ -20,7 +19,9 @@ _LATE = "its time is over"
 
 @dataclass(frozen=True, slots=True)
 class TrialRun:
-    """The present state of a trial's run."""
+    """The present state of a trial's run: the newest `value` of the metric, the names of all metrics that it
+    `reported`, how often it was resumed after a loss (`revivals`), and its newest attempt.
+    """
 
     state: State
     value: float | None = None  # the newest of the metric
@@ -32,20 +33,25 @@ class TrialRun:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step of successive halving at which trials are compared, and a trial's rank among them."""
+    """A rung that a trial has reached: its number, how many trials have reached it (`of`), and how many of these are
+    `better`.
+    """
 
     number: int
     better: int  # how many of those that have come to it are better
     of: int
 
     def is_climbed(self, factor: int) -> bool:
-        """Return whether this trial is among the best `1/factor` of its rung; the best one always is."""
+        """Return whether the trial is among the best `1/factor` at its rung; the best one always is."""
         return self.better < max(1, self.of // factor)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """A trial with its state in Optuna's journal and that of its run."""
+    """A trial with its result in Optuna, if it is not `open`, and the state of its run (None: not started). `pruning`:
+    it is to be stopped early. `rung` is the last rung that it reached. `goes_on_after` is the attempt of its run after
+    which the run has to be resumed (0: none).
+    """
 
     number: int
     open: bool
@@ -59,7 +65,10 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The user's settings of the sweep."""
+    """The settings of the sweep as they are now: how many `trials` in total and in `parallel`, and after how many
+    `failures` no new one starts. `in_time`: the time limit is not reached. `stopping` and `reviving`: the user ordered
+    to stop, or to resume. `factor` is that of successive halving, or None.
+    """
 
     trials: int
     parallel: int
@@ -92,14 +101,14 @@ class CancelTrial:
 
 @dataclass(frozen=True, slots=True)
 class ReviveTrial:
-    """The action to resume the run of a trial, which was lost or cancelled."""
+    """The action to resume the run of a trial after it was lost or cancelled."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class PromoteTrial:
-    """The action to resume a trial that was stopped at a rung: its run's next attempt follows attempt `after`."""
+    """The action to let a trial that was stopped at a rung continue: its run is resumed after attempt `after`."""
 
     number: int
     after: int
@@ -107,7 +116,9 @@ class PromoteTrial:
 
 @dataclass(frozen=True, slots=True)
 class TellTrial:
-    """The action to record in Optuna how a trial ended: with a value, pruned, or failed for the reason `why`."""
+    """The action to record in Optuna how a trial ended: with a value, stopped early (`pruned`), or failed for the
+    reason `why`.
+    """
 
     number: int
     value: float | None = None
@@ -117,7 +128,9 @@ class TellTrial:
 
 @dataclass(frozen=True, slots=True)
 class EndSweep:
-    """The action to end the sweep in a state."""
+    """The action to end the sweep: it is stopped, has succeeded or has failed (`state`), for the reason in
+    `message`.
+    """
 
     state: str
     message: str
@@ -128,8 +141,9 @@ Next = NextTrial | EndSweep | TrialAction
 
 
 def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
-    """Return the next actions in order; at most one trial begins or resumes, because the choice may depend on all
-    earlier results.
+    """Return the next actions in order.
+
+    At most one trial is created or continued, because that choice may depend on all earlier results.
     """
     still_open = [one for one in trials if one.open]
     paused = [one for one in still_open if is_paused(one, aim)]
@@ -151,19 +165,17 @@ def next_actions(trials: Sequence[TrialView], aim: Aim) -> list[Next]:
 
 
 def is_cancelled(trial: TrialView) -> bool:
-    """Return whether an open trial's run was cancelled."""
+    """Return whether a trial is open and its run was cancelled."""
     return trial.open and trial.run is not None and trial.run.state is State.CANCELLED
 
 
 def is_paused(trial: TrialView, aim: Aim) -> bool:
-    """Return whether a trial was stopped at a rung with its checkpoint; it resumes when it is among the best of that
-    rung.
-    """
+    """Return whether a trial was stopped at a rung, and may continue once it is among the best there."""
     return is_cancelled(trial) and trial.pruning and aim.factor is not None and trial.rung is not None
 
 
 def promotable(paused: Sequence[TrialView], aim: Aim) -> list[TrialView]:
-    """Return the paused trials that may resume, the furthest first."""
+    """Return the paused trials that are among the best at their rung, the furthest first."""
     factor = aim.factor
     found = [one for one in paused if factor is not None and one.rung is not None and one.rung.is_climbed(factor)]
     return sorted(found, key=lambda one: (-one.rung.number if one.rung is not None else 0, one.number))
@@ -175,7 +187,7 @@ def _promoted(trial: TrialView) -> PromoteTrial:
 
 
 def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Return why no trial begins or resumes, or "" if one may."""
+    """Return the reason why no trial may start or continue now, or "" if one may."""
     failed = sum(one.failed for one in trials)
     if aim.stopping:
         return "it is being stopped"
@@ -187,19 +199,21 @@ def why_nothing_begins(trials: Sequence[TrialView], aim: Aim) -> str:
 
 
 def fails_alike(trials: Sequence[TrialView]) -> bool:
-    """Return whether all trials that are over have failed for the same reason, and are enough to stop the sweep."""
+    """Return whether all trials that are over have failed for the same reason, and are enough of them to end the
+    sweep.
+    """
     over = [one for one in trials if not one.open]
     reasons = {_alike(one.why) for one in over}
     return len(over) >= ALIKE and all(one.failed for one in over) and len(reasons) == 1 and reasons != {""}
 
 
 def _alike(why: str) -> str:
-    """Return a reason without its numbers, which differ from trial to trial."""
+    """Return a failure's reason without its numbers, so that the reasons of different trials can be compared."""
     return re.sub(r"\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", "#", why)
 
 
 def _commonest(trials: Sequence[TrialView]) -> str:
-    """Return the most frequent reason of failed trials, as the first of them states it."""
+    """Return the most frequent reason for which trials failed, and how many failed for it, as text."""
     counts = Counter(_alike(one.why) for one in trials)
     reason, count = counts.most_common(1)[0]
     why = next(one.why for one in trials if _alike(one.why) == reason) or "their runs failed"
@@ -207,7 +221,7 @@ def _commonest(trials: Sequence[TrialView]) -> str:
 
 
 def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
-    """Return why no further trial begins, or "" if another may."""
+    """Return the reason why no further trial will start, or "" if one may."""
     closed = why_nothing_begins(trials, aim)
     if len(trials) >= aim.trials and closed in ("", _LATE):
         return f"all {len(trials)} trials are done"
@@ -215,7 +229,7 @@ def why_no_more(trials: Sequence[TrialView], aim: Aim) -> str:
 
 
 def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the actions for one trial."""
+    """Yield the next actions for one open trial."""
     run, number = trial.run, trial.number
     if run is None:
         if not aim.stopping:
@@ -246,7 +260,7 @@ def _of(trial: TrialView, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _of_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the actions for a trial whose run was cancelled."""
+    """Yield the next actions for a trial whose run was cancelled."""
     if aim.reviving:
         yield ReviveTrial(number)
     elif not aim.stopping:
@@ -254,7 +268,7 @@ def _of_cancelled(number: int, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _of_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
-    """Yield the actions for a trial whose run was lost."""
+    """Yield the next actions for a trial whose run was lost: it is resumed, but not more often than MOST_REVIVALS."""
     if run.revivals >= MOST_REVIVALS:
         yield TellTrial(number, why=f"its run was lost {run.revivals + 1} times")
     elif not aim.stopping:
@@ -262,7 +276,7 @@ def _of_lost(number: int, run: TrialRun, aim: Aim) -> Iterator[TrialAction]:
 
 
 def _valued(number: int, run: TrialRun, metric: str) -> TellTrial:
-    """Return how a trial that completed is recorded: with its value, or failed for lack of one."""
+    """Return the action that records a completed trial: with its value, or as failed if it has no finite one."""
     value = run.value
     if value is None:
         others = f"; it has reported {', '.join(run.reported)}" if run.reported else ", nor anything else"

@@ -1,4 +1,4 @@
-"""Choose the trials to train further, and check that they can be."""
+"""Train the best trials of a sweep further: choose them, and check that it is possible."""
 
 import time
 from collections.abc import Sequence
@@ -14,9 +14,10 @@ from launcher.submission.requests import read_request
 
 
 def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[str]) -> list[str]:
-    """Queue further training of the `count` best runs as new trials, and return those runs.
+    """Queue further training of the `count` best runs, with the changes in `overrides`, as new trials; return these
+    runs' ids.
 
-    Raise BadInput or Refused if that is impossible; then nothing is queued.
+    Raise BadInput or Refused, without queueing anything, if that is impossible.
     """
     record = record_of(sweep)
     _check(sweep, record, status, overrides)
@@ -29,7 +30,7 @@ def chosen(sweep: SweepDir, status: SweepState, count: int, overrides: Sequence[
 
 
 def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
-    """Return the best complete trial of each run, best first, without runs that have a running or paused trial.
+    """Return the best complete trial of each run, best first; runs with a running or paused trial are left out.
 
     The best value is the highest if `mode` is "max", else the lowest.
     """
@@ -40,10 +41,10 @@ def best_runs(trials: Sequence[TrialNote], mode: str) -> list[TrialNote]:
 
 
 def _check(sweep: SweepDir, record: SweepRecord, status: SweepState, overrides: Sequence[str]) -> None:
-    """Check that trials can be trained further with `overrides`, and look at the spec with them.
+    """Check that trials can be trained further with `overrides`.
 
-    Raise Refused if the sweep failed or its time is over, and BadInput if there are no overrides or one sets an option
-    of the sweep's space or an argument that the spec lacks. Errors of the look at the spec are raised too.
+    Raise Refused if the sweep has failed or its time is over; BadInput if there are no overrides, if one sets an option
+    that the sweep chooses or an argument that the spec lacks, or if the spec with them is invalid.
     """
     limit_s = record.options.budget.time_s
     if status.state == "failed" or (limit_s is not None and time.time() > record.began_at + limit_s):

@@ -24,7 +24,7 @@ Point = dict[str, Word]  # the value of each option that a trial has
 
 @dataclass(frozen=True, slots=True)
 class SweepDir:
-    """The paths in a sweep's folder, <runs>/.sweeps/<id>/, beside the runs that are its trials."""
+    """The paths in a sweep's folder, `.sweeps/ID/` in the folder of runs, beside the runs of its trials."""
 
     path: Path
 
@@ -46,12 +46,14 @@ class SweepDir:
 
     @property
     def runs(self) -> Path:
-        """The folder that holds the runs of its trials."""
+        """The folder with the runs of the sweep's trials."""
         return self.path.parent.parent
 
 
 class SweepRecord(msgspec.Struct, frozen=True):
-    """The settings of a sweep, which are fixed when it begins."""
+    """The settings of a sweep, which are fixed when it starts: `points` are all points of a grid or a file (None:
+    Optuna chooses), and `variables` are environment variables by which the user's files are found.
+    """
 
     id: RunId
     project: str
@@ -66,19 +68,21 @@ class SweepRecord(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The number of trials that are wanted so far, to which the user may add."""
+    """How many trials are wanted in total so far; the user may add some."""
 
     trials: int
 
 
 class SweepOrder(msgspec.Struct, frozen=True):
-    """The user's last order to the sweep: to stop or to resume."""
+    """The user's last order: to stop the sweep, or to resume what was stopped."""
 
     stop: bool  # else: go on with what was stopped
 
 
 class TrialNote(msgspec.Struct, frozen=True):
-    """One trial as it is shown to the user."""
+    """A trial as it is shown to the user. `state` is running, paused (it may continue), complete, pruned (stopped
+    early) or failed, and `params` are the chosen options.
+    """
 
     number: int
     state: str  # running, paused (it may go on), complete, pruned, failed
@@ -90,7 +94,7 @@ class TrialNote(msgspec.Struct, frozen=True):
 
 
 class SweepState(msgspec.Struct, frozen=True):
-    """The sweep's state, as the conductor last wrote it."""
+    """The state of a sweep as its conductor last wrote it: running, stopped, succeeded or failed, and its trials."""
 
     state: str  # running, stopped, succeeded, failed
     message: str
@@ -99,7 +103,9 @@ class SweepState(msgspec.Struct, frozen=True):
 
 
 def conductor_lives(sweep: SweepDir) -> bool | None:
-    """Return whether the sweep's conductor is alive, or None if it is on another machine, which cannot be asked."""
+    """Return whether the process that conducts the sweep is alive; None if it is on another machine, where that cannot
+    be checked.
+    """
     process = readable(sweep.conductor, ProcessId)
     return process is not None and alive(process)
 
@@ -133,7 +139,10 @@ def known_sweeps() -> list[SweepDir]:
 
 
 def sweep_of_trial(run: str, path: Path) -> str | None:
-    """Return the id of the sweep of which a run is a trial, judged by its id and folder, or None if it is none."""
+    """Return the id of the sweep to which the run of a trial belongs, or None if it is not the run of a trial.
+
+    That is judged by the run's id and folder.
+    """
     if (found := _TRIAL.fullmatch(run)) is None or not is_run_id(found[1]):
         return None
     with contextlib.suppress(OSError):
@@ -143,7 +152,9 @@ def sweep_of_trial(run: str, path: Path) -> str | None:
 
 
 def find_sweep(ref: str) -> SweepDir:
-    """Return the sweep with this id or unique beginning of an id, or the newest for `last`."""
+    """Return the sweep with this id or unique beginning of an id, or the newest for `last`; raise NoSuchRun if there is
+    none.
+    """
     known = known_sweeps()
     if not known:
         raise NoSuchRun("there is no sweep yet", "hint: launch sweep FILE")
@@ -159,5 +170,5 @@ def find_sweep(ref: str) -> SweepDir:
 
 
 def _links() -> Path:
-    """Return the folder in which sweeps are registered."""
+    """Return the folder in which this user's sweeps are registered, as links."""
     return state_folder() / "sweeps"

@@ -37,15 +37,18 @@ svg{{max-width:100%;height:auto}}</style><h1>{title}</h1>
 
 
 def importances(sweep: SweepDir) -> dict[str, float]:
-    """Return the importance of each option for the result, summing to 1; empty if it cannot be computed yet."""
+    """Return the share of the result that each option explains; the shares add up to 1.
+
+    The result is empty if there are too few trials.
+    """
     study = _study(sweep)
     return _importances(study)
 
 
 def draw(sweep: SweepDir, out: Path, kinds: Sequence[str] = KINDS) -> list[str]:
-    """Write a page with these pictures, or one of them as .png, .svg or .pdf; return a line for each that was left out.
+    """Write a page with these kinds of pictures, or a single one as .png, .svg or .pdf.
 
-    Raise BadInput if nothing can be drawn, or matplotlib is missing.
+    Return a line for each picture that was left out. Raise BadInput if nothing can be drawn, or matplotlib is missing.
     """
     study = _study(sweep)
     if _complete(study) < _FEWEST:
@@ -64,24 +67,24 @@ def draw(sweep: SweepDir, out: Path, kinds: Sequence[str] = KINDS) -> list[str]:
 
 
 def _study(sweep: SweepDir) -> "Study":
-    """Return the sweep's Optuna study."""
+    """Return the sweep's Optuna study, which has all its trials."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = JournalStorage(JournalFileBackend(str(sweep.journal)))
     return optuna.load_study(study_name=record_of(sweep).id, storage=storage)
 
 
 def _complete(study: "Study") -> int:
-    """Return the number of completed trials."""
+    """Return the number of complete trials."""
     return len(_values(study))
 
 
 def _values(study: "Study") -> list[float | None]:
-    """Return the values of the completed trials, None for one without a value."""
+    """Return the value of each complete trial; None for one without a value."""
     return [one.value for one in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))]
 
 
 def _importances(study: "Study") -> dict[str, float]:
-    """Return the importance of each option, or an empty dict if it cannot be computed."""
+    """Return the share of the result that each option explains, or an empty dict if it cannot be computed."""
     if len(set(_values(study))) < _FEWEST:
         return {}  # all has come to the same
     with warnings.catch_warnings():
@@ -94,7 +97,7 @@ def _importances(study: "Study") -> dict[str, float]:
 
 
 def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[dict[str, bytes], list[str]]:
-    """Return (the pictures by kind, a line for each that was left out)."""
+    """Return (the pictures by kind, as files of the format `form`; a line for each that was left out)."""
     try:
         import matplotlib as mpl  # late: an optional package, and slow to import
 
@@ -125,7 +128,7 @@ def _drawn(study: "Study", kinds: Sequence[str], form: str, out: Path) -> tuple[
 
 
 def _bars(plt: Any, told: Mapping[str, float]) -> None:
-    """Draw a bar for each number."""
+    """Draw a horizontal bar for each number with matplotlib (`plt`)."""
     names = [*told][::-1]
     _, axes = plt.subplots()
     axes.barh(names, [told[name] for name in names])
@@ -133,7 +136,7 @@ def _bars(plt: Any, told: Mapping[str, float]) -> None:
 
 
 def _saved(plt: Any, form: str, out: Path) -> bytes:
-    """Return the current figure in this format; raise BadInput if it cannot be written so."""
+    """Return the current figure as a file of this format; raise BadInput if matplotlib cannot write it."""
     written = io.BytesIO()
     try:
         plt.gcf().savefig(written, format=form, bbox_inches="tight", metadata={"Date": None} if form == "svg" else {})
@@ -145,12 +148,12 @@ def _saved(plt: Any, form: str, out: Path) -> bytes:
 
 
 def _page(sweep: SweepDir, drawn: Mapping[str, bytes]) -> bytes:
-    """Return a page with the pictures."""
+    """Return an HTML page with the pictures."""
     pictures = "\n".join(f"<h2>{_TITLES[kind]}</h2>\n{_svg(one)}" for kind, one in drawn.items())
     return _PAGE.format(title=html.escape(sweep.id), pictures=pictures).encode()
 
 
 def _svg(picture: bytes) -> str:
-    """Return the picture's `<svg>` element without the XML head."""
+    """Return the `<svg>` element of a picture, without the XML declaration before it."""
     text = picture.decode()
     return text[text.index("<svg") :]

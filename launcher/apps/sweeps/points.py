@@ -1,4 +1,6 @@
-"""Points that are known beforehand: those of a grid, and those in a file."""
+"""Points that are known before a sweep starts: those of a grid, and those in a file. A point has a value for each
+option that it sets.
+"""
 
 import csv
 import json
@@ -16,17 +18,19 @@ _MOST = 100_000
 
 
 def override_of(key: str, value: Word) -> str:
-    """Return an override as `--set` takes it."""
+    """Return the `--set` override that gives the option `key` this value."""
     return f"{key}={json.dumps(value) if isinstance(value, str | bool) else repr(value)}"
 
 
 def applies(dimension: Dimension, point: Mapping[str, Word]) -> bool:
-    """Return whether an option has no condition, or `point`, the options chosen before it, meets its condition."""
+    """Return whether an option is to be chosen: its condition (`when`), if it has one, holds for `point`, the options
+    chosen before.
+    """
     return dimension.when is None or point.get(dimension.when[0]) == dimension.when[1]
 
 
 def grid(space: Mapping[str, Dimension]) -> list[Point]:
-    """Return every combination of values; the last option changes fastest.
+    """Return every combination of the options' values as a point; the last option changes fastest.
 
     A point lacks an option whose condition it does not meet. Raise BadInput if there are more than 100,000 points.
     """
@@ -44,7 +48,7 @@ def grid(space: Mapping[str, Dimension]) -> list[Point]:
 
 
 def values_of(dimension: Dimension) -> Sequence[Word]:
-    """Return all values of an option, or of a range with steps."""
+    """Return all values of an option; those of a range are in its steps."""
     if dimension.values:
         return dimension.values
     step = dimension.step or 1
@@ -54,7 +58,7 @@ def values_of(dimension: Dimension) -> Sequence[Word]:
 
 
 def space_of(points: Sequence[Point]) -> dict[str, Dimension]:
-    """Return for each option the values that it has in any of the points."""
+    """Return {option: all values that it has in the points}."""
     found: dict[str, dict[tuple[type, Word], Word]] = {}
     for point in points:
         for key, value in point.items():
@@ -63,8 +67,9 @@ def space_of(points: Sequence[Point]) -> dict[str, Dimension]:
 
 
 def points_in(file: Path) -> list[Point]:
-    """Return the points of a CSV file, which has options in its head and one point per line; raise BadInput if it is
-    wrong.
+    """Return the points in a CSV file, whose first line names the options.
+
+    Raise BadInput if the file cannot be read or is invalid.
     """
     try:
         with file.open(newline="") as opened:
@@ -77,9 +82,9 @@ def points_in(file: Path) -> list[Point]:
 
 
 def _points(file: Path, keys: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Point]:
-    """Yield a point for each of `lines`, those after the head of a CSV file, without its empty values.
+    """Yield a point for each of `lines`, the lines of a CSV file after the first; empty values are left out.
 
-    Skip a line that is blank; raise BadInput for one with more or fewer values than `keys`, or with only empty values.
+    A blank line is skipped. Raise BadInput for a line with more or fewer values than `keys`, or with only empty ones.
     """
     for number, line in enumerate(lines, 2):
         if not line:

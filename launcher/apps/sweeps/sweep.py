@@ -56,9 +56,9 @@ _MOST_TRIED = 64  # of the values of an option, before anything exists
 
 
 def begin(file: Path, *, on: str, overrides: tuple[str, ...], root: Path | None = None) -> SweepDir:
-    """Create a sweep and return its folder; raise BadInput if it cannot work, and create nothing then.
+    """Create a sweep's folder and return it; raise BadInput, and create nothing, if the sweep cannot work.
 
-    The project is `root`, or the one that the file is in.
+    The project is `root`, by default that of the file.
     """
     _need_optuna()
     spec = read_request(file, on=on, overrides=overrides, root=root)
@@ -99,7 +99,10 @@ def _need_optuna() -> None:
 def _settled(
     options: SweepOptions, spec: Request, file: Path, overrides: tuple[str, ...]
 ) -> tuple[SweepOptions, tuple[Point, ...] | None]:
-    """Return (the options without conditions on fixed values, all points if they are known beforehand or None)."""
+    """Return (the options of the sweep with conditions on fixed values resolved, all points of a grid or a file).
+
+    The points are None if Optuna chooses them.
+    """
     if options.search not in SEARCHES:
         points = points_in(Path(spec.project.path) / options.search)[: options.trials]
         return msgspec.structs.replace(options, space=space_of(points)), tuple(points)
@@ -110,7 +113,10 @@ def _settled(
 
 
 def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[str, ...]) -> dict[str, Dimension]:
-    """Return the options of the search without conditions on values that the spec fixes."""
+    """Return the space to search, in which a condition on an option that the spec fixes is resolved.
+
+    An option whose condition does not hold is left out.
+    """
     found: dict[str, Dimension] = {}
     text = file.read_text()
     for key, dimension in space.items():
@@ -129,7 +135,9 @@ def _without_fixed(space: Mapping[str, Dimension], file: Path, overrides: tuple[
 def _tried(
     spec: Request, file: Path, options: SweepOptions, points: tuple[Point, ...] | None, overrides: tuple[str, ...]
 ) -> Request:
-    """Return the request of a first trial; every value of an option has been checked by the spec's reader."""
+    """Return the request of a first trial, after checking every value that an option may have as the spec's reader
+    would.
+    """
     first = dict(points[0]) if points else {}
     root = Path(spec.project.path)
     for key, one in options.space.items():
@@ -144,13 +152,13 @@ def _tried(
 
 
 def _free_id(name: str, runs: Path) -> RunId:
-    """Return an id that no sweep and no run has."""
+    """Return a new id that no sweep and no run has."""
     known = {one.id for one in known_sweeps()}
     return new_run_id(name, lambda one: one in known or taken(runs)(one) or (runs / SWEEPS / one).exists())
 
 
 def _write(sweep: SweepDir, file: Path, record: SweepRecord, wish: Request, points: int) -> None:
-    """Write the sweep's folder, complete and durable, under a draft name, then rename it."""
+    """Write the sweep's folder under a temporary name, then rename it, so that it exists completely or not at all."""
     folder = sweep.path.parent
     draft = SweepDir(drafts.new_draft(folder))
     try:
@@ -171,7 +179,7 @@ def _write(sweep: SweepDir, file: Path, record: SweepRecord, wish: Request, poin
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A sweep: many runs of one spec, from start to end."""
+    """A sweep: many runs of one spec, called trials, that differ in some options."""
 
     id: RunId
     path: Path
@@ -183,8 +191,8 @@ class Sweep:
         return cls(found.id, found.path)
 
     def status(self) -> SweepState:
-        """Return the sweep's trials and its state: running, stopped, succeeded, failed, or lost if no conductor is
-        alive.
+        """Return the sweep's trials and its state: running, stopped, succeeded, failed, or lost if no process conducts
+        it.
         """
         lives = conductor_lives(self._folder)  # before its last word is read, which may be its end
         said = readable(self._folder.state, SweepState)
@@ -196,33 +204,39 @@ class Sweep:
         return said
 
     def best(self) -> TrialNote | None:
-        """Return the complete trial with the best value, or None if there is none."""
+        """Return the complete trial with the best value, or None if no trial is complete."""
         sign = 1 if record_of(self._folder).options.mode == "max" else -1
         complete = [one for one in self.status().trials if one.state == "complete" and one.value is not None]
         return max(complete, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)
 
     def importances(self) -> dict[str, float]:
-        """Return the importance of each option for the result, summing to 1; empty if it cannot be computed yet."""
+        """Return the share of the result that each option explains; the shares add up to 1.
+
+        The result is empty if there are too few trials.
+        """
         from launcher.apps.sweeps.pictures import importances  # late: Optuna takes a second
 
         return importances(self._folder)
 
     def plot(self, out: str | Path, kinds: Sequence[str] = ()) -> list[str]:
-        """Write a page with pictures of the sweep (.html), or one picture; return a line for each that was left out.
+        """Write pictures of the sweep: a page (.html), or a single picture; return a line for each that was left out.
 
-        Kinds are history, parallel, slice and importance; without any, all are drawn.
+        Kinds are history, parallel, slice and importance; by default, all are drawn.
         """
         from launcher.apps.sweeps.pictures import KINDS, draw  # late: Optuna takes a second
 
         return draw(self._folder, Path(out), kinds or KINDS)
 
     def trials_wanted(self) -> int:
-        """Return the number of trials wanted so far."""
+        """Return the number of trials that are wanted in total so far."""
         wanted = readable(self._folder.wanted, Wanted)
         return wanted.trials if wanted is not None else 0
 
     def stop(self) -> SweepState:
-        """Save and stop all trials, and return once that is done; `resume` continues them from their checkpoints."""
+        """Have all trials save and stop; return the state once they have.
+
+        `resume` continues them from their checkpoints.
+        """
         if self.status().state in ("succeeded", "failed", "stopped"):
             raise Refused(f"{self.id} is {self.status().state}: there is nothing to stop")
         write_record(self._folder.order, SweepOrder(stop=True))
@@ -230,7 +244,7 @@ class Sweep:
         return self.wait()
 
     def resume(self) -> None:
-        """Resume a sweep that was stopped or whose conductor has died."""
+        """Resume a sweep that was stopped, or whose conducting process has died; raise Refused for any other."""
         state = self.status()
         if state.state not in ("stopped", "lost"):
             hint = f"hint: launch sweep add {self.id} --trials 20" if state.state == "succeeded" else ""
@@ -240,7 +254,10 @@ class Sweep:
         self._conduct()
 
     def add(self, trials: int) -> int:
-        """Add `trials` more trials and return the new total. A sweep that is over resumes with them."""
+        """Add `trials` more trials, and return the new total; a sweep that has succeeded continues with them.
+
+        Raise BadInput if a grid or a file has not so many points.
+        """
         points = record_of(self._folder).points
         with locked(self.path / ".wanted-lock", wait=True):
             wanted = self.trials_wanted() + trials
@@ -252,9 +269,10 @@ class Sweep:
         return wanted
 
     def extend(self, best: int, overrides: Sequence[str]) -> list[str]:
-        """Train the `best` trials further, from their checkpoints, with these changes; return their runs.
+        """Train the `best` trials further, from their checkpoints, with these changes; return the ids of their runs.
 
-        Each becomes one more trial with the same point and the same run; trials that have not begun yet wait for them.
+        Each becomes one more trial with the same options and the same run; trials that have not started yet wait for
+        them.
         """
         from launcher.apps.sweeps.extending import chosen  # late: Optuna takes a second, and reading specs a tenth
 
@@ -266,7 +284,7 @@ class Sweep:
         return runs
 
     def wait(self, timeout_s: float | None = None) -> SweepState:
-        """Wait until no trial is active any more, and return the state; raise TimeoutError if that takes longer."""
+        """Wait until the sweep is no longer running, and return its state; raise TimeoutError if that takes longer."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (status := self.status()).state == "running":
             if deadline is not None and time.monotonic() >= deadline:
@@ -275,7 +293,7 @@ class Sweep:
         return status
 
     def _conduct(self) -> None:
-        """Make sure that a conductor runs and has read everything that was written before."""
+        """Make sure that a process conducts the sweep and has read everything that was written before this call."""
         sweep = self._folder
         if conductor_lives(sweep) and self.status().state == "running":
             return
@@ -294,7 +312,10 @@ class Sweep:
 
 
 def sweep(spec: Spec, *, on: str = LOCAL, overrides: Sequence[str] = ()) -> Sweep:
-    """Begin a sweep and return as soon as a conductor runs. The spec is a file, or the content of one."""
+    """Start a sweep, and return once a process conducts it.
+
+    The spec is a file, or its content as for submit().
+    """
     with as_files([spec]) as ([file], roots):
         folder = begin(file, on=on, overrides=tuple(overrides), root=roots.get(file))
     found = Sweep(folder.id, folder.path)

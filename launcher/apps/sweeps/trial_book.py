@@ -1,7 +1,6 @@
-"""Optuna's journal as a conductor uses it: trials, their points, reports, and how each ended.
-
-Everything is written so that a kill at any instant loses nothing: a trial is created, then its values are chosen, then
-the id of its run is written, and only then is the run started. A trial without that id has no run.
+"""The trials of a sweep in Optuna's journal: their options, reported values, and how each ended. A kill at any moment
+loses nothing: a trial is created, then its values are chosen, then its run's id is written, and only then is the run
+started.
 """
 
 import contextlib
@@ -42,7 +41,7 @@ _STARTUP = 10
 
 
 def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
-    """Return the Optuna sampler that chooses the next point."""
+    """Return the Optuna sampler that chooses points in the way that `options.search` names."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         match options.search:
@@ -64,7 +63,7 @@ def sampler_of(options: SweepOptions, seed: int) -> samplers.BaseSampler:
 
 
 def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
-    """Return the Optuna pruner that ends trials early."""
+    """Return the Optuna pruner that stops trials early by this rule."""
     match stop.early:
         case "asha":
             return pruners.SuccessiveHalvingPruner(min_resource=stop.min_steps, reduction_factor=stop.factor)
@@ -77,7 +76,9 @@ def pruner_of(stop: EarlyStop) -> pruners.BasePruner:
 
 
 def suggested(trial: Trial, space: Mapping[str, Dimension]) -> Point:
-    """Return the point of a trial; values that the trial already has are kept."""
+    """Return the point of a trial: the values that it has, and for all other options of `space` values that Optuna
+    chooses.
+    """
     point: dict[str, Any] = {}  # what is suggested of values is one of them
     for key, one in space.items():
         if not applies(one, point):
@@ -92,7 +93,10 @@ def suggested(trial: Trial, space: Mapping[str, Dimension]) -> Point:
 
 
 def foreseen(options: SweepOptions, seed: int, count: int) -> list[Point]:
-    """Return the first `count` points of a search that ignores results; a larger count begins with the same points."""
+    """Return the first `count` points of a search that ignores results.
+
+    A larger count begins with the same points.
+    """
     level = logging.get_verbosity()
     logging.set_verbosity(logging.WARNING)
     try:
@@ -109,7 +113,10 @@ def foreseen(options: SweepOptions, seed: int, count: int) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class BookedTrial:
-    """A trial as it is in the journal."""
+    """A trial as the journal has it. `run` is "" until its values are chosen, `pruned_at` the step at which it is to
+    stop early (None: it is not), `goes_on_after` the attempt of its run after which that is to be resumed, and
+    `extension` the changes with which it trains another trial's run further.
+    """
 
     number: int
     state: str  # running, complete, pruned, failed
@@ -125,12 +132,14 @@ class BookedTrial:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides that give the run the trial's values."""
+        """The overrides that give a run the trial's values."""
         return tuple(override_of(key, value) for key, value in self.params.items())
 
 
 class TrialBook:
-    """The trials in Optuna's journal. One conductor writes at a time; others may read or add trials through Optuna."""
+    """The trials in Optuna's journal. One conductor writes at a time; other processes may read, or queue trials through
+    Optuna.
+    """
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
         logging.set_verbosity(logging.WARNING)
@@ -148,13 +157,13 @@ class TrialBook:
         self._foreseen: list[Point] = [*(record.points or ())]
 
     def entries(self) -> list[BookedTrial]:
-        """Return all trials except those that only wait in Optuna's queue."""
+        """Return all trials, without those that are only queued."""
         trials = self._study.get_trials(deepcopy=False)
         sign = 1 if self._options.mode == "max" else -1
         return [_entry(one, _rung(one, trials, sign)) for one in trials if one.state in _STATES]
 
     def ask(self) -> int:
-        """Create one more trial and return its number; not all of its values may be chosen yet."""
+        """Create one more trial, and return its number; its values have yet to be chosen."""
         trials = self._study.get_trials(deepcopy=False)
         if not any(one.state is TrialState.WAITING for one in trials):
             index = 1 + max((one.user_attrs.get(_POINT, -1) for one in trials), default=-1)
@@ -164,15 +173,19 @@ class TrialBook:
         return self._study.ask().number
 
     def choose(self, number: int, run_id: str) -> None:
-        """Choose the trial's values, and write down the id of its run."""
+        """Choose the trial's values, and record the id of its run.
+
+        For a trial that extends another one, that is the other one's run.
+        """
         self._study.sampler = sampler_of(self._options, self._record.seed + number)
         trial = self._trial(number)
         suggested(trial, self._space_of(trial))
         trial.set_user_attr(_RUN, trial.user_attrs.get(_EXTENDS, {}).get(_RUN, run_id))
 
     def report(self, number: int, values: Sequence[tuple[int, float]], *, may_prune: bool) -> None:
-        """Record what a run has measured, by step; with `may_prune`, mark its trial to end early if it does worse than
-        others.
+        """Record the values of the metric (step, value) that a run has reported.
+
+        With `may_prune`, a trial that does worse than others is marked to be stopped.
         """
         trial = self._trial(number)
         for step, value in values:
@@ -182,12 +195,12 @@ class TrialBook:
                 return
 
     def promote(self, number: int, after: int) -> None:
-        """Write down that a trial stopped early is resumed, by the attempt of its run after attempt `after`."""
+        """Record that a trial which was stopped early is to continue: its run is resumed after attempt `after`."""
         trial = self._trial(number)
         trial.set_user_attr(_GOES_ON, {"after": after, "step": trial.user_attrs.get(_PRUNED_AT)})
 
     def tell(self, number: int, value: float | None, *, pruned: bool, why: str) -> None:
-        """Record how a trial ended: with a value, pruned (`pruned`), or failed for the reason `why`."""
+        """Record how a trial ended: with a value, stopped early (`pruned`), or failed for the reason `why`."""
         if why:
             self._trial(number).set_user_attr(_WHY, why)
         if value is not None:
@@ -201,21 +214,25 @@ class TrialBook:
         return Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study, number))
 
     def _space_of(self, trial: Trial) -> Mapping[str, Dimension]:
-        """Return the options of a trial; with a grid or a file, only those that its point has."""
+        """Return the options from which a trial's values are chosen; with a grid or a file, only those that its point
+        sets.
+        """
         index = trial.user_attrs.get(_POINT)
         if self._record.points is None or index is None:
             return self._options.space
         return {key: replace(self._options.space[key], when=None) for key in self._record.points[index]}
 
     def _point(self, index: int) -> Point | None:
-        """Return the point of trial `index` if the search knows it beforehand, else None."""
+        """Return the point number `index` of a grid, a file or a search that ignores results; None if it is not known
+        beforehand.
+        """
         if self._options.search in FORESEEN and index >= len(self._foreseen):
             self._foreseen = foreseen(self._options, self._record.seed, 2 * index + 16)
         return self._foreseen[index] if index < len(self._foreseen) else None
 
 
 def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
-    """Return Optuna's trial as a BookedTrial."""
+    """Return Optuna's trial as a BookedTrial, with its rung."""
     attrs, goes_on = one.user_attrs, one.user_attrs.get(_GOES_ON, {})
     pruned_at = attrs.get(_PRUNED_AT)
     return BookedTrial(
@@ -234,9 +251,9 @@ def _entry(one: FrozenTrial, rung: Rung | None) -> BookedTrial:
 
 
 def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | None:
-    """Return the last rung that the trial has reached, or None if it has reached none.
+    """Return the last rung of successive halving that the trial has reached, or None.
 
-    Optuna stores values by rung and does not update them.
+    `sign` is 1 if larger values are better, else -1.
     """
     number = sum(key.startswith(_RUNG) for key in one.system_attrs) - 1
     if number < 0:
@@ -248,8 +265,9 @@ def _rung(one: FrozenTrial, trials: Sequence[FrozenTrial], sign: int) -> Rung | 
 
 
 def enqueue_extensions(sweep: SweepDir, trials: Sequence[tuple[TrialNote, int]], overrides: Sequence[str]) -> None:
-    """Queue trials that train these runs further, each after the given attempt; a conductor may be running
-    meanwhile.
+    """Queue trials that train runs further with `overrides`; each is given with the attempt to follow.
+
+    A conductor may be running meanwhile.
     """
     study = load_study(study_name=sweep.id, storage=_storage(sweep))
     for note, attempt in trials:
@@ -264,7 +282,7 @@ def _storage(sweep: SweepDir) -> JournalStorage:
 
 
 def mend(journal: Path) -> None:
-    """Remove a last line that a kill or a loss of power cut short, which was never reported as written."""
+    """Remove an unfinished last line from the journal, which a kill or a power loss has left."""
     data = read_bytes(journal) or b""
     if not data.endswith(b"\n"):
         whole = data.rfind(b"\n") + 1
@@ -273,7 +291,7 @@ def mend(journal: Path) -> None:
 
 
 def forget_dead_lock(journal: Path) -> None:
-    """Remove a journal lock that a killed conductor left; a live one is held for less than seconds."""
+    """Remove the journal's lock if a killed conductor has left it: a live one is held for less than seconds."""
     lock = journal.with_name(f"{journal.name}.lock")
     with contextlib.suppress(FileNotFoundError):
         if time.time() - lock.lstat().st_mtime > _STALE_S:

@@ -36,34 +36,35 @@ Reports = Sequence[tuple[int, float]]  # steps and values
 
 
 class NotYet(Exception):
-    """Raised while the modules that the runs need are being imported, once for all runs."""
+    """Raised if a run cannot start yet, because the modules that all runs need are still being imported."""
 
 
 class Trials(Protocol):
-    """The operations on runs that a conductor needs; none of them waits until a run has ended."""
+    """The operations on runs that the process conducting a sweep needs. None of them waits until a run has ended."""
 
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Start a run once, however often this is called. Raise NotYet, LaunchError, or BadInput if it can never be
-        started.
+        """Start a run with these overrides; do nothing if it was started before.
+
+        Raise NotYet, LaunchError, or BadInput if it can never be started.
         """
 
     def expect(self, run_id: str) -> None:
-        """Prepare for the run that will be started next."""
+        """Prepare for the run that will be started next, so that it starts sooner."""
 
     def look(self, run_ids: Sequence[str]) -> Mapping[str, TrialRun]:
-        """Return the state of each of the runs; a run that was never started is left out."""
+        """Return {run id: its state}; a run that was never started is left out."""
 
     def rest(self, seconds: float) -> None:
-        """Wait for `seconds`, or until a run that was active at the last look has ended."""
+        """Wait for `seconds`, or until a run that was active at the last call of `look` has ended."""
 
     def reports(self, run_id: str) -> Reports:
-        """Return the values of the metric that a run has reported, in order of steps."""
+        """Return the values (step, value) of the sweep's metric that a run has reported, in order."""
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run; its checkpoint stays."""
+        """Cancel a run. Its checkpoint is kept."""
 
     def revive(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Resume an ended run from its newest checkpoint, with these changes."""
+        """Resume an ended run from its newest checkpoint, with these overrides."""
 
 
 def run_id_of(sweep: RunId, number: int) -> RunId:
@@ -72,7 +73,7 @@ def run_id_of(sweep: RunId, number: int) -> RunId:
 
 
 class RunsOfTrials:
-    """The operations on real runs that a conductor needs, through the Python API."""
+    """The operations on runs that a conductor needs, on real runs, through the Python API."""
 
     def __init__(self, sweep: SweepDir, record: SweepRecord) -> None:
         self._sweep, self._record = sweep, record
@@ -85,8 +86,9 @@ class RunsOfTrials:
         self._read: dict[str, tuple[int, Reports]] = {}
 
     def warm_up(self) -> None:
-        """Warm up imports before the first trial if all trials share one environment. A problem is reported by the
-        first trial.
+        """Start to import the modules that trials need before the first trial, if all trials share one environment.
+
+        An error is ignored here, because the first trial will report it.
         """
         changed = {*self._record.options.space, *(name for point in self._record.points or () for name in point)}
         if not all(name.startswith(_ARGUMENTS) for name in changed):
@@ -95,7 +97,10 @@ class RunsOfTrials:
             self._is_warm(self._wish(()), run_id_of(parse_run_id(self._record.id), 0))
 
     def start(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Start a run, unless it was started before."""
+        """Start a run with these overrides; do nothing if it was started before.
+
+        Raise NotYet while modules are being imported.
+        """
         if self._run(run_id) is not None:
             return  # by a conductor that was killed before it could see it
         named, wish = parse_run_id(run_id), self._wish(overrides)
@@ -109,12 +114,12 @@ class RunsOfTrials:
             say(str(error))  # the run is there: whoever looks at it hands it over
 
     def expect(self, run_id: str) -> None:
-        """Prepare for the run that will be started next."""
+        """Prepare for the run that will be started next, so that it starts sooner."""
         if self._readier is not None:
             self._readier.expect(self._root / run_id)
 
     def look(self, run_ids: Sequence[str]) -> dict[str, TrialRun]:
-        """Return the state of each of the runs that was started."""
+        """Return {run id: its state} of the runs that were started."""
         there = [run for run in map(self._run, run_ids) if run is not None]
         attempts = (newest(RunDir(run.path)) for run in there)
         self._ends = [one.end for one in attempts if one is not None and not one.end.exists()]
@@ -127,14 +132,14 @@ class RunsOfTrials:
         return views
 
     def rest(self, seconds: float) -> None:
-        """Wait for `seconds`, or until an active run has ended."""
+        """Wait for `seconds`, or until a run that was active at the last call of `look` has ended."""
         until = time.monotonic() + seconds
         pause = _GLANCE_S * (1 + len(self._ends) / _MANY)
         while (left := until - time.monotonic()) > 0 and not any(end.exists() for end in self._ends):
             time.sleep(min(left, pause))
 
     def reports(self, run_id: str) -> Reports:
-        """Return the reported values of the metric by step, or none if the run has reported none."""
+        """Return the values (step, value) of the sweep's metric that the run has reported; empty if there are none."""
         run = self._run(run_id)
         if run is None:
             return ()
@@ -148,21 +153,21 @@ class RunsOfTrials:
         return found
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run in a process of its own, without waiting."""
+        """Cancel a run in a new process, without waiting for it."""
         before = self._cancels.get(run_id)
         if before is None or before.poll() is not None:
             words = [sys.executable, "-P", "-m", "launcher.cli.main", "cancel", run_id]
             self._cancels[run_id] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def revive(self, run_id: str, overrides: Sequence[str]) -> None:
-        """Resume an ended run with these changes."""
+        """Resume an ended run with these overrides."""
         run = self._run(run_id)
         if run is not None:
             self._revivals[run_id] += run.status().state is State.LOST
             run.resume(overrides=overrides)
 
     def _wish(self, overrides: Sequence[str]) -> Request:
-        """Return the request for a trial's run."""
+        """Return the checked request for a trial's run with these overrides."""
         record = self._record
         words = (*record.overrides, NO_SWEEP, *overrides)
         root = Path(record.project)
@@ -171,17 +176,17 @@ class RunsOfTrials:
         )
 
     def _is_warm(self, wish: Request, named: RunId) -> bool:
-        """Return whether the imports of a run's environment are done, and start them if not."""
+        """Return the run with this id, or None if it was not started."""
         self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
 
     def _run(self, run_id: str) -> Run | None:
-        """Return the run with this id, or None if it was not started."""
+        """Return the last value of the sweep's metric, or None if the run has reported none."""
         path = self._root / run_id
         return Run(parse_run_id(run_id), path) if path.is_dir() else None
 
     def _value(self, run: Run) -> float | None:
-        """Return the run's last value of the metric, or None if it has none."""
+        """Return the newest finite value in the reports; NaN if none is finite, None if there are none."""
         return last_value(self.reports(run.id))
 
 

@@ -1,4 +1,4 @@
-"""Guard an application: check who may call it, and limit how much of a request is read."""
+"""Guard a web application: check who may call it, and limit how much of a request is read."""
 
 import ipaddress
 from collections.abc import Callable, Collection
@@ -17,9 +17,8 @@ from launcher.apps.web.server import STATE, LimitedProtocol
 
 @dataclass(frozen=True)
 class Access:
-    """A check of the token: in a header, in the cookie derived from it, or in the printed address.
-
-    The address opens `pages` only. The cookie is named by port, because browsers send a cookie to every port of a
+    """The check of the token, which may come in a header, in the cookie derived from it, or in the printed address. The
+    address opens `pages` only. `cookie_name` contains the port, because browsers send a cookie to every port of a
     machine.
     """
 
@@ -28,35 +27,35 @@ class Access:
     pages: Collection[str]
 
     def has_token(self, request: HTTPConnection) -> bool:
-        """Return whether this request carries the token in any accepted form."""
+        """Return whether the request has the token: in a header, the cookie, or the address of one of `pages`."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         by_header = scheme.lower() == "bearer" and equal(token, self.keys.token)
         return by_header or equal(self._cookie_of(request), self.keys.cookie) or self.comes_in(request)
 
     def comes_in(self, request: HTTPConnection) -> bool:
-        """Return whether the request has the token in its address; the page's script removes it from there.
+        """Return whether the request has the token in its address, as when a user opens the printed address.
 
-        A redirect would not do: a browser withholds a strict cookie from a navigation that began in a file or on
-        another site.
+        The page's script then removes it from the address bar; a redirect would lose the new cookie.
         """
         given = request.query_params.get("token", "")
         return request.scope["method"] != "POST" and request.url.path in self.pages and equal(given, self.keys.token)
 
     def cookie(self, request: HTTPConnection) -> tuple[bytes, bytes]:
-        """Return (name, value) of the header that sets the cookie in the browser of an allowed client."""
+        """Return (name, value) of the header that sets the cookie in the browser of a client that had the token."""
         secure = "; Secure" if request.scope["scheme"] == "https" else ""
         value = f"{self.cookie_name}={self.keys.cookie}; HttpOnly; Path=/; SameSite=strict{secure}"
         return b"set-cookie", value.encode()
 
     def _cookie_of(self, request: HTTPConnection) -> str:
-        """Return the cookie in the request, or "" if it has none."""
+        """Return the value of the cookie in the request, or "" if it has none."""
         parts = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
         return {name: value for name, _, value in parts}.get(self.cookie_name, "")
 
 
 def is_this_machine(request: HTTPConnection, *names: str) -> bool:
-    """Return whether the single Host header is an address, `localhost` or one of `names`, at any port because of
-    tunnels. An attacker's host name can resolve to this machine, but then the header has that name.
+    """Return whether the request's Host header is an address, `localhost` or one of `names`, with any port.
+
+    A web site whose name resolves to this machine is recognised, because the header then has the site's name.
     """
     hosts = request.headers.getlist("host")
     if len(hosts) != 1:
@@ -74,21 +73,20 @@ def is_this_machine(request: HTTPConnection, *names: str) -> bool:
 
 
 class Rules(Protocol):
-    """The checks that a server makes on a request before reading it."""
+    """The checks that a server makes on a request before it reads the body."""
 
     @property
     def access(self) -> Access | None:
-        """How the token is checked, or None if anyone may call."""
+        """The check of the token, or None if anyone may call."""
 
     def refusal(self, request: HTTPConnection) -> Response | None:
-        """Return the response that refuses the request, or None if it is allowed."""
+        """Return the response with which the request is refused, or None if it is allowed."""
 
 
 @dataclass
 class RequestGuard:
-    """An ASGI application that checks requests before it passes them to another application.
-
-    A client's mistakes are not logged.
+    """An ASGI application that checks a request by `rules` and `limits` before it passes it to `app`. `welcomed` is
+    called when a browser opens the printed address. Mistakes of clients are not logged.
     """
 
     app: ASGIApp
@@ -99,7 +97,7 @@ class RequestGuard:
 
     @property
     def proves(self) -> Callable[[Scope], bool] | None:
-        """A test for whether a request carries the token, or None if anyone may call."""
+        """A function that tells whether a request has the token, or None if anyone may call."""
         access = self.rules.access
         return None if access is None else lambda scope: access.has_token(HTTPConnection(scope))
 
@@ -135,7 +133,9 @@ class RequestGuard:
             self._reading.pop(connection, None)
 
     def _read(self, connection: LimitedProtocol | None, message: Message) -> None:
-        """Count a piece of a body; raise HTTPException if the body exceeds its limit."""
+        """Count the bytes of a part of a request's body; raise HTTPException if the body, or all bodies together, are
+        too large.
+        """
         more = len(message.get("body", b""))
         had = self._reading.get(connection, 0) + more
         if had > self.limits.body_bytes:

@@ -1,4 +1,4 @@
-"""Limits on what the clients of a server may occupy, and the choice of the connection to drop beyond them."""
+"""Limits on the connections and bytes that clients of a server may occupy, and the choice of the connection to drop."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +10,11 @@ Held = TypeVar("Held")
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one server; a connection that has carried the token counts for neither of the first two."""
+    """The limits of one server: seconds and bytes for the head and the body of a request, seconds to read a response
+    (`take_s`), and idle seconds. A connection without the token counts for `connections` and `per_address`.
+    `drained_bytes` limits a body that nobody reads, `bodies_bytes` all bodies together, and `pipelined` unanswered
+    requests.
+    """
 
     connections: int = 256
     per_address: int = 64
@@ -27,7 +31,7 @@ class Limits:
 
 
 class UnprovedConnections(Generic[Held]):
-    """The connections that have not carried the token, oldest first."""
+    """The connections on which no request has had the token yet, oldest first."""
 
     def __init__(self, most: int, per_address: int) -> None:
         self._most, self._per_address = most, per_address
@@ -38,13 +42,13 @@ class UnprovedConnections(Generic[Held]):
         return len(self._address_of)
 
     def add(self, connection: Held, address: str) -> None:
-        """Add a connection from `address` as the newest, also if it was in the list before."""
+        """Add a connection from `address` as the newest, even if it is in the list."""
         self.discard(connection)
         self._address_of[connection] = address
         self._counts[address] += 1
 
     def are_too_many(self, address: str) -> bool:
-        """Return whether more connections are in the list than may be, from `address` or in total."""
+        """Return whether there are more connections than allowed, from `address` or in total."""
         return self._counts[address] > self._per_address or len(self) > self._most
 
     def discard(self, connection: Held) -> None:
@@ -56,9 +60,9 @@ class UnprovedConnections(Generic[Held]):
                 del self._counts[address]
 
     def oldest(self, address: str, may_go: Callable[[Held], bool] = lambda _: True) -> Held | None:
-        """Return the oldest connection that may be dropped, or None if none may.
+        """Return the oldest connection that may be dropped, for which `may_go` returns True; None if there is none.
 
-        It is one of `address` if that has too many, else one of the address that has the most.
+        It is from `address` if that has too many, else from the address that has the most.
         """
         if not self._address_of:
             return None

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
 
 def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0") -> socket.socket:
-    """Return a socket that listens on one address, on which `waiting` connections may wait to be accepted; raise
-    BadInput if it cannot.
+    """Return a socket that listens on one address; raise BadInput, with `hint`, if that is impossible.
 
-    An address that means all interfaces of this machine is refused, since networks could reach it that nobody thought
-    of.
+    `waiting` is how many connections may wait to be accepted. An address that stands for all interfaces is refused,
+    because networks could then reach the server that the user did not think of.
     """
     try:
         family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -32,7 +31,7 @@ def listen(host: str, port: int, *, waiting: int = 1024, hint: str = "--port 0")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`."""
+    """Return whether `host` is a name or address that only this machine can reach."""
     found = _address(host)
     return host == "localhost" if found is None else found.is_loopback
 
@@ -46,7 +45,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def in_address(host: str) -> str:
-    """Return the host as it is written in an address: IPv6 in brackets."""
+    """Return the host as an address writes it: an IPv6 address is in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

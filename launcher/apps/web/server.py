@@ -1,7 +1,6 @@
-"""Serve an ASGI application by uvicorn, with limits on what its clients may occupy.
-
-uvicorn limits neither the number of connections nor the time that a request takes to arrive. Here each connection is
-accepted and counted first: if there are too many, the oldest that has not carried the token is dropped.
+"""Serve an ASGI application with uvicorn, with limits on what clients may occupy. uvicorn limits neither the number of
+connections nor the time in which a request arrives. Here, if there are too many connections, the oldest on which no
+request had the token is dropped.
 """
 
 import asyncio
@@ -26,10 +25,9 @@ _PAUSE_S = 0.1
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server on a listening socket, with limits.
-
-    `proves` tells whether a request carries the token; if it is None, anyone may call, and a connection that is being
-    answered is not dropped. `dismiss` is called when the server begins to stop, to end answers that stream.
+    """A uvicorn server on a listening socket, with limits. `proves` tells whether a request has the token; if it is
+    None, anyone may call, and a connection that is being answered is not dropped. `dismiss` is called when the server
+    begins to stop, to end streaming responses.
     """
 
     def __init__(
@@ -47,14 +45,14 @@ class WebServer(uvicorn.Server):
         self._proves = proves
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - uvicorn passes none
-        """Start accepting connections within the limits."""
+        """Start to accept connections, within the limits."""
         door = Door(self.config, self.server_state, self._listening, self._limits, self._tls, self._proves)
         door.open()
         self.servers = [cast("Any", door)]
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, close those without a request, and wait for the answers of the others."""
+        """Stop accepting connections, close those without a request, and wait until the others were answered."""
         for door in self.servers:
             door.close()
         self._dismiss()
@@ -65,9 +63,9 @@ class WebServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGINT and SIGTERM.
+        """Stop the server on SIGINT and SIGTERM during the body.
 
-        Unlike uvicorn's own handlers, these do not raise the signals again afterwards.
+        Unlike uvicorn's handlers, these do not raise the signal again afterwards.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -81,7 +79,7 @@ class WebServer(uvicorn.Server):
 
 
 class Door:
-    """The part of a server that accepts connections, and drops those beyond its limits."""
+    """The part of a server that accepts connections, and drops the oldest ones beyond its limits."""
 
     def __init__(
         self, config: uvicorn.Config, state: Any, listening: socket.socket, limits: Limits, tls: ssl.SSLContext | None,
@@ -95,7 +93,7 @@ class Door:
         self._reopening: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Start accepting, in the running event loop."""
+        """Start to accept connections in the running event loop."""
         self._listening.setblocking(False)
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
@@ -111,9 +109,9 @@ class Door:
         """Return at once; uvicorn waits for this on each of its servers."""
 
     def count(self, connection: "LimitedProtocol") -> bool:
-        """Count a connection as the newest without the token, and drop the oldest while there are too many.
+        """Count a connection as the newest without the token, and drop the oldest ones while there are too many.
 
-        Return False if there are still too many, because the data that has arrived on them has to be read first.
+        Return False if there are still too many: none may be dropped before the data that has arrived on it was read.
         """
         self.unproved.add(connection, connection.address)
         while self.unproved.are_too_many(connection.address):
@@ -124,7 +122,7 @@ class Door:
         return True
 
     def _accept(self) -> None:
-        """Accept waiting connections, a few in each turn of the loop."""
+        """Accept waiting connections, a few in each turn of the event loop."""
         # So few in one turn of the loop that a handshake, which takes several, has ended before they are the oldest.
         for _ in range(max(1, self.limits.per_address // 16)):
             try:
@@ -145,7 +143,7 @@ class Door:
                 return
 
     async def _connect(self, connection: "LimitedProtocol", peer: socket.socket) -> None:
-        """Give an accepted connection to the event loop."""
+        """Hand an accepted connection to the event loop, after the TLS handshake if there is one."""
         handshake_s = None if self._tls is None else self.limits.head_s
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -155,7 +153,7 @@ class Door:
             self.unproved.discard(connection)
 
     def _make_room(self) -> None:
-        """Drop the oldest connection if no more files can be opened, and accept again once it is closed."""
+        """Drop the oldest connection because no more files can be opened; stop accepting for a moment."""
         oldest = self.unproved.oldest("")
         if oldest is not None:
             oldest.drop()
@@ -165,7 +163,7 @@ class Door:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with a time limit for each part of a request."""
+    """uvicorn's HTTP protocol for one connection, with a time limit for each part of a request."""
 
     def __init__(
         self, config: uvicorn.Config, server_state: Any, app_state: dict[str, Any], _loop: Any = None, *,
@@ -185,11 +183,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def is_asking(self) -> bool:
-        """Whether a request is expected or has not arrived completely."""
+        """Whether a request is expected, or has not completely arrived."""
         return self._asking is not None
 
     def may_go(self) -> bool:
-        """Return whether the connection can be dropped: not while its first bytes have arrived and are unread."""
+        """Return whether the connection may be dropped.
+
+        It may not while its first bytes have arrived and were not read.
+        """
         if self._has_begun:
             return True
         try:
@@ -198,12 +199,12 @@ class LimitedProtocol(HttpToolsProtocol):
             return True
 
     def close_unused(self, _: object) -> None:
-        """Close the socket if the event loop never took it."""
+        """Close the socket if the event loop has not taken it."""
         if not self.is_open:
             self._peer.close()
 
     def drop(self) -> None:
-        """Close the connection now, whatever was being sent."""
+        """Close the connection at once, even while a response is being sent."""
         self._door.unproved.discard(self)
         if self.is_open:
             self.transport.abort()
@@ -213,13 +214,13 @@ class LimitedProtocol(HttpToolsProtocol):
     # -- what the event loop calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Begin to wait for a request on the connection."""
+        """Start the time limit for the first request on the connection."""
         super().connection_made(transport)
         self.is_open = True
         self._expect(self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop counting the connection towards the limits."""
+        """Stop counting the connection, and its timers."""
         self._door.unproved.discard(self)
         for timer in (self._asking, self._taking):
             if timer is not None:
@@ -227,7 +228,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of a request's head, and refuse one that is too long."""
+        """Count the bytes of a request's head, and refuse a head that is too long."""
         self._has_begun = True
         super().data_received(data)
         if self._in_head:
@@ -236,12 +237,12 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.send_400_response(f"expected a head of at most {self._limits.head_bytes} bytes")
 
     def pause_writing(self) -> None:
-        """Start the time within which the client must read."""
+        """Start the time limit within which the client must read the response."""
         super().pause_writing()
         self._taking = self.loop.call_later(self._limits.take_s, self.drop)
 
     def resume_writing(self) -> None:
-        """Stop the time within which the client must read."""
+        """Stop the time limit within which the client must read the response."""
         super().resume_writing()
         if self._taking is not None:
             self._taking.cancel()
@@ -249,17 +250,20 @@ class LimitedProtocol(HttpToolsProtocol):
     # -- what the parser calls; an exception is answered by 400
 
     def on_message_begin(self) -> None:
+        """Start the time limit for the head of another request."""
         super().on_message_begin()
         if not self._in_head:
             self._in_head = True
             self._expect(self._limits.head_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Refuse a request with too many headers."""
         super().on_header(name, value)
         if len(self.headers) > self._limits.headers:
             raise ValueError("too many headers")
 
     def on_headers_complete(self) -> None:
+        """Check the token once the head is complete, and start the time limit for the body."""
         self._in_head, self._head_bytes, self._drained = False, 0, 0
         if len(self.pipeline) >= self._limits.pipelined:
             raise ValueError("too many requests before the first was answered")
@@ -270,6 +274,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._expect(self._limits.body_s)
 
     def on_body(self, body: bytes) -> None:
+        """Pass a part of the body on, or drop the connection if a body that nobody reads is too long."""
         is_read = (self.proved or self._door.proves is None) and not self.cycle.response_complete
         if is_read:
             super().on_body(body)
@@ -279,27 +284,29 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.drop()
 
     def on_message_complete(self) -> None:
+        """Stop the time limit: the request has arrived completely."""
         self._expect(None)
         if self._door.proves is None and not self.cycle.response_complete:
             self._door.unproved.discard(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """Count the connection again as one without the token, after its response was sent."""
         super().on_response_complete()
         if not self.proved and not self.transport.is_closing():
             self._door.count(self)
 
     def _expect(self, in_s: float | None) -> None:
-        """Drop the connection if the next part of its request takes longer than `in_s`.
+        """Drop the connection if the next part of its request takes longer than `in_s` seconds.
 
-        None means that the part has arrived.
+        None stops the time limit, because the request is complete.
         """
         if self._asking is not None:
             self._asking.cancel()
         self._asking = None if in_s is None else self.loop.call_later(in_s, self._late, in_s)
 
     def _late(self, in_s: float) -> None:
-        """Drop the connection, unless reading was paused by this server."""
+        """Drop the connection; if this server has paused reading, start the time limit again."""
         if self.flow.read_paused:  # by us: it may have sent all of it
             self._expect(in_s)
         else:

@@ -1,6 +1,5 @@
-"""Keep all runs current as rows of a table: read the disk often, and query clusters in threads of their own.
-
-A cluster that does not answer delays nothing: its runs show the last known state and its time.
+"""Keep the rows of the table of runs up to date: the disk is read often, and clusters are queried in threads. A run on
+a cluster that does not answer is shown with its last known state and the time of that.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ _ASKED_AT_ONCE = 8
 
 
 class RowChanges(msgspec.Struct, frozen=True):
-    """The rows of the table that are new or changed, and the runs that are gone."""
+    """The rows of the table that are new or have changed, and the ids of runs that were deleted."""
 
     runs: list[BoardRow]
     gone: list[str]
@@ -43,7 +42,10 @@ class RowChanges(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class SeenRun:
-    """A run with its state when it was last read."""
+    """A run as it was last read. `files` are the records whose change means that the row may change; `seen` are their
+    times of change when they were read, and `changed` when they were last looked at. `drawn` is how many bytes of
+    metrics `figures` are from.
+    """
 
     run: api.Run
     status: RunStatus
@@ -59,24 +61,24 @@ class SeenRun:
 
     @classmethod
     def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":
-        """Return the run with its status and labels, read now."""
+        """Read the run's labels and return it with this status; `seen` are the times of change of its records."""
         about, secrets = _about(one, status)
         return cls(
             one, status, _files_of(one), seen, about, secrets, group_of(one.id, one.path, about.tags), changed=seen
         )
 
     def is_other(self) -> bool:
-        """Return whether a record of the run has changed since it was read."""
+        """Return whether a record of the run has changed since the run was read."""
         self.changed = _changed(self.files)
         return self.changed != self.seen
 
     def row(self) -> BoardRow:
-        """Return the run's row of the table, without secrets."""
+        """Return the run's row for the table, without secrets."""
         return redacted_record(board_row(self.status, self.about, self.figures, self.group), self.secrets)
 
 
 class _Looked(NamedTuple):
-    """The result of reading one run, and the times at which its records had last changed."""
+    """The status of a run that was read just now, and the times of change of its records before that."""
 
     run: api.Run
     status: RunStatus
@@ -84,7 +86,9 @@ class _Looked(NamedTuple):
 
 
 class AllRuns:
-    """The current state of all runs. One thread calls `look`; others read `rows`, which is replaced as a whole."""
+    """The present state of all runs. One thread calls `look` and `draw`; other threads read `rows`, a dict that is
+    never changed, only replaced.
+    """
 
     def __init__(self, measured: MeasuredRuns, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows: dict[str, BoardRow] = {}
@@ -107,21 +111,21 @@ class AllRuns:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def status(self, run_id: str) -> RunStatus | None:
-        """Return the run's status as last read, or None if it is unknown."""
+        """Return the run's status as it was last read, or None for an unknown run."""
         known = self._known.get(run_id)
         return known.status if known is not None else None
 
     def secrets(self, run_id: str) -> tuple[str, ...]:
-        """Return the secrets to remove from everything that is shown of the run."""
+        """Return the secrets that must be removed from everything that is shown of the run."""
         known = self._known.get(run_id)
         return known.secrets if known is not None else ()
 
     def statuses(self) -> list[RunStatus]:
-        """Return the last read status of every run."""
+        """Return the status of every run as it was last read."""
         return [known.status for known in list(self._known.values())]
 
     def known(self, one: api.Run) -> SeenRun:
-        """Return the run as it was last read, reading it now if it never was."""
+        """Return the run as it was last read, or read it now if it has not been."""
         known = self._known.get(one.id)
         if known is not None:
             return known
@@ -130,7 +134,9 @@ class AllRuns:
         return SeenRun.of(one, _being_queried(status) if kind else status, seen)
 
     def bring(self, run_id: str) -> None:
-        """Fetch in a thread the files that the run's ranks wrote on other machines, because a page shows the run."""
+        """Fetch, in a thread, the files that the run's ranks wrote on other machines; a page that shows the run needs
+        them.
+        """
         known = self._known.get(run_id)
         key = f"files of {run_id}"
         is_late = self._clock() - self._asked_at.get(key, float("-inf")) >= api.WATCH_S
@@ -139,7 +145,7 @@ class AllRuns:
             self._ask_for_files(key, known.run)
 
     def _ask_for_files(self, key: str, one: api.Run) -> None:
-        """Start fetching a run's files, unless that is under way."""
+        """Start to fetch a run's files, unless that is under way; `key` identifies the query."""
 
         def renewed() -> list[RunStatus]:
             """Fetch the run's files and return its status."""
@@ -150,7 +156,7 @@ class AllRuns:
             self._asked[key] = self._threads.submit(renewed)
 
     def look(self) -> RowChanges:
-        """Return the rows that have changed since the last call."""
+        """Read all runs that may have changed; return the rows that have changed since the last call."""
         runs = self._listed.now()
         gone = [run_id for run_id in self._known if run_id not in runs]
         for run_id in gone:
@@ -164,7 +170,9 @@ class AllRuns:
         return self._changes(gone)
 
     def draw(self, until: float) -> RowChanges:
-        """Read more of the runs' metrics until the time `until`, active runs first; return the changed rows."""
+        """Read more of the runs' metrics until the monotonic time `until`, for active runs first; return the changed
+        rows.
+        """
         outdated = [self._known[run_id] for run_id in self._outdated]
         for known in sorted(outdated, key=lambda one: (one.status.state.ended, -one.status.submitted_at)):
             if self._clock() >= until:
@@ -175,7 +183,9 @@ class AllRuns:
         return self._changes([])
 
     def _due(self, runs: Mapping[str, api.Run]) -> list[api.Run]:
-        """Return the runs that may have changed."""
+        """Return the runs to be read now: new ones, those whose records have changed, and active ones not read for a
+        while.
+        """
         now = self._clock()
         known = [self._known[run_id] for run_id in self._going]
         due = [one for one in known if one.is_other() or now - one.read_at >= _SILENT_S]
@@ -188,8 +198,9 @@ class AllRuns:
         return [*(one.run for one in due), *(one for run_id, one in runs.items() if run_id not in self._known)]
 
     def _seen(self, due: Sequence[api.Run]) -> list[_Looked]:
-        """Read the runs in `due` and return them; a run on another cluster is shown from this disk until its cluster
-        has answered.
+        """Read the runs in `due` and return them.
+
+        A run on another cluster is shown as this disk has it, until the cluster has answered.
         """
         found = list[_Looked]()
         for one in due:
@@ -212,8 +223,9 @@ class AllRuns:
         return found
 
     def _ask(self, kind: str, runs: list[api.Run]) -> None:
-        """Query the clusters of one kind about the runs in a thread, unless such a query is under way or was
-        just done.
+        """Query the clusters of one kind about the runs, in a thread.
+
+        Do nothing if such a query is under way or was just made.
         """
         is_late = self._clock() - self._asked_at.get(kind, float("-inf")) >= api.WATCH_S
         if kind not in self._asked and is_late:
@@ -222,7 +234,7 @@ class AllRuns:
             self._asked[kind] = self._threads.submit(api.statuses, runs, api.WATCH_S)
 
     def _answered(self) -> list[_Looked]:
-        """Return the runs for which clusters have answered since the last call."""
+        """Return the runs about which clusters have answered since the last call."""
         found: list[tuple[api.Run, RunStatus]] = []
         for kind in [kind for kind, asked in self._asked.items() if asked.done()]:
             asked, runs = self._asked.pop(kind), self._waiting.pop(kind)
@@ -238,7 +250,7 @@ class AllRuns:
         return [_Looked(one, status, self._known[one.id].changed) for one, status in found if one.id in self._known]
 
     def _take(self, found: Sequence[_Looked]) -> None:
-        """Store the results of reading runs; an error in one run does not affect others."""
+        """Store runs that were read; an error with one is logged, and does not affect others."""
         for looked in found:
             one, status, _ = looked
             if status.submitted_at <= 0 and status.state == "unknown" and not one.path.exists():
@@ -247,7 +259,7 @@ class AllRuns:
                 self._take_one(*looked)
 
     def _take_one(self, one: api.Run, status: RunStatus, changed: tuple[int, ...]) -> None:
-        """Store the result of reading one run."""
+        """Store a run that was read; its labels are read again if they have changed."""
         known = self._known.get(one.id)
         if known is None:
             self._known[one.id] = known = SeenRun.of(one, status, changed)
@@ -266,7 +278,7 @@ class AllRuns:
         self._outdated.add(one.id)
 
     def _draw(self, known: SeenRun) -> None:
-        """Read the run's metrics if they have grown enough to change its small curve."""
+        """Read the run's metrics if they have grown enough to change the small curve in its row."""
         ended = known.status.state.ended
         bytes_now = size(RunDir(known.run.path))
         grown = bytes_now > _GROWN * known.drawn or bytes_now < known.drawn or (ended and bytes_now != known.drawn)
@@ -282,7 +294,7 @@ class AllRuns:
             self._measured.forget(known.run.id)
 
     def _changes(self, gone: list[str]) -> RowChanges:
-        """Return the changed rows; only the rows of runs that were read again are rebuilt."""
+        """Return the rows that have changed, and put them into `rows`; `gone` are ids of runs to remove."""
         touched, self._touched = self._touched, set()
         made = {one: self._known[one].row() for one in touched}
         other = {one: row for one, row in made.items() if self.rows.get(one) != row}
@@ -295,19 +307,19 @@ class AllRuns:
 
 
 def _files_of(one: api.Run) -> tuple[str, ...]:
-    """Return the files of a run whose change means that its row may change."""
+    """Return the records of a run whose change means that its row may change."""
     run = RunDir(one.path)
     return os.fspath(run.state), os.fspath(run.labels)
 
 
 def _about(one: api.Run, status: RunStatus) -> tuple[About, tuple[str, ...]]:
-    """Return (the labels and description of the run without secrets, the secrets that were removed)."""
+    """Return (the run's labels and description without secrets, the secrets of the run)."""
     secrets = known_secrets(RunDir(one.path), status.attempt)
     return redacted_record(one.about(), secrets), secrets
 
 
 def _changed(files: Sequence[str]) -> tuple[int, ...]:
-    """Return when each file was last changed, in nanoseconds, or 0 for a file that does not exist."""
+    """Return when each file was last changed, in ns since the epoch, or 0 for one that does not exist."""
     found = []
     for path in files:
         try:
@@ -323,12 +335,14 @@ def _being_queried(status: RunStatus) -> RunStatus:
 
 
 def _with_message(status: RunStatus, why: str) -> RunStatus:
-    """Return the status with its message replaced by `why`."""
+    """Return the status with the message `why`."""
     return msgspec.structs.replace(status, message=why)
 
 
 class ListedRuns:
-    """All runs of this user, by id. The same dict is returned until a run is registered or forgotten."""
+    """All runs of this user by id. The dict is the same object as long as no run was added to or removed from the
+    user's list.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._clock, self._wall_ns = clock, wall_ns
@@ -338,7 +352,7 @@ class ListedRuns:
         self._names = frozenset[str]()
 
     def now(self) -> dict[str, api.Run]:
-        """Return all runs by id as the registry lists them now."""
+        """Return {run id: run} for all runs in the user's list now."""
         stamp = registry.changed_ns()
         is_other = stamp != self._stamp
         if not is_other and self._clock() - self._read_at >= _ANEW_S:

@@ -1,4 +1,6 @@
-"""Read the state of runs once for all open pages, and send each page the changes of what it shows."""
+"""Read the state of runs once for all open pages, and send each page the changes in what it shows, as server-sent
+events.
+"""
 
 import asyncio
 import contextlib
@@ -46,7 +48,7 @@ Message = tuple[str, Any]  # the name of what happened, and what is sent of it
 
 
 class NewPoints(msgspec.Struct, frozen=True):
-    """New points of one metric: steps, times and values."""
+    """New points of one metric, as lists of steps, Unix times and values."""
 
     x: list[int]
     at: list[float]
@@ -54,21 +56,23 @@ class NewPoints(msgspec.Struct, frozen=True):
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """The message that a start repeats steps, so that the page drops its points from `step` on."""
+    """The message that steps from `step` on are repeated after a restart, so that the page drops its points from
+    there.
+    """
 
     step: int
 
 
 class NewLines(msgspec.Struct, frozen=True):
-    """New lines of the run's log."""
+    """New lines of a run's log; `skipped` older ones have come at the same moment, and the page has to request them."""
 
     lines: list[BoardLine]
     skipped: int = 0  # older ones that came in the same moment and are to be asked for
 
 
 class WatchedRun:
-    """A run that a page shows, of which `look` finds what is new since the object was made; a page requests earlier
-    data itself.
+    """A run that some page shows. `look` finds what has changed since the last call; a page requests earlier data
+    itself.
     """
 
     def __init__(self, one: api.Run, measured: MeasuredRuns) -> None:
@@ -87,7 +91,7 @@ class WatchedRun:
         self._rest = b""
 
     def look(self, status: RunStatus, row: BoardRow) -> Iterator[Message]:
-        """Yield a message for each thing that is new of the run."""
+        """Yield a message for each change in the run's data, points, events and log since the last call."""
         points = [*self._points()]  # first: what they end with is in the head
         head, before = self._head(status, row), self.head
         if head != before:
@@ -102,20 +106,20 @@ class WatchedRun:
             yield "log", new
 
     def _head(self, status: RunStatus, row: BoardRow) -> RunHead:
-        """Return that part of the run's data that may change."""
+        """Return the part of the run's data that may change."""
         verdict = status.message, status.last_word
         if verdict != self._hang[0]:  # a report is large: it is read once for each verdict
             self._hang = verdict, hang_of(self.run, status)
         return run_head(status, row, self._checkpoint(status.checkpoint), self._last, self._hang[1])
 
     def _checkpoint(self, step: int | None) -> str:
-        """Return the description of a checkpoint, looked up once for each step."""
+        """Return the description of the checkpoint of a step; it is looked up once for each step."""
         if step != self._saved[0]:
             self._saved = step, checkpoint_words(self.run, step)
         return self._saved[1]
 
     def _points(self) -> Iterator[Message]:
-        """Yield the new points of each metric, after a rewind if steps are being repeated."""
+        """Yield a message with the new points of each metric, after a Rewind if steps are being repeated."""
         with self._measured.renewed(self.run) as measured:
             void = min(measured.rewinds[self._rewinds :], default=self._step + 1)
             self._rewinds = len(measured.rewinds)
@@ -130,14 +134,14 @@ class WatchedRun:
             yield from (("mark", mark) for mark in validations(new))
 
     def _marks(self) -> Iterator[LifeMark]:
-        """Yield marks for new events."""
+        """Yield a mark on the timeline for each new event."""
         while data := self._events.read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             yield from marks_of(event for line in lines if (event := record_in(line, Event)) is not None)
 
 
 def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
-    """Yield a mark, dated now, for a checkpoint that was just saved or just became safe."""
+    """Yield a mark, dated now, for a checkpoint that was saved or became safe since the state `before`."""
     found = {"checkpoint": (before.checkpoint, now.checkpoint), "safe": (before.safe_checkpoint, now.safe_checkpoint)}
     for kind, (old, step) in found.items():
         if step is not None and step != old:
@@ -145,7 +149,7 @@ def _new_checkpoints(before: RunHead, now: RunHead) -> Iterator[LifeMark]:
 
 
 def newest_lines(lines: Iterable[LogLine]) -> NewLines:
-    """Return the newest of the lines, in bounded memory however many there are."""
+    """Return the last of the lines, as many as one message may have, and how many were skipped."""
     kept, characters, skipped = deque[BoardLine](), 0, 0
     for line in map(board_line, lines):
         kept.append(line)
@@ -163,9 +167,9 @@ def _as_points(points: list[tuple[int, float, float]]) -> NewPoints:
 
 @dataclass(eq=False)
 class OpenPage:
-    """An open page: the run that it shows, and the messages that wait to be sent to it.
-
-    The message None makes it reload.
+    """An open page: the run that it shows ("": the table of runs), and the messages to be sent to it. `changes` become
+    one message at the end of a round; None among the `waiting` messages makes the page reload, as when too much waits
+    (`is_behind`).
     """
 
     run_id: str
@@ -178,13 +182,16 @@ class OpenPage:
     lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts, another takes
 
     def send(self) -> None:
-        """Send all messages that wait for the page."""
+        """Queue the changes of this round as one message."""
         if self.changes:
             data, self.changes = b"".join(self.changes), []
             self.put(data)
 
     def put(self, data: bytes) -> None:
-        """Queue data to be sent to the page; if too much waits, drop all of it and make the page reload."""
+        """Queue data to be sent to the page.
+
+        If too much waits, everything is dropped and the page has to reload.
+        """
         with self.lock:
             if self.is_behind:
                 return
@@ -196,13 +203,13 @@ class OpenPage:
         self.wake()
 
     def dismiss(self) -> None:
-        """Have the page reload, which also ends its connection."""
+        """Make the page reload, which ends its connection."""
         with self.lock:
             self.waiting.append(None)
         self.wake()
 
     def take(self) -> bytes | None:
-        """Return the next waiting message, or b"" if none waits; return None if the page must reload."""
+        """Return the next message, b"" if none waits, or None if the page has to reload."""
         with self.lock:
             if not self.waiting:
                 return b""
@@ -212,7 +219,9 @@ class OpenPage:
 
 
 class Feed:
-    """A thread that reads the state of runs and sends changes to open pages; `live` yields what one page receives."""
+    """A thread that reads the state of all runs and queues the changes for open pages. `live` yields what is sent to
+    one page.
+    """
 
     def __init__(self, measured: MeasuredRuns) -> None:
         self.runs = AllRuns(measured)
@@ -228,7 +237,7 @@ class Feed:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread and wait for it."""
+        """Stop the thread, and wait until it has ended."""
         self._ends = True
         self._wake.set()
         self._thread.join()
@@ -240,8 +249,9 @@ class Feed:
             page.dismiss()
 
     async def live(self, run_id: str) -> AsyncIterator[bytes]:
-        """Yield events for a page until it must reload; `run_id` is the run that the page shows, or "" for the
-        table.
+        """Yield the events for a new page until it has to reload.
+
+        `run_id` is the run that the page shows, or "" for the table.
         """
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         page = OpenPage(run_id, lambda: loop.call_soon_threadsafe(news.set))
@@ -264,7 +274,7 @@ class Feed:
             self._pages.discard(page)
 
     def _work(self) -> None:
-        """Read all runs again and again until closed, less often while no page is open."""
+        """Read all runs again and again until the feed is closed; less often while no page is open."""
         while not self._ends:
             self._wake.clear()
             try:
@@ -274,7 +284,7 @@ class Feed:
             self._wake.wait(_LOOK_S if self._pages else _IDLE_S)
 
     def _look(self) -> None:
-        """Read all runs once, and send the changes to the pages."""
+        """Read all runs once, and queue the changes for all pages."""
         seen, drawn = self.runs.look(), self.runs.draw(time.monotonic() + _DRAW_S)
         pages = list(self._pages)  # now: who came meanwhile has asked for the rows of before
         try:
@@ -285,7 +295,7 @@ class Feed:
                 page.send()
 
     def _send_runs(self, pages: list[OpenPage]) -> None:
-        """Queue for each page what is new of the run that it shows."""
+        """Queue for each page the changes in the run that it shows."""
         wanted = {page.run_id for page in pages if page.run_id}
         self._watched = {run_id: one for run_id, one in self._watched.items() if run_id in wanted}
         for run_id in wanted:
@@ -293,7 +303,9 @@ class Feed:
                 self._send_run(run_id, [page for page in pages if page.run_id == run_id])
 
     def _send_run(self, run_id: str, pages: list[OpenPage]) -> None:
-        """Queue what is new of one run for the pages that show that run, without secrets."""
+        """Queue the changes in one run, without secrets, for the pages that show it; a new page gets its whole state
+        first.
+        """
         secrets = self.runs.secrets(run_id)
         for name, what in self._new_of(run_id):
             data = _event(name, redacted(what, secrets))
@@ -307,8 +319,9 @@ class Feed:
                 page.changes.append(_event("head", redacted(watched.head, secrets)))
 
     def _send_rows(self, pages: list[OpenPage], seen: RowChanges, drawn: RowChanges) -> None:
-        """Queue the changed rows for each page; if a run is in both sets of changes, the later one
-        (`drawn`) is sent.
+        """Queue the changed rows of the table for every page.
+
+        If a run is in both sets of changes, its later row, in `drawn`, is sent.
         """
         rows = {row.id: row for changes in (seen, drawn) for row in changes.runs}
         if (rows or seen.gone) and pages:
@@ -317,7 +330,7 @@ class Feed:
                 page.changes.append(data)
 
     def _new_of(self, run_id: str) -> Iterator[Message]:
-        """Yield a message for each thing that is new of one run."""
+        """Yield a message for each change in one run since the last round; nothing for an unknown run."""
         status, row = self.runs.status(run_id), self.runs.rows.get(run_id)
         if status is None or row is None:
             return
@@ -329,5 +342,5 @@ class Feed:
 
 
 def _event(name: str, what: object) -> bytes:
-    """Return a message in the form of a server-sent event."""
+    """Return the bytes of a server-sent event called `name`."""
     return b"event: " + name.encode() + b"\ndata: " + encode(what) + b"\n\n"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def logged_errors(run_id: str) -> Iterator[None]:
-    """Log an error of the body, which reads one run, and go on, so that the pages of other runs are not affected."""
+    """Log an error that is raised in the body, which reads one run, and suppress it."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""Curves as a page draws them: every point if there are few, else the smallest and largest value for each pixel."""
+"""Curves for the page to draw: every point if there are few, else the smallest and largest value for each pixel."""
 
 import math
 from array import array
@@ -21,7 +21,9 @@ MOST_NAMES, _MOST_PIXELS = 100, 4000
 
 
 class CurveWindow(msgspec.Struct, frozen=True):
-    """The requested part of the curves, in steps or in Unix seconds."""
+    """The requested part of the curves: from `start` to `end`, in steps or Unix seconds as `by` says, for `px`
+    pixels.
+    """
 
     by: By = "step"
     start: float = -math.inf
@@ -30,14 +32,16 @@ class CurveWindow(msgspec.Struct, frozen=True):
 
 
 class ExactCurve(msgspec.Struct, frozen=True):
-    """A curve with every point."""
+    """A curve with every point; `x` are steps or times."""
 
     x: list[Number]
     y: list[Number]
 
 
 class PixelCurve(msgspec.Struct, frozen=True):
-    """A curve with one entry for each pixel that has points: its first position, smallest and largest value."""
+    """A curve reduced to pixels: for each pixel that has points, the first position, the smallest and the largest
+    value. `odd` are entries that also have NaN or infinity; `last` is the last point.
+    """
 
     x: list[Number]
     min: list[float | None]
@@ -47,7 +51,9 @@ class PixelCurve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
-    """The curves of several metrics, and the range of steps or times that they cover."""
+    """The curves of several metrics, and the range of steps or times that they cover. `names` are all metrics of the
+    run, `exact` tells whether every point is in, and `glimpse` whether they were made from a sample.
+    """
 
     by: By
     start: float | None
@@ -61,8 +67,9 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
 def curves(
     run: MeasuredRun, names: Sequence[str], window: CurveWindow, *, glimpse: bool = False, first: int = _FIRST
 ) -> Curves:
-    """Return the curves of the metrics in `names`, or of the first `first` metrics if it is empty; `glimpse` marks them
-    as drawn from a sample.
+    """Return the curves of the metrics in `names`, or of the first `first` metrics if `names` is empty.
+
+    `glimpse` marks them as made from a sample of the points.
     """
     known = run.names
     wanted = [name for name in names if name in known][:MOST_NAMES] if names else known[:first]
@@ -80,9 +87,9 @@ _Line = tuple["array[int] | array[float]", "array[float]", int, int]  # where it
 
 
 def _line(run: MeasuredRun, name: str, by: By) -> "tuple[array[int] | array[float], array[float]]":
-    """Return (positions, values) of a metric in order.
+    """Return (positions, values) of a metric in ascending order.
 
-    If each step has a value, these are the arrays in memory, without a copy.
+    If each step has a value, these are the arrays in memory, not copies.
     """
     if (whole := run.column(name)) is not None:
         steps, at, values = whole
@@ -105,13 +112,15 @@ def _arrays(points: "Iterator[tuple[float, float]] | list[tuple[float, float]]")
 
 
 def _within(line: "tuple[array[int] | array[float], array[float]]", window: CurveWindow) -> _Line:
-    """Return (positions, values, index of the first point in the window, index after the last one)."""
+    """Return (positions, values, index of the first point in the window, index after the last point in it)."""
     xs, ys = line
     return xs, ys, bisect_left(xs, window.start), bisect_right(xs, window.end)
 
 
 def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelCurve:
-    """Return the curve with every point, or with one entry for each pixel if there are many."""
+    """Return the curve with every point or, if there are many, with one entry per pixel of the range `low` to
+    `high`.
+    """
     xs, ys, start, end = line
     if end - start <= _POINTS_A_PIXEL * px:
         return ExactCurve(list(xs[start:end]), numbers(ys[start:end]))
@@ -132,7 +141,9 @@ def _drawn(line: _Line, low: float, high: float, px: int) -> ExactCurve | PixelC
 
 
 def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
-    """Return (smallest, largest finite value or None without any, whether some values are not finite)."""
+    """Return (smallest, largest finite value, whether some values are not finite); both are None if no value is
+    finite.
+    """
     if math.isfinite(sum(values)):
         return _short(min(values)), _short(max(values)), False
     finite = [value for value in values if math.isfinite(value)]
@@ -141,13 +152,14 @@ def _extent(values: "array[float]") -> tuple[float | None, float | None, bool]:
 
 
 def _short(value: float) -> float:
-    """Return `value` rounded to the digits that a picture can show."""
+    """Return the value rounded to as many digits as a picture can show."""
     return float(f"{value:.7g}")
 
 
 def thumbnail(values: Sequence[float], most: int) -> list[float | None]:
-    """Return at most `most` evenly spaced values, always with the last one, as a small curve for a row of a table; None
-    stands for a value that is not finite.
+    """Return at most `most` evenly spaced values with the last one, for the small curve in a row of the table.
+
+    None stands for a value that is not finite.
     """
     if len(values) > most:
         values = [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]

@@ -18,7 +18,9 @@ _SYSTEM = " system"  # behind the id: no id has a blank
 
 @dataclass(slots=True)
 class _Kept:
-    """The metrics of one run in memory, with the lock under which they are read."""
+    """The metrics of one run in memory, and the lock to hold while they are read. `numbers` is the memory they take, as
+    last counted.
+    """
 
     run: MeasuredRun
     numbers: int = 0  # of which it is counted that they are in memory
@@ -26,12 +28,14 @@ class _Kept:
 
 
 def _key(one: api.Run) -> str:
-    """Return a key that differs for each run, and for a role beside the main one from that of its run."""
+    """Return a key that differs for each run, and for each side role or lone rank of a run."""
     return str(one.id) if one.path.name == one.id else f"{one.id}/{one.path.name}"
 
 
 class MeasuredRuns:
-    """The metrics of runs in memory; the least recently used run is dropped when they are too many."""
+    """The metrics of several runs in memory. If they take too much, those of the least recently used run are
+    dropped.
+    """
 
     def __init__(self, limits: ReadingLimits | None = None) -> None:
         self.limits = limits or ReadingLimits()
@@ -44,7 +48,7 @@ class MeasuredRuns:
 
     @contextmanager
     def glimpsed(self, one: api.Run) -> Iterator[MeasuredRun | None]:
-        """Yield a sample of a run's metrics if they take long to read and have not been read, else None.
+        """Yield a sample of a run's metrics, or None if they have been read or are read quickly.
 
         Threads that read whole runs pause meanwhile, because Python's threads share one interpreter.
         """
@@ -62,15 +66,16 @@ class MeasuredRuns:
             self._count_glimpses(-1)
 
     def read_ahead(self, one: api.Run) -> None:
-        """Read a run's metrics before they are requested, unless that takes long; for such a run a sample is shown
-        first.
+        """Read a run's metrics before a page requests them, unless that takes long.
+
+        For a run with many, a page shows a sample first.
         """
         if size(RunDir(one.path)) < self.limits.long_bytes:
             with self.renewed(one):
                 pass
 
     def _count_glimpses(self, more: int) -> None:
-        """Add `more` to the number of threads that read samples, during which other threads pause."""
+        """Add `more` to the number of threads that read samples; other threads pause while it is above 0."""
         with self._lock:
             self._glimpses += more
             if self._glimpses:
@@ -80,9 +85,9 @@ class MeasuredRuns:
 
     @contextmanager
     def renewed(self, one: api.Run, *, system: bool = False) -> Iterator[MeasuredRun]:
-        """Yield a run's current metrics, which no other caller gets during the body.
+        """Yield a run's metrics, up to date; other threads wait for them until the body ends.
 
-        With `system` they are what its machines and ranks used.
+        With `system`, they are what the run's nodes and ranks used, such as CPU and memory.
         """
         key = f"{_key(one)}{_SYSTEM * system}"
         with self._lock:
@@ -103,7 +108,9 @@ class MeasuredRuns:
                 self._numbers -= self._kept.pop(key).numbers
 
     def _make_room(self, key: str, renewed: _Kept) -> None:
-        """Count the run's numbers again, and drop the least recently used runs if all together are too many."""
+        """Count the numbers of the run that was just read, and drop the least recently used runs if all together are
+        too many.
+        """
         with self._lock:
             if self._kept.get(key) is renewed:
                 self._numbers += (now := renewed.run.numbers) - renewed.numbers

@@ -1,7 +1,6 @@
-"""Read a run's metrics incrementally as its files grow, so that old lines are never read twice.
-
-The result is the same as that of `launcher.status.series.read_rows`, for a page that stays open: reports of the
-agents and the trainer's own files, start by start; a start invalidates earlier values of the steps that it repeats.
+"""Read a run's metrics incrementally as its files grow, so that no line is read twice. Reports of the agents and the
+trainer's own files are read, start by start: a start of the ranks makes earlier values of the steps that it repeats
+invalid.
 """
 
 import heapq
@@ -38,7 +37,9 @@ _Key = tuple[int, int]  # attempt and generation, which put starts in order
 
 @dataclass(frozen=True, slots=True)
 class ReadingLimits:
-    """Limits on how much of a run's metrics is read at once."""
+    """Limits on how much of a run's metrics is read: from `long_bytes` on a page first shows a sample of `places` parts
+    of `place_bytes` each; an ended run with over `row_bytes` has no small curve.
+    """
 
     long_bytes: int = 32 << 20  # to read so many takes longer than one likes to wait for a page
     row_bytes: int = 4 << 20  # for a line of the table; more only where the run goes on or is looked at
@@ -47,7 +48,7 @@ class ReadingLimits:
 
 
 class ReportLine(msgspec.Struct, gc=False):
-    """A line of a file of reports: a start of the ranks, or the report of one rank."""
+    """A line of a file of reports: the start of a generation (only `generation` is set), or the report of one rank."""
 
     generation: int | None = None
     step: Step = 0
@@ -62,13 +63,13 @@ _objects = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Late(Exception):
-    """Raised for a line of a start that is earlier than the newest, after which all files have to be read again in
+    """Raised for a line of an earlier start than the newest one read. All files then have to be read again, in
     order.
     """
 
 
 class GrowingLines:
-    """A reader of the new whole lines of a file, in chunks, which continues where the last call ended."""
+    """A reader of the whole lines that were added to a file since the last read, in chunks."""
 
     def __init__(self, path: Path, attempt: int, pause: Callable[[], object] = lambda: None) -> None:
         self.path, self.key = path, (attempt, _NO_START)
@@ -77,7 +78,10 @@ class GrowingLines:
         self._size = -1  # when it was looked at last; -1: not yet
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield chunks of whole lines that were written since the last call."""
+        """Yield chunks of whole lines that were written since the last call.
+
+        An unfinished line is left for a later call.
+        """
         if self._size == self._offset:
             return
         try:
@@ -95,7 +99,7 @@ class GrowingLines:
                     yield whole
 
     def shrank(self) -> bool:
-        """Return whether the file is shorter than the part that was read."""
+        """Return whether the file is now shorter than the part that was read, so that it must have been replaced."""
         try:
             self._size = os.stat(self.path).st_size
         except OSError:
@@ -104,7 +108,7 @@ class GrowingLines:
 
 
 class GlimpsedLines(GrowingLines):
-    """A reader of evenly spread lines of a long file, and of its last lines, as a sample."""
+    """A reader that samples a long file: it returns evenly spread lines and the last ones."""
 
     def __init__(self, path: Path, attempt: int, places: int, place_bytes: int) -> None:
         super().__init__(path, attempt)
@@ -132,8 +136,9 @@ class GlimpsedLines(GrowingLines):
 
 
 def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
-    """Return a sample of a run's metrics, in a time that does not depend on how many there are; starts may be missing
-    in it.
+    """Return a sample of a run's metrics, in a time that does not depend on how many there are.
+
+    Repeated steps may not be recognised in it.
     """
     limits = limits or ReadingLimits()
     places = max(16, limits.places // max(1, len([*run.metrics.glob("*.jsonl")])))
@@ -143,7 +148,9 @@ def glimpse(run: RunDir, limits: ReadingLimits | None = None) -> "MeasuredRun":
 
 
 class MeasuredRun:
-    """The metrics of one run as far as they were read; `renew` reads what is new."""
+    """The metrics of one run, as far as they were read; `renew` reads what was added. `rewinds` has, for each restart
+    that repeated steps, the first repeated step.
+    """
 
     def __init__(
         self, run: RunDir, reader: Callable[[Path, int], GrowingLines] = GrowingLines, *, system: bool = False
@@ -156,14 +163,16 @@ class MeasuredRun:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget everything that was read."""
+        """Drop everything that was read."""
         self._files: dict[str, GrowingLines] = {}
         self._reported, self._written = StepTable(), StepTable()
         self._newest: dict[int, _Key] = {}
         self._first: int | None = None
 
     def renew(self) -> None:
-        """Read what was written since the last call."""
+        """Read what was written since the last call; start over if a file was replaced, or a line belongs to an earlier
+        start.
+        """
         try:
             if any(file.shrank() for file in self._files.values()):
                 raise _Late
@@ -176,17 +185,18 @@ class MeasuredRun:
 
     @property
     def names(self) -> list[str]:
-        """The names of the metrics."""
+        """The names of the run's metrics."""
         return [name for name in dict.fromkeys((*self._reported.columns, *self._written.columns)) if name != AT]
 
     @property
     def numbers(self) -> int:
-        """Return how many numbers are kept in memory."""
+        """The number of values in memory, steps and times included."""
         return sum(len(one.steps) * (2 + len(one.columns)) for one in (self._reported, self._written))
 
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
-        """Yield (step, time, value) of each point, with time 0 if it is not known; the trainer's own values take
-        precedence over reported ones.
+        """Yield (step, Unix time, value) of each point in order; the time is 0 if it is not known.
+
+        If both have a step, the trainer's own value is yielded and not the reported one.
         """
         in_reports, written = name in self._reported.columns, name in self._written.columns
         if not written:
@@ -195,14 +205,17 @@ class MeasuredRun:
         return _once(heapq.merge(own, self._reported.points(name), key=lambda point: point[0])) if in_reports else own
 
     def column(self, name: str) -> "tuple[array[int], array[float], array[float]] | None":
-        """Return (steps, times, values) as they lie in memory, or None unless one source has a value for every step."""
+        """Return (steps, times, values) as the arrays in memory.
+
+        Return None if the metric has values from two sources, or not for every step.
+        """
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         if len(tables) != 1 or tables[0].columns[name].count(MISSING) or not tables[0].steps:
             return None
         return tables[0].steps, tables[0].at, tables[0].columns[name]
 
     def since(self, name: str, step: int) -> list[tuple[int, float, float]]:
-        """Return the points after `step`."""
+        """Return the points (step, time, value) of a metric after `step`."""
         tables = [one for one in (self._reported, self._written) if name in one.columns]
         found: dict[int, tuple[int, float, float]] = {}
         for one in tables:
@@ -215,18 +228,21 @@ class MeasuredRun:
         return [found[step] for step in sorted(found)]
 
     def newest(self, name: str) -> tuple[int, float] | None:
-        """Return (last step at which the metric has a value, that value), or None if it has none."""
+        """Return (the last step with a value of the metric, that value), or None if there is none."""
         found = [one for table in (self._reported, self._written) if (one := table.newest(name)) is not None]
         return max(reversed(found), key=lambda one: one[0], default=None)
 
     def last(self) -> int:
-        """Return the last step that has a value, or -1."""
+        """Return the last step for which any metric has a value, or -1."""
         return max(self._reported.last, self._written.last)
 
     # -- the agents' files and the trainer's
 
     def _read(self, *, again: bool) -> None:
-        """Read the new lines of all files in the order of the starts; with `again`, from the beginning."""
+        """Read the new lines of all files, in the order of starts.
+
+        With `again`, files are read from their beginning, where lines of earlier starts are expected.
+        """
         streams = [self._reports_of(self._file(path)) for path in self._reports()]
         for key, lines in heapq.merge(*streams, key=lambda part: part[0]):
             if self._is_new(0, key, again=again):
@@ -239,7 +255,7 @@ class MeasuredRun:
                 self._write(line)
 
     def _reports(self) -> list[Path]:
-        """Return the files with reports of the agents."""
+        """Return the agents' files of reports."""
         folder = self._run.metrics
         try:
             return [folder / name for name in sorted(filter(self._pattern.fullmatch, os.listdir(folder)))]
@@ -247,19 +263,20 @@ class MeasuredRun:
             return []
 
     def _own(self) -> list[Path]:
-        """Return the files of metrics that the trainer itself wrote."""
+        """Return the files of metrics that the trainer wrote."""
         return [] if self._system else files_in(self._run.metrics)
 
     def _file(self, path: Path) -> GrowingLines:
-        """Return the reader of a file, which is made at the first call."""
+        """Return the reader of a file; it is made at the first call, and continues later."""
         if path.name not in self._files:
             found = self._pattern.fullmatch(path.name)
             self._files[path.name] = self._reader(path, int(found[1]) if found else 0)
         return self._files[path.name]
 
     def _is_new(self, which: int, key: _Key, *, again: bool) -> bool:
-        """Return whether the start with this key has not been seen; raise _Late if a newer start was read before,
-        unless `again`.
+        """Return whether the start `key` comes after all that were read from source `which` (0: reports, 1: trainer).
+
+        Raise _Late if it comes before one, unless `again`.
         """
         newest = self._newest.get(which, (-1, 0))
         if key < newest and not again:
@@ -268,7 +285,7 @@ class MeasuredRun:
         return key != newest
 
     def _reports_of(self, file: GrowingLines) -> Iterator[tuple[_Key, list[ReportLine]]]:
-        """Yield (start, reports) for each start in a file."""
+        """Yield (start, its new reports) for each start in a file."""
         for whole in map(_decoded, file.chunks()):
             if whole and [*map(_starts, whole)].count(None) == len(whole):  # nearly always
                 if file.key[1] != _NO_START:
@@ -287,7 +304,7 @@ class MeasuredRun:
                 yield file.key, lines
 
     def _report(self, lines: list[ReportLine]) -> None:
-        """Add the reports of one start; steps that it repeats lose their earlier values."""
+        """Add new reports of one start; the values of steps that the start repeats are dropped."""
         least = min(map(_step, lines))
         if self._first is None or least < self._first:
             if self._reported.cut(least, self._first):
@@ -298,10 +315,9 @@ class MeasuredRun:
                 self._report_one(line)
 
     def _in_bulk(self, lines: list[ReportLine]) -> bool:
-        """Append many lines at once if one rank reports the same metrics in ascending steps; return whether that was
-        done.
+        """Append many reports at once, if they are of one rank with the same metrics and ascending steps.
 
-        This usual case is thirty times faster than one by one.
+        Return whether that was possible. It is thirty times as fast as one by one.
         """
         steps, rank, values = [*map(_step, lines)], lines[0].rank, [line.values for line in lines]
         names = (*values[0],)
@@ -323,7 +339,7 @@ class MeasuredRun:
             self._reported.put(place, name, known, min(line.rank, _MOST_RANKS))
 
     def _written_in(self, file: GrowingLines) -> Iterator[tuple[_Key, list[dict[str, Any]]]]:
-        """Yield (start, lines of the trainer) for each start in a file."""
+        """Yield (start, its new lines) for each start in a file of the trainer."""
         for chunk in file.chunks():
             lines: list[dict[str, Any]] = []
             for line in map(_parsed, chunk.split(b"\n")):
@@ -337,7 +353,7 @@ class MeasuredRun:
                 yield file.key, lines
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        """Add a line that the trainer wrote; a start removes the values of the steps that it repeats."""
+        """Add a line that the trainer wrote; a line about a start drops the values of steps that are repeated."""
         start, step = line.get(START), line.get(STEP)
         if isinstance(start, int):
             first = max(start + 1, -MOST_STEP)
@@ -351,12 +367,12 @@ class MeasuredRun:
 
 
 def _column(values: Iterable[float | str]) -> "array[float]":
-    """Return the values as an array; raise TypeError for a text."""
+    """Return the values as an array; raise TypeError if one is a text."""
     return array("d", cast("Iterable[float]", values))
 
 
 def _once(points: Iterator[tuple[int, float, float]]) -> Iterator[tuple[int, float, float]]:
-    """Yield the first point of each step."""
+    """Yield the first point of each step; points come in order of steps."""
     last = None
     for point in points:
         if point[0] != last:
@@ -365,7 +381,7 @@ def _once(points: Iterator[tuple[int, float, float]]) -> Iterator[tuple[int, flo
 
 
 def _decoded(chunk: bytes) -> list[ReportLine]:
-    """Return the valid lines of `chunk`, skipping all others."""
+    """Return the valid lines of `chunk`; all others are skipped."""
     try:
         return _reports.decode_lines(chunk)
     except NOT_JSON:
@@ -373,7 +389,7 @@ def _decoded(chunk: bytes) -> list[ReportLine]:
 
 
 def _report_in(text: bytes) -> ReportLine | None:
-    """Return the report in a line, or None if it is damaged."""
+    """Return the report in a line, or None if the line is damaged."""
     try:
         return _reports.decode(text)
     except NOT_JSON:
@@ -381,9 +397,7 @@ def _report_in(text: bytes) -> ReportLine | None:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """Return a line of the trainer or of a script, which may contain NaN as Python writes it, or an empty dict if it
-    is invalid.
-    """
+    """Return the object in a JSON line, in which Python's NaN is allowed; an empty dict if the line is invalid."""
     try:
         return _objects.decode(text)
     except NOT_JSON:

@@ -1,4 +1,6 @@
-"""A table of numbers in memory: steps and times, and for each metric a column of eight bytes a step."""
+"""A table of numbers in memory: a row per step, and a column of eight bytes a step for each metric. Missing values are
+MISSING.
+"""
 
 import sys
 from array import array
@@ -11,7 +13,9 @@ MOST_STEP = sys.maxsize  # that a row can be of
 
 
 class StepTable:
-    """Rows of numbers in the order of their steps, each step once."""
+    """Rows of numbers in the order of their steps, each step once. `at` has the time of each row, `columns` the values
+    of each metric, and `ranks` which rank reported each value.
+    """
 
     def __init__(self) -> None:
         self.steps: array[int] = array("q")
@@ -21,12 +25,13 @@ class StepTable:
 
     @property
     def last(self) -> int:
-        """The last step, or -1."""
+        """The last step, or -1 for an empty table."""
         return self.steps[-1] if self.steps else -1
 
     def cut(self, first: int, before: int | None = None) -> bool:
-        """Remove the rows from step `first` on, but only up to step `before` if that is given; return whether any were
-        removed.
+        """Remove the rows from step `first` on, up to but without step `before` if given.
+
+        Return whether any row was removed.
         """
         start = bisect_left(self.steps, first)
         end = len(self.steps) if before is None else bisect_left(self.steps, before)
@@ -40,7 +45,10 @@ class StepTable:
     def extend(
         self, steps: Sequence[int], at: Sequence[float], columns: Mapping[str, "array[float]"], rank: int = 0
     ) -> None:
-        """Append rows of one rank. Each column is as long as `steps`."""
+        """Append rows that one rank reported.
+
+        Each column is as long as `steps`, which must come after the table's last step.
+        """
         for name in columns:
             self._make(name)
         self.steps.extend(steps)
@@ -50,7 +58,7 @@ class StepTable:
             self.ranks[name].extend(array("H", (rank,)) * len(steps))
 
     def row(self, step: int, at: float) -> int:
-        """Return the index of the step's row, inserting an empty row if there is none."""
+        """Return the index of the step's row; insert an empty row if there is none."""
         place = bisect_left(self.steps, step)
         if place < len(self.steps) and self.steps[place] == step:
             return place
@@ -62,29 +70,29 @@ class StepTable:
         return place
 
     def put(self, place: int, name: str, value: float, rank: int = 0) -> None:
-        """Set a value in row `place`, unless a lower rank has reported it: the lowest rank counts."""
+        """Set a metric's value in row `place`, unless a lower rank has reported it."""
         self._make(name)
         if self.columns[name][place] == MISSING or rank <= self.ranks[name][place]:
             self.columns[name][place], self.ranks[name][place] = value, rank
 
     def _make(self, name: str) -> None:
-        """Add an empty column for a metric."""
+        """Add an empty column for a metric, if it has none."""
         if name not in self.columns:
             self.columns[name] = array("d", (MISSING,)) * len(self.steps)
             self.ranks[name] = array("H", (0,)) * len(self.steps)
 
     def points(self, name: str) -> Iterator[tuple[int, float, float]]:
-        """Yield (step, time, value) of each step that has a value."""
+        """Yield (step, time, value) for each step that has a value of the metric."""
         rows = zip(self.steps, self.at, self.columns[name], strict=True)
         return (row for row in rows if row[2] != MISSING)
 
     def newest(self, name: str) -> tuple[int, float] | None:
-        """Return (the last step at which the metric has a value, that value), or None if it has none."""
+        """Return (the last step with a value of the metric, that value), or None if there is none."""
         column = self.columns.get(name, ())
         place = next((place for place in range(len(column) - 1, -1, -1) if column[place] != MISSING), None)
         return (self.steps[place], column[place]) if place is not None else None
 
     def time_of(self, step: int) -> float:
-        """Return the time of a step, or NO_TIME."""
+        """Return the Unix time of a step, or NO_TIME if it is not known."""
         place = bisect_left(self.steps, step)
         return self.at[place] if place < len(self.steps) and self.steps[place] == step else NO_TIME
