@@ -842,9 +842,9 @@ class Part:
     restarts alone.
     """
 
-    run: Run  # whose path is the part's
+    run: Run  # with the part's folder as its path
     name: str
-    rank: int | None = None  # in the role, of a rank that restarts alone
+    rank: int | None = None  # in the role, if it restarts alone
 
 
 def parts(run: Run, role: str) -> list[Part]:

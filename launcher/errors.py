@@ -88,7 +88,7 @@ class LaunchError(Exception):
     """
 
     exit_code: Exit = Exit.INTERNAL
-    runs: Runs = ()  # that a failed submit has made all the same
+    runs: Runs = ()  # (id, folder) of runs that a failed submit has created nevertheless
 
     def __init__(self, *lines: str) -> None:
         super().__init__(*lines)

@@ -34,11 +34,11 @@ class ErrorKind(StrEnum):
     PASSING one (connection, time-out), a missing module, wrong arguments, or another exit code.
     """
 
-    EXCEPTION = "exception"  # of a type that time does not heal
-    PASSING = "passing"  # of one that it may: a connection, a time-out, a file system
-    MODULE = "module"  # what it imports is not there
-    USAGE = "usage"  # it left by itself with a word or a code: a wrong argument above all
-    OTHER = "other"  # an exit code, and nobody knows why
+    EXCEPTION = "exception"  # of a type that recurs
+    PASSING = "passing"  # of a type that may not recur: a connection, a time-out, a file system
+    MODULE = "module"  # a module that it imports is missing
+    USAGE = "usage"  # it exited by itself with a message or a code, as for a wrong argument
+    OTHER = "other"  # an exit code without a known reason
 
 
 class Action(StrEnum):
@@ -47,7 +47,7 @@ class Action(StrEnum):
     """
 
     REGROUP = "regroup"  # a new generation in this attempt
-    REQUEUE = "requeue"  # this attempt ends, the cluster starts a new one
+    REQUEUE = "requeue"  # this attempt ends, and a new one is opened
     END = "end"  # the run is over
 
 
@@ -63,7 +63,7 @@ class State(StrEnum):
     REGROUPING = "regrouping"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    INTERRUPTED = "interrupted"  # too few hosts of a pool are left to go on without a person's word
+    INTERRUPTED = "interrupted"  # too few hosts of a pool are left to continue without a user's decision
     CANCELLED = "cancelled"
     LOST = "lost"
     UNKNOWN = "unknown"

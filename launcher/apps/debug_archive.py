@@ -62,7 +62,7 @@ class Member:
 
     name: str
     data: bytes
-    cut: bool = False  # only the last part of what is there
+    cut: bool = False  # only the last part of the file is in the archive
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Redaction:
     secrets: tuple[str, ...]
     users: set[str] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
-    _names: dict[str, str] = field(default_factory=dict)  # what stands instead of each host and user
+    _names: dict[str, str] = field(default_factory=dict)  # the replacement of each host and user
     _known: re.Pattern[str] | None = None
 
     def learn(self, value: Any, key: str = "") -> None:

@@ -38,7 +38,7 @@ class StepStatus:
     name: str
     needs: tuple[str, ...]
     run: RunId
-    status: RunStatus | None  # None: it was not started, or its run was removed
+    status: RunStatus | None  # None: its run was not started, or was removed
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ class RepeatedJob:
     file: Path
     on: str
     overrides: tuple[str, ...]
-    root: Path | None = None  # the project, where it is not the one that the file lies in
-    code: ProjectCode | None = None  # of the project, as it was frozen; None: as it is now
+    root: Path | None = None  # the project, if the file is not in it
+    code: ProjectCode | None = None  # as it was frozen; None: the project's present code
 
     def request(self, more: Sequence[str] = ()) -> Request:
         """Return the checked request for one run, with the overrides in `more`; raise BadInput with all problems."""

@@ -28,7 +28,7 @@ class Arguments(argparse.ArgumentParser):
     `answers` are the types that the command prints with --json, one object per line with `answers_by_line`.
     """
 
-    of_the_script = ""  # how an option is given that is not ours, as a hint
+    of_the_script = ""  # a hint how to give the script an option, or ""
 
     def __init__(self, command: str, summary: str, examples: str) -> None:
         super().__init__(

@@ -28,7 +28,7 @@ class Candidates:
     file names if `files`.
     """
 
-    asked: str = ""  # of `launch _complete`
+    asked: str = ""  # an argument of `launch _complete`, or ""
     words: tuple[str, ...] = ()
     files: bool = False
 
@@ -39,7 +39,7 @@ class FlagWords:
 
     names: tuple[str, ...]
     text: str
-    value: Candidates | None  # None: it takes none
+    value: Candidates | None  # None: it has no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Command:
     name: str
     text: str
     flags: tuple[FlagWords, ...]
-    word: Candidates  # what follows it
+    word: Candidates  # completions of the word after it
 
 
 def declare(arguments: Arguments) -> None:

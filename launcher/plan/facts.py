@@ -16,14 +16,14 @@ class Machine:
 
     cpus: int
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them
-    apart: bool = False  # each node is such a machine; else one machine plays them all
-    asked_gpus: int | None = None  # how many of them the job asks for in words that only the cluster knows: slurm.gres
-    own_python: bool = False  # its nodes have interpreters of their own: the one that submits need not exist there
+    apart: bool = False  # each node is a machine; else one machine plays all nodes
+    asked_gpus: int | None = None  # GPUs per node that slurm.gres asks for; None: it does not
+    own_python: bool = False  # nodes have their own interpreters; the submitting one need not exist on them
     disks_apart: bool = False  # each node has a disk of its own for the run
-    elects: bool = False  # its nodes choose another leader where the one that they have falls silent
-    interface: str | None = None  # the network interface by which nodes reach each other, where the spec names one
-    nodes: int | None = None  # how many nodes there are, where they are known to be all
-    limit_per_job: bool = False  # it ends each job at resources.time, and the run goes on in the next one
+    elects: bool = False  # nodes elect another leader if theirs falls silent
+    interface: str | None = None  # the network interface between nodes, if the spec names one
+    nodes: int | None = None  # how many nodes exist; None: not known
+    limit_per_job: bool = False  # it ends each job at resources.time, and the run continues in the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Project:
 
     path: str  # absolute
     files: Collection[str]  # relative paths
-    imports: Collection[str]  # dotted names that the entry needs and the code does not have; "*": cannot tell
+    imports: Collection[str]  # modules that the program needs and the code lacks, as dotted names; "*": unknown
     module_found: bool  # whether run.module can be imported from the code or from the interpreter
-    own_folders: tuple[str, ...] = ()  # of them: where its own packages are imported from
-    not_python: str = ""  # where and why the entry cannot be compiled: train.py:7: '(' was never closed
-    lacking: tuple[Misfit, ...] = ()  # modules that the entry needs and the interpreter here surely does not have
+    own_folders: tuple[str, ...] = ()  # from which the project's own packages are imported
+    not_python: str = ""  # the syntax error of the program: train.py:7: '(' was never closed
+    lacking: tuple[Misfit, ...] = ()  # a problem for each module that the interpreter here certainly lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,6 @@ class RunIdentity:
     cluster_kind: str
     spec_file: str  # absolute
     submitted_at: float
-    defaults: tuple[tuple[str, str], ...] = ()  # options of the spec as this cluster has them, as YAML
-    repeat: int | None = None  # which of several runs of one spec
-    umask: int | None = None  # of who submits it
+    defaults: tuple[tuple[str, str], ...] = ()  # the cluster's values for options of the spec, as YAML
+    repeat: int | None = None  # its number among several runs of one spec
+    umask: int | None = None  # of the user

@@ -16,7 +16,7 @@ class RankCommand(msgspec.Struct, frozen=True):
 
     kind: RunKind
     target: str  # script: path inside code/; module: its dotted name; command: argv[0]
-    args: tuple[str, ...]  # what follows the target
+    args: tuple[str, ...]  # arguments after the target
     python: str  # absolute path of the interpreter that runs ranks and the zygote
     preload: tuple[str, ...]  # modules that the zygote imports before it forks
 
@@ -28,11 +28,11 @@ class NodePlan(msgspec.Struct, frozen=True):
     """
 
     index: int
-    address: str  # that other nodes reach it by, and the only one its agent listens on; "": the agent finds it out
+    address: str  # at which other nodes reach it, the only one on which its agent listens; "": its agent finds out
     spare: bool
-    gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: what its agent was given
-    host: str = ""  # what the cluster calls the machine; "": not known yet, or this one
-    votes_only: bool = False  # its host is another role's: it votes and keeps copies, and never has ranks of this plan
+    gpus: tuple[str, ...] | None  # CUDA_VISIBLE_DEVICES; None: as its agent has them
+    host: str = ""  # the cluster's name for the machine; "": not known yet, or this machine
+    votes_only: bool = False  # its host is another role's: it votes and stores copies, but never has ranks of this plan
 
 
 class AwaitedRun(msgspec.Struct, frozen=True):
@@ -62,14 +62,14 @@ class Plan(msgspec.Struct, frozen=True):
 
     run_id: RunId
     name: str
-    cluster: str  # the cluster's name: `local` or one of the clusters file
+    cluster: str  # `local`, or a name in the clusters file
     cluster_kind: str
     submitted_at: float  # Unix time
     spec_file: str  # absolute path as submitted, for messages
     project: str  # absolute path of the folder whose code was frozen
     run_dir: str  # absolute
     workdir: str  # relative to the run directory, inside code/
-    spec: JobSpec  # with the overrides in it
+    spec: JobSpec  # with the overrides applied
     overrides: tuple[str, ...]  # as given by --set, in order
     entry: RankCommand
     setup: str | None
@@ -79,33 +79,33 @@ class Plan(msgspec.Struct, frozen=True):
     ranks_per_node: int
     cpus_per_rank: int
     gpus_per_node: int
-    env: dict[str, str]  # what every rank gets beside its own variables; no secret is ever here
+    env: dict[str, str]  # variables of every rank beside the launcher's own; no secrets
     secrets: tuple[str, ...]  # names only
     code: FrozenCode
-    defaults: tuple[tuple[str, str], ...] = ()  # what the cluster says of options that neither spec nor --set name
-    limit_per_job: bool = (
-        False  # spec.resources.time_s is for each job, and the cluster ends it; else for the whole run
-    )
-    interface: str | None = None  # whose address a node listens on; None: that of its name
-    one_machine: bool = False  # that plays all nodes, in each attempt of this plan
-    disks_apart: bool = False  # each node has a disk of its own: a run directory there, and its ranks' files only
-    elects: bool = False  # its hosts choose another leader where the one that they have falls silent
-    told: tuple[str, ...] = ()  # who is notified of the run, without secret addresses
-    own_folders: tuple[str, ...] = ()  # inside code/: where the project's own packages are imported from
+    defaults: tuple[tuple[str, str], ...] = ()  # options that the cluster set, as neither spec nor --set names them
+    limit_per_job: bool = False  # the cluster limits each job to resources.time; else that is for the whole run
+    interface: str | None = None  # the network interface on which nodes listen; None: that of their names
+    one_machine: bool = False  # one machine plays all nodes
+    disks_apart: bool = False  # each node has a disk of its own, with a run directory for its ranks' files
+    elects: bool = False  # its hosts elect another leader if theirs falls silent
+    told: tuple[str, ...] = ()  # recipients of notifications, without secret addresses
+    own_folders: tuple[str, ...] = ()  # inside code/: from which the project's own packages are imported
     starts_at: float | None = None  # Unix time before which it does not start
-    awaited: tuple[AwaitedRun, ...] = ()  # runs that it follows
-    umask: int | None = None  # of who submitted it, and so of ranks; None: planned by an older version, 0o077
-    away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may come yet
-    role: str = ""  # which of the run's programs; "": there is one
-    role_rank: int = 0  # what its rank 0 is among all of its role: ranks that restart alone have a plan each
-    restarts_all: bool = False  # a failure of one of its ranks ends the attempt, so that all roles start again
-    roles: tuple["Plan", ...] = ()  # of the main role, or the first where none is: those of the others
-    first_host: int = 0  # of several programs on several machines: which of the run's hosts is its node 0
-    first_gpu: int = 0  # likewise: which of the GPUs that the run has on each host is its first
-    first_attempt: int = 1  # of a role beside the main one: above those that it has had, here or elsewhere
-    ports: tuple[str, ...] = ()  # names of those that each rank of its role has beside the first
-    coordinator: str = ""  # address of the machine with the coordinator; "": node 0's agent includes it
-    addresses: dict[str, tuple[str, ...]] = {}  # by role, or by role_port: HOST:PORT of each rank; known at the start
+    awaited: tuple[AwaitedRun, ...] = ()  # runs that must come first
+    umask: int | None = None  # of the user, and so of ranks; None: planned by an older version, 0o077
+    away: tuple[int, ...] = ()  # nodes that were lost before the attempt was opened, and may still come
+    role: str = ""  # "": a run of one program
+    role_rank: int = 0  # the number of its rank 0 in the role: ranks that restart alone have a plan each
+    restarts_all: bool = False  # a failed rank ends the attempt, so that all roles start again
+    roles: tuple["Plan", ...] = ()  # plans of the side roles, in that of the main role or, without one, of the first
+    first_host: int = 0  # index of its node 0 among the run's hosts
+    first_gpu: int = 0  # index of its first GPU among those that the run has on a host
+    first_attempt: int = 1  # of a side role: above the attempts that it has had, here or elsewhere
+    ports: tuple[str, ...] = ()  # names of the further ports of each rank
+    coordinator: str = ""  # address of the machine with its coordinator; "": node 0's agent includes it
+    addresses: dict[
+        str, tuple[str, ...]
+    ] = {}  # by role, or role_port: HOST:PORT of each rank; known once the run starts
 
     @property
     def is_beside_main(self) -> bool:

@@ -28,12 +28,12 @@ class RunOptions(Struct, frozen=True):
     script: str | None = None
     module: str | None = None
     command: str | tuple[str, ...] | None = None  # text: for /bin/sh; list: exec'ed as it is
-    args: tuple[str, ...] = ()  # a mapping has become `--key value` already
+    args: tuple[str, ...] = ()  # a mapping in YAML was converted to `--key value`
     workdir: str = "."
     setup: str | None = None
     python: str | None = None
-    preload: tuple[str, ...] | None = None  # None: decided from what the code imports
-    outputs: tuple[str, ...] = ()  # patterns of what ranks write beside their code; none: all of it
+    preload: tuple[str, ...] | None = None  # None: chosen from the code's imports
+    outputs: tuple[str, ...] = ()  # patterns of files that ranks write beside their code; empty: all
 
 
 class Resources(Struct, frozen=True):
@@ -77,16 +77,16 @@ class CheckpointOptions(Struct, frozen=True):
     dir: str = "checkpoints"  # inside the run directory
     memory_every_steps: int | None = None  # `memory_every: 20 steps`
     memory_every_s: float | None = None  # `memory_every: 30s`
-    memory_limit_bytes: int = 8_000_000_000  # `memory_limit:` of each node
-    copy_limit_bytes: int | None = None  # `copy_limit:` a second; None: as fast as it goes
-    buddy: bool = False  # what is in a node's memory has a copy in the next one's
+    memory_limit_bytes: int = 8_000_000_000  # `memory_limit:` per node
+    copy_limit_bytes: int | None = None  # `copy_limit:` per second; None: no limit
+    buddy: bool = False  # step snapshots in a node's memory are copied to the next node's
     copy_lag_steps: int | None = None  # `copy_lag: 500 steps`
     copy_lag_s: float | None = None  # `copy_lag: 10m`
     copy_to: str | None = None  # an address of fsspec
     copy_to_every_steps: int | None = None  # `copy_to_every: 5000 steps`
     copy_to_every_s: float | None = None  # `copy_to_every: 1h`
     copy_to_keep: int | None = None  # None: as many as `keep`
-    copy_to_limit_bytes: int | None = None  # `copy_to_limit:` a second; None: as fast as it goes
+    copy_to_limit_bytes: int | None = None  # `copy_to_limit:` per second; None: no limit
 
 
 class Budget(Struct, frozen=True):
@@ -99,7 +99,7 @@ class Budget(Struct, frozen=True):
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
     refill_s: float | None = 3600.0  # `refill:`; None: off
-    explicit: bool = False  # the user set the number of restarts: no other rule ends the run before
+    explicit: bool = False  # the user wrote the number of restarts: no other rule ends the run earlier
 
 
 class Recovery(Struct, frozen=True):
@@ -116,25 +116,25 @@ class Recovery(Struct, frozen=True):
     communication: Budget = Budget(20)
     node_lost: Budget = Budget(20)
     preempted: Budget = Budget(None)
-    time_limit: Budget | None = None  # None: none; on Slurm, whose jobs are short parts of a run, no limit
+    time_limit: Budget | None = None  # None: 0, or no limit on a batch system that limits each job
     launcher_fault: Budget = Budget(5)
     disk: Budget = Budget(20, 5.0, 300.0)
     hang_after_s: float | None = 900.0  # None: off
-    hang_auto: bool = True  # `hang_after: auto`: at once, where it is certain that no time would mend it
-    hang_at_start_s: float = 1800.0  # `hang_at_start:` as hang_after_s, of a rank that has never reported
+    hang_auto: bool = True  # `hang_after: auto`: earlier, if the ranks' states show that waiting is of no use
+    hang_at_start_s: float = 1800.0  # `hang_at_start:` for ranks that have not reported a step yet
     no_progress: int | None = 5  # restarts in a row without a newer checkpoint; None: off
     spares: int = 0
-    wait_s: float = 60.0  # `wait:` how long to wait for all nodes before going on with `nodes.min`
+    wait_s: float = 60.0  # `wait:` for all nodes, before the run continues with `nodes.min`
     lease_s: float = 15.0  # `lease:`
-    gone_after_s: float = 900.0  # `gone_after:` how long a lost node may come back with what is on its disk
+    gone_after_s: float = 900.0  # `gone_after:` how long a lost node may come back with the data on its disk
     avoid_s: float = 3600.0  # `avoid:` how long a lost node is not used again
     grace_s: float = 30.0  # `grace:` between asking ranks to stop and killing them
     group_timeout_s: float | None = None  # `group_timeout:`; None: auto, from `hang_after`
     mode: str = "auto"  # auto, warm, hot
-    replace_stragglers: bool = False  # the ranks of a node that all others wait for move to a spare
-    reserve: int = 0  # processes of each node that have begun, and wait to be ranks
-    health: bool = False  # a node's devices and links are checked before it has ranks, and again after a failure
-    link_floor_bytes: int | None = None  # `link_floor:` a second; None: auto, a tenth of what is usual
+    replace_stragglers: bool = False  # the ranks of a node for which all others wait move to a spare
+    reserve: int = 0  # processes on each node that have started and wait to become ranks
+    health: bool = False  # a node's devices and links are checked before it gets ranks, and after a failure
+    link_floor_bytes: int | None = None  # `link_floor:` per second; None: auto, a tenth of the usual speed
 
 
 class NotifyTarget(Struct, frozen=True):
@@ -168,7 +168,7 @@ class Notice(Struct, frozen=True):
     file: str | None = None
     command: tuple[str, ...] = ()
     signal: str | None = None
-    lead_s: float = 120.0  # `lead:` how long before the host leaves the notice comes
+    lead_s: float = 120.0  # `lead:` seconds from the notice to the host's end
 
     @property
     def is_given(self) -> bool:
@@ -198,7 +198,7 @@ class QueueOptions(Struct, frozen=True):
     priority: int = 0
     after: tuple[Predecessor, ...] = ()
     hold: bool = False
-    at: str | None = None  # a moment as a person writes it; see `kinds.queueing`
+    at: str | None = None  # a time as the user wrote it; see `kinds.queueing`
     now: bool = False
     slots: int = 0
     max_parallel: int | None = None
@@ -330,7 +330,7 @@ class Login(Struct, frozen=True):
     node: str | None = None
     launch: str = "launch"
     folder: str = "~/launch"
-    cluster: str | None = None  # what the cluster is called there; None: it is that machine
+    cluster: str | None = None  # the cluster's name on the login node; None: that machine itself
     transport: str = "openssh"
 
 
@@ -349,7 +349,7 @@ class Dimension(Struct, frozen=True):
     step: float | None = None
     log: bool = False
     whole: bool = False  # integers only
-    when: tuple[str, Word] | None = None  # chosen only where this other option has this value
+    when: tuple[str, Word] | None = None  # it is chosen only if this other option has this value
 
 
 class EarlyStop(Struct, frozen=True):
@@ -365,7 +365,7 @@ class EarlyStop(Struct, frozen=True):
 class SweepBudget(Struct, frozen=True):
     """The limit of a sweep: after `time_s`, no new trial starts."""
 
-    time_s: float | None = None  # `time:` after which no new trial begins
+    time_s: float | None = None  # `time:` after which no new trial starts
 
 
 class SweepOptions(Struct, frozen=True):
@@ -383,7 +383,7 @@ class SweepOptions(Struct, frozen=True):
     stop: EarlyStop = EarlyStop()
     budget: SweepBudget = SweepBudget()
     failures: int | None = 5  # None: no limit
-    seed: int | None = None  # None: drawn
+    seed: int | None = None  # None: random
 
 
 class Readiness(Struct, frozen=True):
@@ -391,10 +391,10 @@ class Readiness(Struct, frozen=True):
     connections, an HTTP request for `path` succeeds, its log has the text `log`, or `file` exists.
     """
 
-    port: bool | str = False  # its own port takes connections; or that of this name does
-    path: str | None = None  # an HTTP request for it, to that port, is answered with 200
-    log: str | None = None  # its log has this text
-    file: str | None = None  # this file is there; relative to workdir
+    port: bool | str = False  # its own port, or the port of this name, accepts connections
+    path: str | None = None  # an HTTP request for this path is answered with 200
+    log: str | None = None  # its log contains this text
+    file: str | None = None  # this file exists; relative to workdir
 
 
 class Role(Struct, frozen=True):
@@ -406,11 +406,11 @@ class Role(Struct, frozen=True):
     main: bool = False
     after: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
-    ports: tuple[str, ...] = ()  # names of further ones of each rank
+    ports: tuple[str, ...] = ()  # names of further ports of each rank
     ready: Readiness | None = None
-    colocate: str | None = None  # another role, on whose nodes it is; None: it has nodes of its own
-    restart: str = "role"  # all its ranks; alone: each rank by itself; all: every role of the run
-    spec: "JobSpec | None" = None  # None: of the role whose spec has all roles: the main one, or else the first
+    colocate: str | None = None  # the role on whose nodes it runs; None: it has nodes of its own
+    restart: str = "role"  # what a failed rank restarts: role; alone: only itself; all: every role
+    spec: "JobSpec | None" = None  # None for the role whose spec contains all others: the main one, else the first
 
 
 class JobSpec(Struct, frozen=True):
@@ -437,9 +437,9 @@ class JobSpec(Struct, frozen=True):
     k8s: Kubernetes = Kubernetes()
     ssh: Ssh = Ssh()
     login: Login = Login()
-    sweep: SweepOptions | None = None  # of no meaning for a single run
-    steps: dict[str, tuple[str, ...]] = {}  # likewise: of a file with several jobs, what each of them needs
-    roles: dict[str, Role] = {}  # of a run of several programs all of them
+    sweep: SweepOptions | None = None  # ignored for a single run
+    steps: dict[str, tuple[str, ...]] = {}  # ignored for a single run: what each step of a file with several jobs needs
+    roles: dict[str, Role] = {}  # all programs of a run of several
     plugins: dict[str, dict[str, Any]] = {}  # by kind: options of clusters of other packages
 
 

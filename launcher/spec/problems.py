@@ -27,7 +27,7 @@ class Problem(Struct, frozen=True):
     mark: Mark
     reason: str
     hint: str = ""
-    key: tuple[str | int, ...] = ()  # an int: a place in a list, from 0
+    key: tuple[str | int, ...] = ()  # an int is an index in a list
     # An unknown word and what may stand there. Near misses are sought only for the problems that are shown.
     word: str | None = None
     options: tuple[str, ...] = ()

@@ -21,13 +21,13 @@ class About(msgspec.Struct, frozen=True):
     """
 
     args: tuple[str, ...] = ()
-    command: str = ""  # where it is text for a shell
+    command: str = ""  # if the program is a text for a shell
     description: str = ""
     commit: str = ""
     dirty: bool | None = None  # None: no commit is known
     tags: tuple[str, ...] = ()
     note: str = ""
-    called: str = ""  # what a person has named it
+    called: str = ""  # the name that a user gave it
 
 
 class _Spec(msgspec.Struct, frozen=True):

@@ -27,9 +27,9 @@ class Condition(StrEnum):
     damaged and renamed it.
     """
 
-    OK = "ok"  # the manifest is sound, and the names and sizes of all files are those that it lists
-    VERIFIED = "verified"  # and so is every byte
-    PARTIAL = "partial"  # sound, but some of its files are on other disks
+    OK = "ok"  # the manifest is valid, and lists the names and sizes of all files
+    VERIFIED = "verified"  # and every byte matches its checksum
+    PARTIAL = "partial"  # valid, but some of its files are on other disks
     DAMAGED = "damaged"  # a start would not load it
     SET_ASIDE = "set_aside"  # a start found it damaged and renamed it
 
@@ -41,15 +41,15 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """
 
     step: int
-    kind: Kind  # step: what starts go on from; best: kept apart by a monitored value
+    kind: Kind  # step: starts load it; best: selected by a monitored value
     state: Condition
-    reason: str  # why it is not whole, or ""
+    reason: str  # why it is not complete, or ""
     path: str
-    saved_at: float | None = None  # these are None where the manifest cannot be read
+    saved_at: float | None = None  # this and the next four are None if the manifest cannot be read
     size_bytes: int | None = None
     world_size: int | None = None
     attempt: int | None = None
-    finite: bool | None = None  # whether each weight is a number
+    finite: bool | None = None  # whether every weight is a finite number
     info: dict[str, Value] = {}
 
 
@@ -59,7 +59,7 @@ class Kept:
     ones and damaged, renamed ones there are.
     """
 
-    steps: tuple[int, ...]  # that a start could go on from, oldest first
+    steps: tuple[int, ...]  # that a start can load, oldest first
     best: int
     set_aside: int
 

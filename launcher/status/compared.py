@@ -36,7 +36,7 @@ class CodeComparison(msgspec.Struct, frozen=True):
 
     run: str
     changes: tuple[FileChange, ...] = ()
-    unknown: str = ""  # why that is not known
+    unknown: str = ""  # why the changes cannot be told, or ""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Comparison(msgspec.Struct, frozen=True):
     spec: Table
     environment: Table
     packages: Table
-    unnoted: tuple[str, ...]  # runs whose findings are not recorded on this machine
+    unnoted: tuple[str, ...]  # runs whose packages are not recorded on this machine
     commits: tuple[str, ...]
     code: tuple[CodeComparison, ...]
 
@@ -68,7 +68,7 @@ class Side:
     about: About
     figures: Mapping[str, Figure]
     plan: Plan | None
-    found: tuple[Environment, ...]  # by its nodes
+    found: tuple[Environment, ...]  # the environment of each node
 
 
 def compared(statuses: Sequence[tuple[RunDir, RunStatus]]) -> Comparison:

@@ -58,11 +58,11 @@ class RunStatus(msgspec.Struct, frozen=True):
     rate: float | None  # steps per second
     eta_s: float | None
     metrics: dict[str, float]
-    not_finite: dict[str, NotFinite]  # those of them that are NaN or infinite now
-    malformed: int  # lines of ranks on the progress wire that were no reports
+    not_finite: dict[str, NotFinite]  # metrics that are NaN or infinite now
+    malformed: int  # invalid lines among the ranks' reports
     world_size: int | None
     restarts: Restarts
-    checkpoint: int | None  # step of the newest
+    checkpoint: int | None  # step of the newest one
     fingerprint: str | None
     nodes: tuple[NodeState, ...]
     ranks: tuple[RankState, ...]
@@ -71,17 +71,17 @@ class RunStatus(msgspec.Struct, frozen=True):
     submitted_at: float
     started_at: float | None
     ended_at: float | None
-    as_of: float | None  # set where this is not the present truth: when it was last known to be
+    as_of: float | None  # set if the status may be out of date: when it was last known to hold
     run_dir: str
-    next: str  # the command to go on with, or ""
-    job: str | None = None  # the cluster's id of it
-    avoided: tuple[Exclusion, ...] = ()  # nodes that were lost, and are not used again for a while
-    second_copies: bool = False  # each node has a disk of its own, and checkpoints get second copies
-    safe_checkpoint: int | None = None  # the newest that has them all, and survives the loss of any one disk
-    memory_copy: int | None = None  # the newest step in memory that survives the loss of any one node
-    roles: dict[str, "RunStatus"] = {}  # of a run of several programs: those beside the main one
-    loads: tuple[NodeLoad, ...] = ()  # of a run that goes on: what each node's machine and ranks were last seen to use
-    last_rank: LastRank | None = None  # of a run that goes on: the one that the others wait for in collectives
+    next: str  # the command to use next, or ""
+    job: str | None = None  # its id in the batch system
+    avoided: tuple[Exclusion, ...] = ()  # nodes that were lost, and are not used for a while
+    second_copies: bool = False  # nodes have separate disks, and checkpoints get copies on a second one
+    safe_checkpoint: int | None = None  # the newest that survives the loss of any one disk
+    memory_copy: int | None = None  # the newest step whose snapshot in memory survives the loss of any one node
+    roles: dict[str, "RunStatus"] = {}  # the side roles of a run of several programs
+    loads: tuple[NodeLoad, ...] = ()  # what each node's machine and ranks use, as last sampled; empty after the end
+    last_rank: LastRank | None = None  # the rank for which the others wait in collectives
 
     @property
     def last_word(self) -> str:
@@ -99,8 +99,8 @@ class _Verdict(msgspec.Struct, frozen=True):
     cause: Cause | None = None
     exit_code: int | None = None
     ended_at: float | None = None
-    stale: bool = False  # what the state file says is not known to hold now
-    next: str | None = None  # None: as usual for the state
+    stale: bool = False  # the recorded state may not hold now
+    next: str | None = None  # None: the usual command for the state
 
 
 def derive(facts: RunFacts) -> RunStatus:

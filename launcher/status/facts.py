@@ -52,10 +52,10 @@ class Living:
     pids with the run's tag in their environment, searched for only if all other fields are False.
     """
 
-    supervisor: bool | None = False  # it watches the agents and starts the attempt that follows
+    supervisor: bool | None = False  # the process that starts the next attempt
     coordinator: bool | None = False
     agents: bool | None = False  # any of them
-    others: tuple[int, ...] = ()  # whatever else carries the run's tag; looked for only where all the above are dead
+    others: tuple[int, ...] = ()  # pids with the run's tag; searched for only if all above are dead
 
     @property
     def anything(self) -> bool | None:
@@ -84,19 +84,19 @@ class RunFacts:
     run_dir: Path
     moment: Moment
     state: RunState | None = None
-    head: PlanHead | None = None  # only where there is no state
-    attempt: int = 0  # the newest; 0: none
+    head: PlanHead | None = None  # read only if there is no state
+    attempt: int = 0  # the newest one; 0: none
     intent: Intent | None = None
     handle: Handle | None = None
     stop: StopRequest | None = None
     end: AttemptEnd | None = None
     living: Living = Living()
-    submitter: bool | None = False  # the process that opened the attempt; looked for only where no supervisor is known
-    trouble: tuple[str, ...] = ()  # what is there but could not be read
-    answer: ClusterAnswer | None = None  # what the cluster says, where one was asked
+    submitter: bool | None = False  # the process that opened the attempt lives; checked if no supervisor is known
+    trouble: tuple[str, ...] = ()  # records that could not be read
+    answer: ClusterAnswer | None = None  # what the cluster said about the job, if it was queried
     avoided: tuple[Exclusion, ...] = ()
-    roles: tuple["RunFacts", ...] = ()  # of a run of several programs: those beside the main one
-    no_room: str = ""  # why the disk of the run's folder takes nothing now
+    roles: tuple["RunFacts", ...] = ()  # facts about the side roles of a run of several programs
+    no_room: str = ""  # why the disk of the run's folder takes no data, or ""
 
     @property
     def asks(self) -> str:

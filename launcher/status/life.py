@@ -23,13 +23,13 @@ class Doing(StrEnum):
     time between an end and a user's `resume`.
     """
 
-    WAITING = "waiting"  # in a queue, for a delay to pass, for nodes
-    STARTING = "starting"  # until the first step after a person's word
+    WAITING = "waiting"  # in a queue, for a back-off, or for nodes
+    STARTING = "starting"  # until the first step, after a user's submit or resume
     TRAINING = "training"
     RECOVERING = "recovering"  # from a failure, or a move to other nodes, until the first step after it
-    LOST = "lost"  # training, and all of its steps had to be made again
-    RUNNING = "running"  # ranks run, and nobody reports a step
-    IDLE = "idle"  # it had ended, until somebody resumed it
+    LOST = "lost"  # training whose steps all had to be repeated
+    RUNNING = "running"  # ranks run, but report no steps
+    IDLE = "idle"  # between an end and a user's resume
 
 
 class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
@@ -40,7 +40,7 @@ class Segment(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to
     until: float
     attempt: int
     generation: int
-    text: str = ""  # what it began with, for people
+    text: str = ""  # what it began with, for users
 
 
 class LifeMark(msgspec.Struct, frozen=True):
@@ -68,9 +68,9 @@ class Life(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"})
 
     since: float
     until: float
-    goodput: float | None  # None: not known, as no step is
-    counted_s: float  # of the whole, the time that goodput is a share of
-    seconds: dict[Doing, float]  # that went into each
+    goodput: float | None  # None: no step was reported
+    counted_s: float  # the time of which goodput is a share
+    seconds: dict[Doing, float]  # spent on each activity
     segments: tuple[Segment, ...]
     marks: tuple[LifeMark, ...]
 
@@ -139,9 +139,9 @@ class _Stretch:
     attempt: int
     generation: int
     text: str
-    asked: bool  # a person wanted this start, and nothing has failed since
+    asked: bool  # a user wanted this start, and nothing has failed since
     until: float = inf
-    first: int = 0  # of training: its steps, both included
+    first: int = 0  # the first step of training, and in `last` its last one
     last: int = 0
 
     @property

@@ -24,7 +24,7 @@ class LogChoice:
     nodes: frozenset[int] | None = None
     since: float | None = None  # Unix time
     pattern: re.Pattern[str] | None = None
-    last: int | None = None  # so many of those that the rest chooses
+    last: int | None = None  # only so many of the lines that the other fields select
 
     @property
     def is_late(self) -> bool:

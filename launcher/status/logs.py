@@ -91,7 +91,7 @@ class LogLine:
     None for setup; `text` has colours, but no other control characters.
     """
 
-    at: float | None  # Unix time; None: nobody noted it
+    at: float | None  # Unix time; None: not recorded
     attempt: int
     generation: int  # 0: setup
     node: int | None

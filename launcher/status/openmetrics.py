@@ -26,7 +26,7 @@ class Family:
     name: str
     help: str
     samples: Sequence[Sample]
-    unit: str = ""  # the name ends with it
+    unit: str = ""  # the end of the name
     type: str = "gauge"
 
 

@@ -45,7 +45,7 @@ class _Line(msgspec.Struct):
     at: float = 0.0
     rank: int = 0
     values: dict[str, float | str] = {}
-    left_out: int = 0  # reports of the same metrics before it that were not kept
+    left_out: int = 0  # how many reports of the same metrics before it were not stored
 
 
 _reports = msgspec.json.Decoder(_Line)

@@ -24,7 +24,7 @@ class Wish:
 
     target: Path
     shape: Shape
-    step: int | None = None  # None: the newest, or the best
+    step: int | None = None  # None: the newest one, or the best
     best: bool = False
 
 
@@ -40,7 +40,7 @@ class Exported(msgspec.Struct, frozen=True):
     tensors: int
     size_bytes: int
     dtypes: tuple[str, ...]
-    info: dict[str, Value]  # what was noted with the checkpoint
+    info: dict[str, Value]  # values that the user saved with the checkpoint
     passed_over: tuple[str, ...] = ()  # newer checkpoints that are damaged, and how
 
 

@@ -130,9 +130,9 @@ class _Checked:
 
     graph: GraphSpec
     id: RunId
-    on: str  # of steps that name no cluster
+    on: str  # the cluster of steps that name none
     runs: Path
-    wishes: Mapping[str, Request]  # by the names of steps; none waits for another yet
+    wishes: Mapping[str, Request]  # by step; their specs do not wait for each other yet
 
 
 def graph_in(file: Path, overrides: Sequence[str]) -> GraphSpec:
@@ -286,8 +286,8 @@ class _Places:
     """
 
     here: Path
-    on: Mapping[str, str | None]  # the cluster of each step; None: that is not known
-    far: Mapping[str, str]  # by clusters that keep runs elsewhere: in which folder there
+    on: Mapping[str, str | None]  # the cluster of each step; None: not known
+    far: Mapping[str, str]  # by cluster, for those that store runs on their own disks
 
     def outputs(self, graph: GraphSpec, graph_id: RunId, given_to: StepSpec) -> dict[str, StepOutputs]:
         """Return {step: its outputs} as the step `given_to` sees them.

@@ -26,7 +26,7 @@ class ProjectCode:
 
     listed: CodeList
     own_folders: tuple[str, ...]
-    installed: tuple[Installed, ...]  # what is imported from where it is edited
+    installed: tuple[Installed, ...]  # packages that are imported from where they are edited
 
 
 def code_of(

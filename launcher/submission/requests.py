@@ -48,13 +48,13 @@ class ShippedRun:
     runs, the numbers of its first attempts, its earlier events, checkpoints to continue from, and when to start.
     """
 
-    run_id: RunId | None = None  # which it gets here too, where that is free
-    repeat: int | None = None  # which of several runs of one spec
+    run_id: RunId | None = None  # the id that it should have here, if it is free
+    repeat: int | None = None  # its number among several runs of one spec
     first: int = 1  # the number of its first attempt here
-    roles: Mapping[RunId, int] = field(default_factory=dict)  # likewise, of each role beside the main one
-    events: bytes = b""  # what happened to it before, elsewhere
-    checkpoints: Path | None = None  # a folder with what it goes on from
-    starts_at: float | None = None  # when the moment is that its spec names, by the clock of that machine
+    roles: Mapping[RunId, int] = field(default_factory=dict)  # the same for each side role
+    events: bytes = b""  # events.jsonl of what happened to it elsewhere
+    checkpoints: Path | None = None  # a folder with the checkpoints to continue from
+    starts_at: float | None = None  # Unix time of the spec's `queue.at`, by that machine's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Shipped:
     overrides: tuple[str, ...]
     root: Path
     secrets: Mapping[str, str]
-    defaults: Defaults  # of the cluster as it is known there: they win over those that it has here
+    defaults: Defaults  # the cluster's options on that machine; they override those here
     runs: tuple[ShippedRun, ...] = ()
     notifying: Notifying | None = None
 
@@ -93,13 +93,11 @@ class Request:
     shipped: Shipped | None = None
     defaults: Defaults = ()
     notifying: Notifying | None = None
-    awaited: tuple[AwaitedRun, ...] = ()  # runs that it is to follow
-    together: bool = False  # with other runs, of which so many may go on at once
-    deferred: bool = False  # it waits here whatever its cluster could do: what it is given is brought here first
-    roles: Mapping[str, Project] = field(
-        default_factory=dict
-    )  # of a run of several programs: its code, as each uses it
-    live: Sequence[str] = ()  # warnings about modules imported from where they are edited
+    awaited: tuple[AwaitedRun, ...] = ()  # runs to wait for
+    together: bool = False  # submitted with other runs, of which `queue.max_parallel` may be active
+    deferred: bool = False  # it waits on this machine, since checkpoints of other steps are fetched here first
+    roles: Mapping[str, Project] = field(default_factory=dict)  # the code as each role of several uses it
+    live: Sequence[str] = ()  # warnings about modules that are imported from where they are edited
 
 
 def validate(file: Path, overrides: tuple[str, ...], root: Path | None = None) -> None:

@@ -43,7 +43,7 @@ class Artifact(msgspec.Struct, frozen=True):
     name: str
     kind: Kind
     bytes: int
-    at: float  # when it was written
+    at: float  # Unix time at which it was written
 
 
 class Artifacts(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Artifacts(msgspec.Struct, frozen=True):
 
     folder: str
     files: list[Artifact]
-    more: bool  # than are named
+    more: bool  # whether there are others
 
 
 def artifacts(run: RunDir) -> Artifacts:

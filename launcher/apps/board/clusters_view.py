@@ -59,7 +59,7 @@ class BoardCluster(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    at: float | None  # when its hosts were last seen; None: they have not answered yet, or it has none to ask
+    at: float | None  # when its hosts were last read; None: never, or it has none that can be read
     asking: bool
     error: str
     sums: HostSums

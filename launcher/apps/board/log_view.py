@@ -46,7 +46,7 @@ class LogPage(msgspec.Struct, frozen=True):
     """A part of a log. `before` is what to request for the lines before it; None if there are none."""
 
     lines: list[BoardLine]
-    before: str | None  # what to ask with for those before them; None: there are none
+    before: str | None  # what to request for the lines before these; None: there are none
 
 
 def log_page(one: api.Run, wish: LogRequest) -> LogPage:

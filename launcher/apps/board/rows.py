@@ -31,10 +31,10 @@ class Figures(msgspec.Struct, frozen=True):
     points of a small curve (`spark`) of the metric `spark_of`, with its newest value.
     """
 
-    best: dict[str, tuple[float, int]] = {}  # by metric: its best value and the step of it
-    spark: list[float | None] = []  # the values of the small curve
-    spark_of: str = ""  # the metric that it shows
-    last: LastValue | None = None  # of what the small curve is of
+    best: dict[str, tuple[float, int]] = {}  # by metric: (best value, its step)
+    spark: list[float | None] = []  # points of the small curve
+    spark_of: str = ""  # the metric of the small curve
+    last: LastValue | None = None  # the newest value of that metric
 
 
 class BoardRow(msgspec.Struct, frozen=True):
@@ -71,8 +71,8 @@ class BoardRow(msgspec.Struct, frozen=True):
     world_size: int | None
     spark: list[float | None]
     spark_of: str
-    last: LastValue | None = None  # of what the small curve is of
-    group: RunGroup | None = None  # what it was started for, together with others
+    last: LastValue | None = None  # the newest value of the metric `spark_of`
+    group: RunGroup | None = None  # the runs with which one command started it
 
 
 def board_row(status: RunStatus, about: About, figures: Figures, group: RunGroup | None = None) -> BoardRow:

@@ -42,14 +42,14 @@ class BoardRank(msgspec.Struct, frozen=True):
     pid: int | None
     state: str
     step: int | None
-    behind: int  # steps, behind most others
+    behind: int  # steps, compared with most ranks
     straggler: bool
     cpu: float | None = None
     memory: int | None = None
     gpus: tuple[int, ...] = ()
     gpu_memory: int | None = None
     gpu_busy: float | None = None
-    in_hang: str = ""  # what it was seen to do while ranks waited for each other
+    in_hang: str = ""  # what it was doing when ranks waited for each other, or ""
 
 
 class BoardNode(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class BoardRole(msgspec.Struct, frozen=True):
     step: int | None
     restarts: int
     words: str
-    members: list[BoardRank]  # its ranks, as they are now
+    members: list[BoardRank]
 
 
 class RunHead(msgspec.Struct, frozen=True):
@@ -88,15 +88,15 @@ class RunHead(msgspec.Struct, frozen=True):
     words: str
     cause_text: str
     next: str
-    next_command: str  # the part of it that is typed
-    last: LastValue | None  # of the loss, as the end of its curve has it
+    next_command: str  # the command in `next`, or ""
+    last: LastValue | None  # the newest value of its loss
     attempt: int
     generation: int
     exit_code: int | None
     job: str | None
     run_dir: str
     checkpoint: int | None
-    checkpoint_words: str  # what is said of it
+    checkpoint_words: str  # describes its newest checkpoint
     safe_checkpoint: int | None
     restarts: Restarts
     failure: Failure | None
@@ -104,8 +104,8 @@ class RunHead(msgspec.Struct, frozen=True):
     nodes: list[BoardNode]
     ranks: list[BoardRank]
     avoided: tuple[Exclusion, ...]
-    last_rank: str = ""  # into collectives, in words, where the others wait for it
-    hang: str = ""  # who waits for whom, where that is how the run is, or why it failed
+    last_rank: str = ""  # names the rank for which others wait in collectives, or ""
+    hang: str = ""  # explains the hang that it is in, or that made it fail, or ""
     roles: tuple[BoardRole, ...] = ()
 
 
@@ -151,7 +151,7 @@ class BoardCheckpoints(msgspec.Struct, frozen=True):
 
     checkpoints: list[BoardCheckpoint]
     error: str
-    by_script: str = ""  # what is said of one that the script saves in its own way, which is not listed
+    by_script: str = ""  # describes a checkpoint in the script's own format, which is not listed
 
 
 def run_head(

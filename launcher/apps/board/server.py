@@ -74,7 +74,7 @@ class Board:
     """
 
     actions: bool = False
-    first: tuple[api.Run, ...] = ()  # with which the page begins
+    first: tuple[api.Run, ...] = ()  # the runs with which the page opens
     keys: Keys = field(default_factory=Keys)
     measured: MeasuredRuns = field(default_factory=MeasuredRuns)
     survey: Survey = field(default_factory=Survey)

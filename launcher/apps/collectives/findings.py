@@ -19,7 +19,7 @@ class CollectiveLine(msgspec.Struct, frozen=True):
     slowest_s: float
     algorithm_bytes_per_s: float
     bus_bytes_per_s: float
-    wrong: int  # numbers that were not as they must be
+    wrong: int  # numbers in results that were wrong
 
 
 class MemoryCopy(msgspec.Struct, frozen=True):
@@ -39,8 +39,8 @@ class NodePair(msgspec.Struct, frozen=True):
     size_bytes: int
     bytes_per_s: float  # by torch's send and recv
     round_trip_s: float
-    plain_bytes_per_s: float  # by a plain connection; 0: there could be none
-    slow: str = ""  # in words, where it is much slower than the others
+    plain_bytes_per_s: float  # by a plain TCP connection; 0: none could be made
+    slow: str = ""  # how it is much slower than the others, or ""
 
 
 class Lacking(msgspec.Struct, frozen=True):
@@ -66,4 +66,4 @@ class CollectivesReport(msgspec.Struct, frozen=True):
     copies: tuple[MemoryCopy, ...] = ()
     pairs: tuple[NodePair, ...] = ()
     lacking: tuple[Lacking, ...] = ()
-    failed: str = ""  # why it came to no end
+    failed: str = ""  # why it did not complete, or ""

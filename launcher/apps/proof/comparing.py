@@ -25,7 +25,7 @@ class ComparedRows:
     differs, or None.
     """
 
-    at: tuple[int, ...]  # the steps at which both reported something of the same name
+    at: tuple[int, ...]  # steps at which both runs reported the same metric
     metrics: tuple[str, ...]
     first: Departure | None
 
@@ -78,9 +78,9 @@ class ComparedStates:
     why one could not be read, or is "".
     """
 
-    steps: tuple[int, ...]  # that were compared
+    steps: tuple[int, ...]  # whose checkpoints were compared
     first: StateDeparture | None
-    unread: str = ""  # why one could not be
+    unread: str = ""  # why a checkpoint could not be read, or ""
 
 
 def compared_states(

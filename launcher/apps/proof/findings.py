@@ -16,8 +16,8 @@ class Judgement(StrEnum):
 
     EXACT = "exact"  # nothing that could be compared differs from the undisturbed run
     DIFFERS = "differs"
-    UNPROVEN = "unproven"  # nothing was struck, or there was nothing to compare
-    FAILED = "failed"  # a run did not come to its end
+    UNPROVEN = "unproven"  # nothing was killed, or nothing could be compared
+    FAILED = "failed"  # a run did not succeed
 
 
 class Kill(msgspec.Struct, frozen=True):
@@ -27,17 +27,17 @@ class Kill(msgspec.Struct, frozen=True):
     """
 
     planned_step: int
-    missed: str = ""  # why nothing was hit
-    rank: int | None = None  # None: all of the run on `node`
+    missed: str = ""  # why nothing was killed, or ""
+    rank: int | None = None  # None: everything of the run on `node`
     node: int = 0
     attempt: int = 0
     generation: int = 0
     at: float = 0.0
-    step: int | None = None  # how far the run was
-    checkpoint: int | None = None  # the newest that was known then
+    step: int | None = None  # the last step before the kill
+    checkpoint: int | None = None  # the newest before the kill
     went_on_from: int | None = None
     steps_again: int | None = None
-    next_step_s: float | None = None  # until the next step was done
+    next_step_s: float | None = None  # from the kill to the end of the next step
 
 
 class Departure(msgspec.Struct, frozen=True):
@@ -56,13 +56,13 @@ class StateDeparture(msgspec.Struct, frozen=True):
     """
 
     step: int
-    tensors: int  # that it has
-    different: int  # of them
-    tensor: str = ""  # the first of these
+    tensors: int  # in the checkpoint
+    different: int  # how many of them differ
+    tensor: str = ""  # the first one that differs
     index: tuple[int, ...] = ()
     undisturbed: str = ""
     disturbed: str = ""
-    kept: tuple[str, ...] = ()  # other kept state that differs: generators, the place in the data, users' objects
+    kept: tuple[str, ...] = ()  # other state that differs: generators, the position in the data, users' objects
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
@@ -77,16 +77,16 @@ class ComparedRun(msgspec.Struct, frozen=True):
     kills: tuple[Kill, ...]
     state: State
     took_s: float
-    why: str = ""  # it is unproven, or has failed
-    steps: int = 0  # at which a number could be compared
-    metrics: tuple[str, ...] = ()  # that were compared
-    checkpoints: tuple[int, ...] = ()  # that were compared, by their steps
+    why: str = ""  # it proves nothing, or has failed
+    steps: int = 0  # at which a metric could be compared
+    metrics: tuple[str, ...] = ()  # that could be compared
+    checkpoints: tuple[int, ...] = ()  # steps of those that were compared
     fingerprint: str | None = None
     exit_code: int = 0  # of the run
     first: Departure | None = None
     first_state: StateDeparture | None = None
-    again_differs: int | None = None  # the first step at which a second undisturbed run differs from the first one, too
-    causes: tuple[str, ...] = ()  # what usually makes such a difference
+    again_differs: int | None = None  # the first step at which a second undisturbed run differs from the first one
+    causes: tuple[str, ...] = ()  # what usually causes such a difference
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -98,11 +98,11 @@ class Proof(msgspec.Struct, frozen=True):
     seed: int
     verdict: Judgement
     steps: int  # of the training
-    undisturbed: str  # the run
+    undisturbed: str  # the undisturbed run's id
     undisturbed_s: float
-    took_s: float  # the whole proof
+    took_s: float  # of the whole proof
     fingerprint: str | None
     exit_code: int  # of the undisturbed run
     compared: tuple[ComparedRun, ...]
-    kept: tuple[str, ...] = ()  # runs that are still there
-    why: str = ""  # it is unproven, or has failed
+    kept: tuple[str, ...] = ()  # ids of runs that still exist
+    why: str = ""  # it proves nothing, or has failed

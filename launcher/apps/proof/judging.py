@@ -33,8 +33,8 @@ class Evidence:
     first: Departure | None
     state: StateDeparture | None
     kills: Sequence[Kill]
-    repeats: bool | None  # whether two undisturbed runs are alike; None: that is not known
-    has_checkpoints: bool  # of the trainer's
+    repeats: bool | None  # whether two undisturbed runs are equal; None: not known
+    has_checkpoints: bool  # in the trainer's format
     compared: Collection[int]  # steps at which something could be compared
 
     @property
@@ -151,9 +151,9 @@ class FinishedRun:
     rows: Mapping[int, Rows]  # by rank
     checkpoints: Mapping[int, Path]  # by step
     first_steps: Mapping[tuple[int, int], int] = field(default_factory=dict)  # by attempt and generation
-    starts: Sequence[int] = ()  # of the trainer: from which steps they went on
+    starts: Sequence[int] = ()  # steps from which the trainer's starts resumed
     history: Sequence[Event] = ()
-    first_saved: int = 0  # the step of its first whole checkpoint, here or elsewhere
+    first_saved: int = 0  # the step of its first complete checkpoint; 0: none
 
     @property
     def took_s(self) -> float:

@@ -203,7 +203,7 @@ class _Proving:
     metrics: Sequence[str]
     tell: Tell
     runs: list[Run] = field(default_factory=list)
-    once_more: list[FinishedRun | None] = field(default_factory=list)  # none before it is asked for
+    once_more: list[FinishedRun | None] = field(default_factory=list)  # empty until the second undisturbed run is made
 
     def carry_out(self, modes: dict[str, Mode], *, keep: bool) -> Proof:
         """Make all runs of the proof, and return the result; the runs of an exact proof are removed, unless `keep`."""

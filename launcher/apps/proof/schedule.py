@@ -56,11 +56,11 @@ class Mode:
     `usual_overrides` unless that is None.
     """
 
-    says: str  # of one kill, for people
-    whole_node: bool  # all that is of the run on a node; else one of its ranks
+    says: str  # describes a kill to the user
+    whole_node: bool  # kill everything of the run on a node; else one rank
     overrides: tuple[str, ...]
-    usual_overrides: tuple[str, ...] | None = None  # where nobody says which modes; None: as where somebody does
-    usual_for: tuple[str, ...] = ("auto", "warm", "hot")  # for specs of which `recovery.mode` where nobody says which
+    usual_overrides: tuple[str, ...] | None = None  # if the user names no modes; None: `overrides`
+    usual_for: tuple[str, ...] = ("auto", "warm", "hot")  # with these `recovery.mode` if the user names no modes
 
 
 MODES = {

@@ -60,7 +60,7 @@ class Configuration:
     the layers.
     """
 
-    strategy: str  # "": as the spec has it
+    strategy: str  # "": that of the spec
     scaling: str
     nodes: int
     per_node: int

@@ -31,12 +31,12 @@ class StepParts(msgspec.Struct, frozen=True):
     data: float
     compute: float
     optimizer: float
-    communication: float  # while nothing is computed, and what is copied for it
+    communication: float  # while nothing is computed, including copies that it needs
     straggler: float
     other: float
-    hidden: float  # communication that goes on beneath a computation; no part of the sum
-    bytes: float  # that are summed or gathered in a step
-    messages: float  # of a step
+    hidden: float  # communication during computation; not part of the sum
+    bytes: float  # that are reduced or gathered in a step
+    messages: float  # in a step
 
 
 class StepVolume(msgspec.Struct, frozen=True):
@@ -44,10 +44,10 @@ class StepVolume(msgspec.Struct, frozen=True):
     `who` is the rank that sends the most.
     """
 
-    who: str  # of all ranks that has the most to send
+    who: str  # the rank, or ranks, with the most to send
     formula: str
-    bytes: float  # that it sends, and takes in as many
-    model_bytes: float  # P
+    bytes: float  # that it sends, and receives
+    model_bytes: float  # P in the formula
 
 
 class ScaledRun(msgspec.Struct, frozen=True):
@@ -57,23 +57,23 @@ class ScaledRun(msgspec.Struct, frozen=True):
     """
 
     strategy: str
-    scaling: str  # strong: the batch stays; weak: each rank's share of it stays; as it is: the script decides
+    scaling: str  # strong: the batch is fixed; weak: each rank's share is fixed; as it is: the script decides
     ranks: int
     nodes: int = 1
     runs: tuple[str, ...] = ()
-    why: str = ""  # it could not be measured
-    rates: tuple[float, ...] = ()  # samples a second, line by line
+    why: str = ""  # it could not be measured, or ""
+    rates: tuple[float, ...] = ()  # samples per second, for each logged line
     samples_per_s: Spread | None = None
     step_samples: float | None = None
     step_s: float | None = None
-    memory_gb: float | None = None  # of the rank with the most
+    memory_gb: float | None = None  # of the rank that uses the most
     parts: StepParts | None = None  # None: no steps were traced
-    volume: StepVolume | None = None  # None: nothing moves, or it is not known
-    crowded: str = ""  # its ranks have not each a core of their own
-    base: int | None = None  # the number of ranks that it is compared with
+    volume: StepVolume | None = None  # None: nothing is sent, or the formula is not known
+    crowded: str = ""  # a warning if ranks share cores, or ""
+    base: int | None = None  # the number of ranks with which it is compared
     speedup: Spread | None = None  # over the base
-    efficiency: float | None = None  # the speed-up beside that of the number of ranks
-    lost: dict[str, float] = {}  # shares of a step beyond what it would be with an efficiency of 1
+    efficiency: float | None = None  # the speed-up divided by the ratio of ranks
+    lost: dict[str, float] = {}  # by kind of work: shares of a step that an efficiency of 1 would not need
     says: str = ""
 
 
@@ -85,16 +85,14 @@ class ScalingModel(msgspec.Struct, frozen=True):
 
     strategy: str
     scaling: str
-    fitted_to: tuple[int, ...]  # numbers of ranks
-    serial_s: float  # whatever their number
-    divided_s: float  # on one rank; divided by their number
-    latency_s: float  # of each hop of the messages of a step together
-    transfer_s: float  # times 2 (ranks - 1) / ranks
-    bandwidth_gb_s: float | None = None  # that this makes, where the bytes are known
-    latency_known: bool = (
-        True  # else latency and transfer could not be separated: one number of ranks alone gives only their sum
-    )
-    tree: bool = False  # 2 log2 ranks hops follow better what was measured than the 2 (ranks - 1) of a ring
+    fitted_to: tuple[int, ...]  # numbers of ranks that were measured
+    serial_s: float  # independent of the number of ranks
+    divided_s: float  # on one rank; divided by the number of ranks
+    latency_s: float  # of one hop, for all messages of a step
+    transfer_s: float  # multiplied by 2 (ranks - 1) / ranks
+    bandwidth_gb_s: float | None = None  # to which `transfer_s` corresponds, if the bytes are known
+    latency_known: bool = True  # False: one number of ranks gives only the sum of latency and transfer
+    tree: bool = False  # 2 log2 ranks hops fit better than the 2 (ranks - 1) of a ring
 
 
 class ScalingForecast(msgspec.Struct, frozen=True):
@@ -124,5 +122,5 @@ class ScalingReport(msgspec.Struct, frozen=True):
     models: tuple[ScalingModel, ...] = ()
     forecasts: tuple[ScalingForecast, ...] = ()
     advice: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what makes all this unsure
-    kept: tuple[str, ...] = ()  # runs that are still there
+    notes: tuple[str, ...] = ()  # what makes the results uncertain
+    kept: tuple[str, ...] = ()  # ids of runs that still exist

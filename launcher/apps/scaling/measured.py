@@ -16,12 +16,12 @@ class MeasuredSpeed:
     parameters (0: nothing was traced).
     """
 
-    rates: tuple[float, ...]  # samples a second, line by line
-    steps_s: tuple[float, ...]  # seconds of a step, line by line
+    rates: tuple[float, ...]  # samples per second, for each logged line
+    steps_s: tuple[float, ...]  # seconds of a step, for each logged line
     memory_gb: float | None
-    shares: tuple[Mapping[str, float], ...]  # of a traced step, one of each run
-    sent: tuple[float, float]  # bytes and messages of a step
-    model_bytes: float  # of all parameters that are trained; 0: nothing was traced
+    shares: tuple[Mapping[str, float], ...]  # of a traced step by kind of work, one for each run
+    sent: tuple[float, float]  # (bytes, messages) of a step
+    model_bytes: float  # of all trained parameters; 0: nothing was traced
 
     @property
     def step_samples(self) -> float | None:

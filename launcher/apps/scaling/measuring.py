@@ -103,7 +103,7 @@ class _Measuring:
 
     job: RepeatedJob
     wish: Request
-    role: str  # whose ranks are counted; "" for a run of one program
+    role: str  # whose ranks are measured; "" for a run of one program
     id: RunId
     schedule: Schedule
     has_options: bool

@@ -30,7 +30,7 @@ class Observed:
 
     ranks: int
     steps_s: Sequence[float]
-    shares: Sequence[float]  # of communication in the open, each of a trace
+    shares: Sequence[float]  # in each trace, the share of communication that is not hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Fitted:
     """
 
     fits: Sequence[Fit]
-    misfit: float  # relative, of what was measured
+    misfit: float  # relative error of the typical fit
     latency_known: bool
     noise: Sequence[float]
 

@@ -48,7 +48,7 @@ class ServingOptions:
     cache: int = 10_000
     cache_s: float = 3600.0
     queue: int = 1024
-    timeout_s: float = 30.0  # of a request; and of a batch, whose worker is ended then
+    timeout_s: float = 30.0  # of a request; and of a batch, whose worker is then killed
     watch: bool = False
 
 

@@ -44,7 +44,7 @@ class ServingFigures:
     died, and changes to a newer checkpoint (`takeovers`).
     """
 
-    requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by path and status
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by (path, status)
     seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     batch_inputs: Histogram = field(default_factory=lambda: Histogram(_INPUTS))
     batch_seconds: Histogram = field(default_factory=lambda: Histogram(_SECONDS))

@@ -56,8 +56,8 @@ class Loaded:
 
     input: Mapping[str, Any]
     output: Mapping[str, Any]
-    unfit: str  # why it cannot be forked; "": it can
-    example: Any = None  # an input; None: the service, or an older trainer, has none
+    unfit: str  # why it cannot be forked, or ""
+    example: Any = None  # of an input; None: the service, or an older trainer, has none
 
 
 class Link:

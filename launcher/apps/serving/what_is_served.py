@@ -23,15 +23,15 @@ class Served:
     """
 
     run: str
-    app: str  # where the service is found: `module`, `module:name` or `/file.py:name`
-    args: tuple[str, ...]  # of the training: they say which model it is
+    app: str  # the service: `module`, `module:name` or `/file.py:name`
+    args: tuple[str, ...]  # of the training; they describe the model
     python: str
     cwd: str
     env: Mapping[str, str]
-    checkpoints: Path  # the folder, or one of them
+    checkpoints: Path  # a folder of checkpoints, or a single one
     best: bool
-    token: str = ""  # that requests need, where it is known already
-    spare: Path | None = None  # a copy of some of them, where there are none any more
+    token: str = ""  # that requests need, if it is known
+    spare: Path | None = None  # a folder with copies, used if `checkpoints` has none
 
     def choices(self) -> list[Entry]:
         """Return the usable checkpoints in order of preference, or an empty list if the trainer has saved none."""

@@ -62,7 +62,7 @@ class Round:
     runs: Trials
     clock: Callable[[], float] = time.time
     patience: _RetryDelay = field(default_factory=_RetryDelay)
-    _next: str = ""  # the run that will be the next to be started
+    _next: str = ""  # the run that will be started next
 
     def go(self) -> tuple[bool, bool]:
         """Read the state of all trials once, and act; return (whether anything was done, whether the sweep is over)."""

@@ -24,9 +24,9 @@ class TrialRun:
     """
 
     state: State
-    value: float | None = None  # the newest of the metric
+    value: float | None = None  # the newest value of the sweep's metric
     message: str = ""
-    reported: tuple[str, ...] = ()  # names of what it has measured
+    reported: tuple[str, ...] = ()  # names of all metrics that it has reported
     revivals: int = 0
     attempt: int = 1
 
@@ -38,7 +38,7 @@ class Rung:
     """
 
     number: int
-    better: int  # how many of those that have come to it are better
+    better: int  # how many of these are better
     of: int
 
     def is_climbed(self, factor: int) -> bool:
@@ -56,11 +56,11 @@ class TrialView:
     number: int
     open: bool
     failed: bool = False
-    why: str = ""  # it failed
-    pruning: bool = False  # it was decided that it ends early
-    rung: Rung | None = None  # the last one that it has come to, where it may go on from there
-    goes_on_after: int = 0  # the attempt of its run that is to be followed by another one
-    run: TrialRun | None = None  # None: not started yet
+    why: str = ""  # it failed, or ""
+    pruning: bool = False  # it is to be stopped early
+    rung: Rung | None = None  # the last one that it has reached
+    goes_on_after: int = 0  # the attempt of its run after which the run is to be resumed; 0: none
+    run: TrialRun | None = None  # None: not started
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Aim:
     metric: str
     in_time: bool = True
     stopping: bool = False
-    reviving: bool = False  # what was stopped goes on
-    factor: int | None = None  # of successive halving, where who is stopped at a rung may go on later
+    reviving: bool = False  # the user ordered to resume what was stopped
+    factor: int | None = None  # of successive halving, in which a trial stopped at a rung may continue later; else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,13 +29,13 @@ class SweepDir:
     path: Path
 
     record = NamedFile("sweep.json")
-    spec = NamedFile("spec.yaml")  # as it was when the sweep began
-    code = NamedFile("code")  # likewise: every trial is of this code
-    journal = NamedFile("journal.log")  # Optuna's
+    spec = NamedFile("spec.yaml")  # as it was when the sweep started
+    code = NamedFile("code")  # which every trial runs
+    journal = NamedFile("journal.log")  # of Optuna
     wanted = NamedFile("wanted.json")
-    order = NamedFile("order.json")  # to stop, or to go on
+    order = NamedFile("order.json")  # the user's last order
     state = NamedFile("state.json")
-    lock = NamedFile(".lock")  # held by the conductor
+    lock = NamedFile(".lock")  # held by the process that conducts the sweep
     conductor = NamedFile("conductor.json")
     log = NamedFile("conductor.log")
 
@@ -62,9 +62,11 @@ class SweepRecord(msgspec.Struct, frozen=True):
     options: SweepOptions
     seed: int
     own_folders: tuple[str, ...]
-    points: tuple[Point, ...] | None  # of a grid or a file: all of them
+    points: tuple[Point, ...] | None  # all points of a grid or a file; None: Optuna chooses
     began_at: float
-    variables: dict[str, str] = {}  # of the user's, by which files of theirs are found: these are absolute
+    variables: dict[
+        str, str
+    ] = {}  # environment variables with paths, made absolute, by which the user's files are found
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ class Wanted(msgspec.Struct, frozen=True):
 class SweepOrder(msgspec.Struct, frozen=True):
     """The user's last order: to stop the sweep, or to resume what was stopped."""
 
-    stop: bool  # else: go on with what was stopped
+    stop: bool  # False: resume what was stopped
 
 
 class TrialNote(msgspec.Struct, frozen=True):
@@ -85,7 +87,7 @@ class TrialNote(msgspec.Struct, frozen=True):
     """
 
     number: int
-    state: str  # running, paused (it may go on), complete, pruned, failed
+    state: str  # running, paused (it may continue), complete, pruned, failed
     run: str
     params: Point
     value: float | None = None

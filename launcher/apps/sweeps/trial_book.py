@@ -122,13 +122,13 @@ class BookedTrial:
     state: str  # running, complete, pruned, failed
     params: Point
     run: str  # "": its values are not chosen yet
-    pruned_at: int | None  # as long as it has not been told to go on from there
+    pruned_at: int | None  # the step at which it is to stop early, unless it was told to continue
     value: float | None
-    last_step: int | None  # the newest that was reported
+    last_step: int | None  # the newest step with a reported value
     why: str
     rung: Rung | None = None
-    goes_on_after: int = 0  # the attempt of its run that is to be followed by another one
-    extension: tuple[str, ...] = ()  # with which changes, where it trains a run of another trial further
+    goes_on_after: int = 0  # the attempt of its run after which the run is to be resumed; 0: none
+    extension: tuple[str, ...] = ()  # the changes with which it trains the run of another trial further
 
     @property
     def overrides(self) -> tuple[str, ...]:

@@ -176,22 +176,22 @@ class RunsOfTrials:
         )
 
     def _is_warm(self, wish: Request, named: RunId) -> bool:
-        """Return the run with this id, or None if it was not started."""
+        """Return whether the modules that the run needs have been imported; start to import them if not."""
         self._readier = wish.cluster
         return self._readier.warm_up(plan_of(wish, named, self._root / named, 0.0), self._sweep.path)
 
     def _run(self, run_id: str) -> Run | None:
-        """Return the last value of the sweep's metric, or None if the run has reported none."""
+        """Return the run with this id, or None if it was not started."""
         path = self._root / run_id
         return Run(parse_run_id(run_id), path) if path.is_dir() else None
 
     def _value(self, run: Run) -> float | None:
-        """Return the newest finite value in the reports; NaN if none is finite, None if there are none."""
+        """Return the last value of the sweep's metric, or None if the run has reported none."""
         return last_value(self.reports(run.id))
 
 
 def last_value(reports: Iterable[tuple[int, float]]) -> float | None:
-    """Return the newest finite value, NaN if none is finite, or None if there is none."""
+    """Return the newest finite value in the reports; NaN if none is finite, None if there are none."""
     values = [value for _, value in reports]
     finite = [value for value in values if math.isfinite(value)]
     return finite[-1] if finite else (values[-1] if values else None)

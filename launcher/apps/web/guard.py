@@ -92,8 +92,8 @@ class RequestGuard:
     app: ASGIApp
     rules: Rules
     limits: Limits
-    welcomed: Callable[[], None] = lambda: None  # a browser has come by the address that was printed
-    _reading: dict[LimitedProtocol | None, int] = field(default_factory=dict)  # bytes of bodies, oldest first
+    welcomed: Callable[[], None] = lambda: None  # called when a browser opens the printed address
+    _reading: dict[LimitedProtocol | None, int] = field(default_factory=dict)  # bytes of unfinished bodies
 
     @property
     def proves(self) -> Callable[[Scope], bool] | None:

@@ -18,16 +18,16 @@ class Limits:
 
     connections: int = 256
     per_address: int = 64
-    head_s: float = 5.0  # for a request without its body, and for a TLS handshake
+    head_s: float = 5.0  # for the head of a request, and for a TLS handshake
     head_bytes: int = 32 << 10
     headers: int = 100
     body_s: float = 30.0
     body_bytes: int = 1 << 20
-    drained_bytes: int = 256 << 10  # of a body that nobody reads, as its request was refused
+    drained_bytes: int = 256 << 10  # of a body that nobody reads because its request was refused
     bodies_bytes: int = 16 << 20  # of all bodies that are being read
-    take_s: float = 60.0  # in which a client takes the next piece of an answer
+    take_s: float = 60.0  # within which a client must read the next part of a response
     idle_s: int = 75  # between two requests: longer than clients and proxies usually keep a connection
-    pipelined: int = 16  # requests of one connection that are sent before the first is answered
+    pipelined: int = 16  # requests of one connection that arrive before the first was answered
 
 
 class UnprovedConnections(Generic[Held]):

@@ -42,11 +42,11 @@ class GraphMember:
     """
 
     graph: str
-    state: State  # of all its steps
+    state: State  # of the whole graph
     step: str
     needs: tuple[str, ...]
-    branch: str  # what is drawn in front of it
-    place: int  # in the tree
+    branch: str  # lines to draw before the step's name
+    place: int  # the step's line in the tree
 
 
 def members(statuses: Sequence[RunStatus]) -> dict[str, GraphMember]:

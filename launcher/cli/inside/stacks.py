@@ -79,7 +79,7 @@ class _Asked:
 
     found: list[StacksOfRank]
     ranks: int
-    unreachable: bool  # a node was
+    unreachable: bool  # whether a node did not answer
 
 
 def _stacks(one: api.Run, wanted: set[int], called: int | None) -> _Asked:

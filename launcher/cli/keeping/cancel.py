@@ -28,8 +28,8 @@ class CancelledRun(msgspec.Struct, frozen=True):
     run: str
     state: State
     already_ended: bool
-    ended: tuple[str, ...]  # what was ended, in words
-    cut_off: tuple[str, ...]  # machines that could not be asked, in words
+    ended: tuple[str, ...]  # texts on what was ended
+    cut_off: tuple[str, ...]  # texts on machines that could not be reached
 
 
 def declare(arguments: Arguments) -> None:

@@ -66,7 +66,7 @@ class Going:
 
     run: api.Run
     status: RunStatus
-    folders: tuple[Path, ...]  # all of it: the run's own
+    folders: tuple[Path, ...]  # the run's own folder: all of it is deleted
     size: int
 
     @property

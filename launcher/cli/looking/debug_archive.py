@@ -29,7 +29,7 @@ class ListedMember(msgspec.Struct, frozen=True):
 
     name: str
     size_bytes: int
-    last_part: bool  # there is more of it, which is not in the archive
+    last_part: bool  # only the end of the file is in the archive
 
 
 class ListedArchive(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class ListedArchive(msgspec.Struct, frozen=True):
     was only listed.
     """
 
-    file: str | None  # None: only listed
+    file: str | None  # None: nothing was written
     members: tuple[ListedMember, ...]
     left_out: tuple[str, ...]
 

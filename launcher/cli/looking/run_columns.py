@@ -24,9 +24,9 @@ class RunRow:
     """
 
     status: RunStatus
-    about: "About | None" = None  # read only where a column, or a choice, needs it
-    member: GraphMember | None = None  # where it is a step of a file with several
-    drawn: bool = False  # below that file's name
+    about: "About | None" = None  # read only if a column or a selection needs it
+    member: GraphMember | None = None  # its position, if it is a step of a graph
+    drawn: bool = False  # shown below the graph's name
 
 
 def duration_text(status: RunStatus, now: float) -> str:

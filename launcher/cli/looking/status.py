@@ -46,7 +46,7 @@ class Table:
     """The lines of a table, and a note for the user on what the table leaves out."""
 
     lines: list[str]
-    note: str = ""  # what it leaves out, for people
+    note: str = ""  # on what is left out
 
 
 def table(

@@ -41,9 +41,9 @@ class ScriptOption:
     there is none or only running the script would tell.
     """
 
-    name: str  # as in `--name`; of a positional argument as it is written there
+    name: str  # of `--name` without dashes; of a positional argument its name
     positional: bool
-    value: str | None  # as a spec has it; None: the script gives none, or one that only running it would show
+    value: str | None  # the default as a spec writes it; None: there is none, or only running the script would show it
     required: bool
     help: str
 

@@ -45,9 +45,9 @@ class StepSpec(Struct, frozen=True):
     name: str
     needs: tuple[str, ...]
     tree: Mapping
-    spec: JobSpec  # with stand-ins for references
-    on: str | None = None  # its cluster, where that is not that of all
-    given: frozenset[tuple[str, str]] = frozenset()  # what it is given: of which step, and which of its outputs
+    spec: JobSpec  # with placeholders for references
+    on: str | None = None  # its own cluster, or None
+    given: frozenset[tuple[str, str]] = frozenset()  # (step, output) of each reference
 
 
 class GraphSpec(Struct, frozen=True):

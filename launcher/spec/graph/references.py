@@ -23,8 +23,8 @@ class StepOutputs(Struct, frozen=True):
 
     run: str  # the id of its run
     run_dir: str
-    checkpoints: str  # a folder, from which the newest is loaded
-    best_checkpoint: str  # a name in it that stands for the best one that is there by then
+    checkpoints: str  # the folder, from which the newest is loaded
+    best_checkpoint: str  # a path that stands for the best one at the time it is loaded
 
 
 OUTPUTS = StepOutputs.__struct_fields__

@@ -26,10 +26,10 @@ class ListOf(Struct, frozen=True):
     """
 
     item: Kind
-    single: bool = False  # one item may stand without a list
+    single: bool = False  # one item may be written without a list
     minimum: int = 0
     may_be_blank: bool = False  # nothing written is an empty list
-    name_of: Callable[[Any], object] | None = None  # no two items may have the same
+    name_of: Callable[[Any], object] | None = None  # no two items may have the same name
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""
@@ -122,7 +122,7 @@ class ByShape(Struct, frozen=True):
     scalar: Kind | None = None
     sequence: Kind | None = None
     mapping: Kind | None = None
-    blank: Any = None  # what nothing written is
+    blank: Any = None  # the value if nothing is written
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""

@@ -42,7 +42,7 @@ class Leaf(Struct, frozen=True):
     """
 
     WORDS: ClassVar[str] = ""
-    PATTERN: ClassVar[str] = ""  # of all that can be written; Python and JSON Schema read it alike
+    PATTERN: ClassVar[str] = ""  # of all its texts; Python and JSON Schema read it alike
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""
@@ -80,8 +80,8 @@ class WordOr(Leaf, frozen=True):
 
     word: str
     other: Leaf
-    instead_of: tuple[str, ...] = ()  # what people write for it elsewhere
-    none: tuple[str, ...] = ()  # what they write for 0 of the other kind
+    instead_of: tuple[str, ...] = ()  # texts that deserve a hint to write `word`
+    none: tuple[str, ...] = ()  # texts that deserve a hint to write 0
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""

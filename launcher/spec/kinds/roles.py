@@ -34,7 +34,7 @@ class RolesTable(Struct, frozen=True):
     are read later, once those common to all roles are merged in.
     """
 
-    among: Section  # what a role is among the others
+    among: Section  # options on how a role relates to others
     of_a_spec: tuple[str, ...]  # the options that a role may have
 
     def words(self) -> str:

@@ -28,7 +28,7 @@ class Field(Struct, frozen=True):
     kind: Kind
     doc: str
     sets: tuple[str, ...] = ()
-    example: str = ""  # how it is written, for the reference and the starters, where the kind's words are too general
+    example: str = ""  # how it is written, for the reference and templates, if the kind's words are too general
 
     @property
     def attributes(self) -> tuple[str, ...]:
@@ -44,10 +44,10 @@ class Section(Struct, frozen=True, dict=True):
 
     model: type
     options: tuple[Field, ...]
-    base: Any = None  # an instance to start from, where the defaults are not those of the class
+    base: Any = None  # an instance with the defaults, if these are not those of the class
     checks: tuple[Check, ...] = ()
     required: bool = False  # may not be empty
-    misread: Callable[[Mapping], Problem | None] | None = None  # one problem that explains all others there
+    misread: Callable[[Mapping], Problem | None] | None = None  # returns one problem that explains all others, or None
     schema_extra: tuple[tuple[str, Any], ...] = ()
 
     @cached_property

@@ -30,7 +30,7 @@ class SecretText(Leaf, frozen=True):
     `spelled_out`, a web address may be written itself.
     """
 
-    spelled_out: bool = False  # a web address may stand here itself
+    spelled_out: bool = False  # a web address may be written itself
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""

@@ -35,7 +35,7 @@ class Text(Leaf, frozen=True):
     pattern: str = ""  # of the whole text; Python and JSON Schema read it alike
     lines: bool = False  # may have line breaks and tabs
     empty: bool = False
-    cure: Callable[[str], str] | None = None  # a hint for text that does not fit
+    cure: Callable[[str], str] | None = None  # returns a hint for a text that does not fit
 
     def words(self) -> str:
         """Return the noun for messages that say what is expected, such as `an integer`."""
@@ -135,7 +135,7 @@ class InnerPath(Leaf, frozen=True):
     """
 
     what: str
-    inside: str  # that folder, in words
+    inside: str  # that folder, as messages call it
     # First parts that are taken; then hidden ones and the folder itself are, too.
     refused: Container[str] | None = None
 

@@ -37,7 +37,7 @@ def show_seconds(value: float) -> str:
 class Duration(Leaf, frozen=True):
     """A duration such as 90s, read as seconds; with `zero`, it may be 0s."""
 
-    zero: bool = True  # may be no time at all
+    zero: bool = True  # whether 0s is allowed
 
     WORDS = "a duration such as 90s, 10m, 2h, 1d12h or 02:00:00"
     PATTERN = DURATION

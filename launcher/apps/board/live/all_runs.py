@@ -49,15 +49,15 @@ class SeenRun:
 
     run: api.Run
     status: RunStatus
-    files: tuple[str, ...]  # its records: its last word, and what people say of it
-    seen: tuple[int, ...]  # when they were changed, before they were read
-    about: About  # without the secrets
+    files: tuple[str, ...]  # the records that are watched for changes: its state and its labels
+    seen: tuple[int, ...]  # their times of change, taken before they were read
+    about: About  # without secrets
     secrets: tuple[str, ...]
     group: RunGroup | None
     figures: Figures = field(default_factory=Figures)
-    drawn: int = -1  # bytes of metrics that the figures are of
-    changed: tuple[int, ...] = ()  # when they were, at the look that comes next
-    read_at: float = float("-inf")  # by the clock of who looks
+    drawn: int = -1  # how many bytes of metrics `figures` were made from
+    changed: tuple[int, ...] = ()  # their times of change when they were last looked at
+    read_at: float = float("-inf")  # by the reader's own clock
 
     @classmethod
     def of(cls, one: api.Run, status: RunStatus, seen: tuple[int, ...]) -> "SeenRun":

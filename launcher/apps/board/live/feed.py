@@ -67,7 +67,7 @@ class NewLines(msgspec.Struct, frozen=True):
     """New lines of a run's log; `skipped` older ones have come at the same moment, and the page has to request them."""
 
     lines: list[BoardLine]
-    skipped: int = 0  # older ones that came in the same moment and are to be asked for
+    skipped: int = 0  # older lines that came at the same moment; the page has to request them
 
 
 class WatchedRun:
@@ -173,13 +173,13 @@ class OpenPage:
     """
 
     run_id: str
-    wake: Callable[[], object] = lambda: None  # called when there is something to take
-    met: bool = False  # whether it has received the state of its run
-    changes: list[bytes] = field(default_factory=list)  # found in the present look, sent as one message
+    wake: Callable[[], object] = lambda: None  # called when a message waits
+    met: bool = False  # whether it has received the whole state of its run
+    changes: list[bytes] = field(default_factory=list)  # found in the present round; sent as one message
     waiting: "deque[bytes | None]" = field(default_factory=deque)
-    held: int = 0  # bytes that wait
-    is_behind: bool = False  # too many wait: it must reload, and gets nothing before
-    lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts, another takes
+    held: int = 0  # bytes of waiting messages
+    is_behind: bool = False  # too much waits: it has to reload, and gets nothing else
+    lock: threading.Lock = field(default_factory=threading.Lock)  # one thread puts messages, another takes them
 
     def send(self) -> None:
         """Queue the changes of this round as one message."""

@@ -46,8 +46,8 @@ class PixelCurve(msgspec.Struct, frozen=True):
     x: list[Number]
     min: list[float | None]
     max: list[float | None]
-    odd: list[int]  # entries that hold NaN or an infinite value too
-    last: tuple[Number, Number]  # its last point, which a pixel may have many of
+    odd: list[int]  # indexes of entries that include NaN or infinity
+    last: tuple[Number, Number]  # the last point: a pixel may include many
 
 
 class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"}):
@@ -59,9 +59,9 @@ class Curves(msgspec.Struct, frozen=True, rename={"start": "from", "end": "to"})
     start: float | None
     end: float | None
     exact: bool
-    names: list[str]  # all that there are
+    names: list[str]  # all metrics of the run
     curves: dict[str, ExactCurve | PixelCurve]
-    glimpse: bool = False  # of some of the points: what it is like until all have been read
+    glimpse: bool = False  # whether they were made from a sample of the points
 
 
 def curves(

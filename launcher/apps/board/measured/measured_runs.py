@@ -23,8 +23,8 @@ class _Kept:
     """
 
     run: MeasuredRun
-    numbers: int = 0  # of which it is counted that they are in memory
-    lock: threading.Lock = field(default_factory=threading.Lock)  # a page asks while the feed reads on
+    numbers: int = 0  # how many numbers it has in memory, as last counted
+    lock: threading.Lock = field(default_factory=threading.Lock)  # a page may request it while the feed reads it
 
 
 def _key(one: api.Run) -> str:

@@ -41,9 +41,9 @@ class ReadingLimits:
     of `place_bytes` each; an ended run with over `row_bytes` has no small curve.
     """
 
-    long_bytes: int = 32 << 20  # to read so many takes longer than one likes to wait for a page
-    row_bytes: int = 4 << 20  # for a line of the table; more only where the run goes on or is looked at
-    places: int = 1024  # of a glimpse, in all files together
+    long_bytes: int = 32 << 20  # with more than this, a page shows a sample first
+    row_bytes: int = 4 << 20  # an ended run with more than this has no small curve in the table
+    places: int = 1024  # parts of a sample, over all files
     place_bytes: int = 4096
 
 
