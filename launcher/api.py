@@ -367,8 +367,8 @@ class Run:
         return Visit(self.reach(node))
 
     def reach(self, node: int) -> "Running":
-        """Start that program on the node without speaking to it, and return the running process for a caller that
-        relays its messages.
+        """Start the program that answers questions about ranks on the node; return its process, for a caller that
+        relays messages.
         """
         run = RunDir(self.path)
         place, state = _place_of(newest(run)), readable(run.state, RunState)

@@ -5,8 +5,8 @@ LaunchError
 │   └── NotStarted  2   the cluster refuses the job; nothing was started
 ├── NoSuchRun       3   no run has this name, or several have it
 ├── Refused         4   the run's state does not allow what was asked; or the cluster refuses some of several runs
-├── Damaged         6   a record of the run is there and cannot be one (rundir.durable)
-├── NothingToDo     0   what was asked for is so already; nothing was started
+├── Damaged         6   a record of the run is damaged (run/durable.py)
+├── NothingToDo     0   the requested state exists already; nothing was started
 ├── Unreachable     5   the cluster does not answer; nothing is known to have failed
 └── Fenced          22  a newer attempt of this run exists; this one must not write
 """

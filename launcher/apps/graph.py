@@ -1,4 +1,4 @@
-"""Several runs of one file, of which some need others, from Python; and all that the command line knows of them.
+"""Graphs from Python: several runs of one file, of which some need others. The command line is built on this module.
 
 import launcher
 

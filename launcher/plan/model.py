@@ -103,9 +103,7 @@ class Plan(msgspec.Struct, frozen=True):
     first_attempt: int = 1  # of a side role: above the attempts that it has had, here or elsewhere
     ports: tuple[str, ...] = ()  # names of the further ports of each rank
     coordinator: str = ""  # address of the machine with its coordinator; "": node 0's agent includes it
-    addresses: dict[
-        str, tuple[str, ...]
-    ] = {}  # by role, or role_port: HOST:PORT of each rank; known once the run starts
+    addresses: dict[str, tuple[str, ...]] = {}  # by role, or role_port: HOST:PORT of each rank, once it starts
 
     @property
     def is_beside_main(self) -> bool:

@@ -1,5 +1,8 @@
 """Apply `--set a.b=value` to a spec's tree before it is read, so that a value means the same in the file and on the
 command line. `run.args.lr=0.1` adds an argument, `run.args+=x` appends one, and `null` removes an option from the file.
+
+`run.args.lr=0.1` adds one more key if args is a mapping, and `--lr 0.1` at the end if it is a list. The value of
+`run.args+=` may be a list of several items. An option that `null` removes has its default.
 """
 
 from collections.abc import Sequence as Texts

@@ -1,6 +1,9 @@
 """Read a run's records and check which of its processes are alive. The order of reading makes sure that a run that has
 just ended is not taken for a lost one. For a finished run one file is read, and one check made that no newer attempt
 exists.
+
+Attempts are numbered without gaps: if `state.json` records an end and the next attempt's folder does not exist, the end
+is final.
 """
 
 import os

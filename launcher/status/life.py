@@ -1,5 +1,10 @@
 """The timeline of a run: on which activity each second was spent, what happened when, and the goodput. Goodput is the
 share of the counted time that was spent on steps which did not have to be repeated.
+
+A step counts once: training after the last checkpoint that had to be repeated is `lost`. The time from a failure, or
+the last step before it, to the end of the first step after it is `recovering`. Time on which the launcher has no
+influence is not counted: the queue before a start that a user asked for, and the time from an end to a user's `resume`.
+Validations, saves and slow input count as training. A script that reports no steps has no goodput.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

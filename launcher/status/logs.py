@@ -1,5 +1,8 @@
 """The merged log of a run: the lines of all ranks by time and then by rank, read in bounded memory. Generations follow
 one another, because all ranks of one have exited before those of the next start.
+
+    logs/a0001.g0002/rank-00003.log ─ RankLog ─┐
+    logs/a0001.g0002/rank-00004.log ─ RankLog ─┴─ merged by time ─► LogLine, with the node that the rank ran on
 """
 
 import errno

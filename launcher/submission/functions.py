@@ -1,5 +1,8 @@
 """Run a Python function as a job. Its call becomes files of the frozen code: a script that calls it, and its pickled
 arguments. What its ranks return or raise is read back as the result.
+
+submit(train, lr=0.1) ─► launch_function.py, launch_function.pkl, beside the project's code ─► ranks
+result() ◄─ the restricted reader below ◄─ launch_result/rank-00000.pkl ◄─ what rank 0 returned, or any rank raised
 """
 
 import builtins

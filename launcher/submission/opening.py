@@ -1,5 +1,7 @@
 """Turn requests into runs. After all checks, each run's folder is written under a temporary name and renamed; from the
 rename on the run exists. Its supervisor boots meanwhile, and begins once the folder is there.
+
+read spec ─ facts ─ check ─► supervisor boots ─► freeze code, write plan and intent in .tmp-… ─ rename ─► go
 """
 
 import os
@@ -214,7 +216,7 @@ def _open_group(group: Sequence[Request], choose: Callable[[Opened], None]) -> l
 
 
 def _named(opened: Sequence[tuple[str, Path]]) -> tuple[tuple[str, str], ...]:
-    """Return the ids and folders with the folders as text."""
+    """Return (id, folder as text) of each run."""
     return tuple((run_id, str(path)) for run_id, path in opened)
 
 

@@ -40,9 +40,7 @@ def module(first: str) -> str:
 
 
 def _take(path: Path, texts: dict[str, str]) -> None:
-    """Add a script's text to `texts` under its name, after all scripts that it imports; do nothing if it is in
-    there.
-    """
+    """Add a script's text to `texts` under its name, after all scripts that it imports; a script is added once."""
     name = path.resolve().relative_to(PAGE.resolve()).as_posix()
     if name in texts:
         return

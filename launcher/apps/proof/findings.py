@@ -77,7 +77,7 @@ class ComparedRun(msgspec.Struct, frozen=True):
     kills: tuple[Kill, ...]
     state: State
     took_s: float
-    why: str = ""  # it proves nothing, or has failed
+    why: str = ""  # the reason why it proves nothing or has failed, or ""
     steps: int = 0  # at which a metric could be compared
     metrics: tuple[str, ...] = ()  # that could be compared
     checkpoints: tuple[int, ...] = ()  # steps of those that were compared
@@ -105,4 +105,4 @@ class Proof(msgspec.Struct, frozen=True):
     exit_code: int  # of the undisturbed run
     compared: tuple[ComparedRun, ...]
     kept: tuple[str, ...] = ()  # ids of runs that still exist
-    why: str = ""  # it proves nothing, or has failed
+    why: str = ""  # the reason why nothing is proven, or ""

@@ -259,7 +259,8 @@ def with_causes(
 ) -> ComparedRun:
     """Return the comparison with the usual causes of its difference.
 
-    `once_more` is a second undisturbed run, or None if that failed.
+    `once_more` is a second undisturbed run, or None if that failed. `metrics` are the metrics to compare; if empty, all
+    but rates and times.
     """
     repeats, step = None, None
     if once_more is not None:

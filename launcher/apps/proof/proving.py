@@ -1,5 +1,8 @@
 """Carry out `launch prove`: make an undisturbed run, then a run with kills for each mode, and compare each with the
 first. If one differs, another undisturbed run shows whether the training repeats itself at all.
+
+spec or run ─ target ─► undisturbed run ─ schedule ─► disturbed run of each mode ─ judging ─► exact; where not:
+                                                       └ disturbing ─► kills        └ causes, by one more run
 """
 
 import contextlib

@@ -61,7 +61,7 @@ class ScaledRun(msgspec.Struct, frozen=True):
     ranks: int
     nodes: int = 1
     runs: tuple[str, ...] = ()
-    why: str = ""  # it could not be measured, or ""
+    why: str = ""  # the reason why it could not be measured, or ""
     rates: tuple[float, ...] = ()  # samples per second, for each logged line
     samples_per_s: Spread | None = None
     step_samples: float | None = None

@@ -1,5 +1,8 @@
 """Carry out `launch scale`: run a training on one number of ranks after the other, for a few steps each, and report
 what was measured: speed-up, lost time, advice and forecasts.
+
+spec ─ configurations ─► runs, one at a time ─ measured ─► points ─ accounts ─► speed-up, what was lost, advice
+                                                             └──── model ─────► forecasts
 """
 
 import statistics

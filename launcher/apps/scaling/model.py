@@ -1,6 +1,15 @@
 """A model of a step's time, fitted to a few numbers of ranks to forecast it for others: Amdahl's law and an all-reduce,
 around a ring or along a tree. It is fitted many times to resampled measurements, from which the uncertainty follows.
 Pure.
+
+step(ranks) = serial + divided / ranks + hops(ranks) latency + 2 (ranks - 1) / ranks transfer
+
+The first two terms are Amdahl's law, the others an all-reduce: around a ring with 2 (ranks - 1) hops, or along a tree
+with 2 log2 ranks. The shape that fits better is taken; if both fit, each is used in half of the fits.
+
+The length of steps alone cannot separate transfer from the first two terms, since 2 (ranks - 1) / ranks is 2 - 2 /
+ranks. So the two halves are fitted separately: to the measured communication that is not hidden, and to the remaining
+time. In weak scaling nothing is divided, as each rank keeps its share.
 """
 
 import math

@@ -1,5 +1,9 @@
 """Queue inputs, compute them in batches on workers, and cache the answers. The workers of one checkpoint are a group; a
 worker that dies is replaced, and another group takes over for a newer checkpoint.
+
+```
+ask ─► cache? ─► Batcher ──batch──► an idle worker ──► answers to all clients that wait, and into the cache
+```
 """
 
 import asyncio

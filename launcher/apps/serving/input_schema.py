@@ -1,6 +1,10 @@
 """Check inputs against the JSON Schema that the service declares, before a worker gets them. A part of JSON Schema is
 supported: a key that only describes is passed on to the OpenAPI page, and an unsupported one, such as `anyOf`, is
 refused when the server starts.
+
+Supported are `type` (one, or a list with "null"), `properties`, `required`, `default`, `items`, `enum` of strings or
+whole numbers, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minLength, maxLength, pattern, minItems
+and maxItems. Objects allow no other fields.
 """
 
 import re

@@ -156,7 +156,7 @@ class Round:
         return done
 
     def _one(self, action: Next, entries: dict[int, BookedTrial]) -> None:
-        """Carry out one action."""
+        """Carry out one action; `entries` has the trials by number."""
         match action:
             case NextTrial():
                 number = self.book.ask()

@@ -56,7 +56,7 @@ class TrialView:
     number: int
     open: bool
     failed: bool = False
-    why: str = ""  # it failed, or ""
+    why: str = ""  # the reason why it failed, or ""
     pruning: bool = False  # it is to be stopped early
     rung: Rung | None = None  # the last one that it has reached
     goes_on_after: int = 0  # the attempt of its run after which the run is to be resumed; 0: none

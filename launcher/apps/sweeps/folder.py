@@ -64,9 +64,7 @@ class SweepRecord(msgspec.Struct, frozen=True):
     own_folders: tuple[str, ...]
     points: tuple[Point, ...] | None  # all points of a grid or a file; None: Optuna chooses
     began_at: float
-    variables: dict[
-        str, str
-    ] = {}  # environment variables with paths, made absolute, by which the user's files are found
+    variables: dict[str, str] = {}  # environment variables with paths to the user's files, made absolute
 
 
 class Wanted(msgspec.Struct, frozen=True):

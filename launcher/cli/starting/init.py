@@ -1,5 +1,8 @@
 """`launch spec init`: write a commented spec to start from, with the JSON Schema for editors, or a skill: a folder
 (agentskills.io) from which a coding agent learns to use `launch`.
+
+A coding agent reads a skill only when a task asks for it, so no file of the user's, such as AGENTS.md, has to change.
+Claude Code looks in `.claude/skills`; Codex, Copilot, Cursor, Gemini CLI and others in `.agents/skills`.
 """
 
 import argparse
