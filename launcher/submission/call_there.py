@@ -1,6 +1,6 @@
 """Call a Python function as each rank of a run, and write what it returns or raises to a file beside the code. The text
-of this file, with a last line that names the function, is the script of such a run; so it imports nothing of
-`launcher`, and uses the standard library and the syntax of Python 3.9.
+of this file, with a last line that names the function, is the script of such a run. It uses only the standard library
+and the syntax of Python 3.9, because the ranks' interpreter may lack `launcher`, and may be older.
 """
 
 import contextlib
