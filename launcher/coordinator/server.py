@@ -351,7 +351,7 @@ class CoordinatorServer:
             return
         waits = self._record_writer.state_waits  # for a disk that is slow, or full: those after it would pile up
         if not waits:
-            self._record_writer.write(self._coordinator.snapshot(self._now()))
+            self._record_writer.write(self._coordinator.snapshot(self._now(), ended=not self._hold.holds_end))
         self._state_timer = self._loop.call_later(_STATE_SOON_S if waits else _STATE_S, self._write_state)
 
     def _record_writer_failed(self, error: Exception) -> None:

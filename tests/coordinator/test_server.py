@@ -15,7 +15,7 @@ from launcher.errors import Exit
 from launcher.run.durable import make_dir, read_lines, read_record, write_record
 from launcher.run.identity import this_process
 from launcher.run.layout import RunDir
-from launcher.run.records import DrainRequest, Endpoint, Event, RankExit
+from launcher.run.records import DrainRequest, Endpoint, Event, RankExit, RunState
 from launcher.wire import messages
 from launcher.wire.frames import dial, wire_key
 from tests.waits import eventually
@@ -161,6 +161,7 @@ def test_an_end_is_written_once_its_announcement_is_copied_and_left_open_if_it_i
 
     served(attempt, check, lease_s=1.0, copies=copies)
     assert attempt.end.exists() == copied
+    assert read_record(events.with_name("state.json"), RunState).state.ended == copied, "status showed an end too early"
 
 
 @pytest.mark.parametrize("copied", [True, False])
