@@ -1,4 +1,5 @@
-"""`python -m launcher.node RUN_DIR ATTEMPT NODE`: start the agent of a node, and all that runs on the node.
+"""`python -m launcher.node RUN_DIR ATTEMPT NODE`: the agent process of one node, which on node 0 runs the coordinator
+as well.
 
 With `coordinator` as NODE it runs the coordinator of a role whose first node is another host of a pool, and no agent.
 `standing_by.py` says which arguments an agent gets that boots before there is an attempt.
@@ -37,9 +38,8 @@ from launcher.wire.interfaces import address_of, interface_of
 
 
 def main() -> int:
-    """Start what the arguments name, and return an exit code of `launcher.errors.Exit`; an unforeseen error leaves its
-    traceback in agent.log.
-    """
+    """Run the agent or the coordinator that the arguments name, and return an exit code of `launcher.errors.Exit`. An
+    unforeseen error writes its traceback to agent.log."""
     name_this("launch-agent")
     offered = OfferedZygote.taken_from(os.environ)
     words = agent_arguments(sys.argv[1:])
@@ -70,7 +70,8 @@ def main() -> int:
 
 
 async def coordinate(run: RunDir, plan: Plan, number: int, lease: Lease) -> Exit:
-    """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code."""
+    """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code;
+    `number` is the attempt's."""
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
     token, copies = read_intent(attempt).token, lease.copies if plan.disks_apart else None
     server = CoordinatorServer(run, attempt, plan, plan.coordinator, token, copies=copies, notify=lease.notify)
@@ -96,9 +97,11 @@ async def live(
     offered: OfferedZygote | None = None,
     gate: int | None = None,
 ) -> Exit:
-    """Run the agent of node `index`, and on node 0 the coordinator too; return the exit code.
+    """Prepare node `index` for attempt `number`, run its agent, and on node 0 the coordinator too; return the exit
+    code.
 
-    `gate` is the descriptor over which a standby takes the next agent's arguments, or None without a standby.
+    `offered` is a zygote whose imports are done, or None. `gate` is the descriptor over which a standby takes the next
+    agent's arguments, or None without a standby.
     """
     attempt = run.attempt(number)
     intent = read_intent(attempt)
@@ -124,8 +127,10 @@ async def live(
 
 
 async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | None) -> tuple[Exit, bool]:
-    """Run the node's agent, which reports that its predecessor `buried` has exited, and on node 0 the coordinator too;
-    return (exit code, whether another attempt follows).
+    """Run the node's agent, and on node 0 the coordinator too; return (exit code, whether another attempt follows).
+
+    The agent reports `buried`, the node's previous agent, as exited; None means that there was none, or that it may
+    still run.
     """
     agent = NodeAgent(home, token, Reaper(asyncio.get_running_loop()), watchdog, buried)
     if home.node.index != 0 or home.plan.coordinator:
@@ -140,7 +145,8 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
 
 
 async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
-    """Close the agent first and the coordinator's records last; return the coordinator's exit code."""
+    """Close the agent, and then the coordinator, whose records are written last; return the coordinator's exit code.
+    `working` is the agent's task."""
     if host.ended.done():
         agent.goes_on = host.goes_on
         agent.leave(Exit.OK)
@@ -150,9 +156,8 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
 
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
-    """Return the node's previous agent if it has certainly exited, else None; whatever ranks it left have been ended by
-    the process that started this agent.
-    """
+    """Return the process of the node's previous agent if it has certainly exited, else None. Its ranks need no care:
+    the process that started this agent has ended them."""
     record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None
 
@@ -169,8 +174,9 @@ def located(node: NodePlan, interface: str | None) -> NodePlan:
 
 
 def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
-    """Return the folder in the node's memory for snapshots and for what ranks record at each step, or None if the spec
-    asks for neither or the machine has no such memory.
+    """Return the folder in the node's memory (tmpfs) for snapshots and for what ranks record at each step.
+
+    Return None if the spec asks for neither, or if the machine offers no such memory.
     """
     if not keeps_snapshots(plan) and not plan.ranks_may_stay:
         return None
@@ -184,13 +190,14 @@ def memory_of(plan: Plan, node: NodePlan, intent: Intent) -> Path | None:
 
 
 def keeps_snapshots(plan: Plan) -> bool:
-    """Return whether the spec asks for snapshots in memory."""
+    """Return whether the spec asks for step snapshots in memory."""
     wanted = plan.spec.checkpoint
     return wanted.memory_every_steps is not None or wanted.memory_every_s is not None
 
 
 def notes_in(memory: Path) -> Path:
-    """Return the folder within `memory` in which ranks record their own state at each step."""
+    """Return the folder within `memory` in which ranks record their own state at each step, and create it if it does
+    not exist."""
     notes = memory / "notes"
     notes.mkdir(mode=0o700, exist_ok=True)
     return notes

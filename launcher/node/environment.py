@@ -21,7 +21,8 @@ _AFTER_A_HANG_S = 300.0
 
 
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without variables of another job or of another launcher's ranks.
+    """Return `environ` without the variables of another batch job and without those that another launcher set for its
+    own ranks.
 
     The process that submits a run may itself be a rank, whose variables do not apply to the run.
     """
@@ -34,7 +35,8 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that ranks inherit from their cluster's job, without those that would mislead them."""
+    """Return the variables of a batch job that its ranks may inherit, without those that would mislead torch or its
+    libraries."""
     return {name: value for name, value in environ.items() if not misleads(name)}
 
 
@@ -49,8 +51,8 @@ def node_environment(
 ) -> dict[str, str]:
     """Return the environment that all processes of one node share; the zygote and `run.setup` get it unchanged.
 
-    `memory` is the node's folder for snapshots; `interface` is the network interface with the node's address, over
-    which ranks reach each other.
+    `memory` is the node's folder for snapshots, or None without snapshots; `interface` is the network interface with
+    the node's address, over which ranks reach each other, or None if torch is to choose.
     """
     gpus = {} if node.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus)}
     disk = {"LAUNCH_DISK": "apart"} if plan.disks_apart else {}
@@ -99,7 +101,7 @@ def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
 def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
     """Return the variables that apply unless the spec, the user's exports or the cluster set them.
 
-    With `hot`, torch must not end ranks that survive the loss of another.
+    `hot` adds those that keep torch from ending survivors when another rank is lost.
     """
     # Hot: the agent informs surviving ranks of a lost one, and torch must not end them meanwhile.
     # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.
@@ -117,8 +119,9 @@ def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
 
 
 def group_timeout_s(recovery: Recovery) -> float:
-    """Return the time-out of process groups in seconds; by default it is longer than hang detection takes,
-    because otherwise the ranks that wait for a hung one would be blamed.
+    """Return the time-out of torch's process groups in seconds: the spec's, or one longer than hang detection takes.
+
+    With a shorter one, the ranks that wait for a hung rank would time out first and be reported as the cause.
     """
     if recovery.group_timeout_s is not None:
         return recovery.group_timeout_s
@@ -127,14 +130,15 @@ def group_timeout_s(recovery: Recovery) -> float:
 
 
 def _every(steps: int | None, seconds: float | None) -> str:
-    """Return an interval as text, such as `500 steps` or `90 s`, or "" if there is none."""
+    """Return the interval as text, such as `500 steps` or `90 s`, or "" if both arguments are None."""
     if steps is not None:
         return f"{steps} steps"
     return "" if seconds is None else f"{seconds:g} s"
 
 
 def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dict[str, str]:
-    """Return the variables for checkpoints in memory; none without a memory folder."""
+    """Return the variables that tell ranks where, how often and how much to save in memory; none if `memory` is
+    None."""
     if memory is None:
         return {}
     return {
@@ -145,8 +149,10 @@ def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dic
 
 
 def hot_variables(plan: Plan, control: Path, notes: Path, *, joins: bool) -> dict[str, str]:
-    """Return the variables of a rank for `recovery.mode` hot or auto; with `joins` the rank joins a training under way
-    and gets its state from the other ranks.
+    """Return the variables of a rank for `recovery.mode` hot or auto: the paths of its control FIFO and of its notes
+    folder, and the lease.
+
+    With `joins` the rank joins a training under way and gets its state from the other ranks.
     """
     words = {"LAUNCH_CONTROL": str(control), "LAUNCH_NOTES_DIR": str(notes)}
     if plan.spec.recovery.mode == "auto":
@@ -165,7 +171,8 @@ def _role_variables(plan: Plan) -> dict[str, str]:
 
 
 def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
-    """Return the variables for a rank's place in its role; none in a run of one program."""
+    """Return the variables with the rank's number in its role and the ports that it has to serve; none in a run of one
+    program."""
     if not plan.role:
         return {}
     number, words = plan.role_rank + rank, dict[str, str]()
@@ -190,7 +197,12 @@ def sizes(start: Start) -> dict[str, str]:
 
 
 def rank_environment(start: Start, local_rank: int, progress: str, error_file: str) -> dict[str, str]:
-    """Return the variables of one rank beyond its node's environment."""
+    """Return the variables of one rank beyond its node's environment: its ranks and sizes, MASTER_ADDR, and its report
+    files.
+
+    `progress` is the path of the FIFO on which it reports, `error_file` the one to which torch's `@record` writes its
+    exception.
+    """
     rank = str(start.first_rank + local_rank)
     return {
         **sizes(start),

@@ -1,4 +1,5 @@
-"""The agent's connection to the coordinator: messages, those repeated after a network cut, and the lease."""
+"""The agent's connection to the coordinator: it sends messages, repeats those that a network cut may have lost, and
+renews the lease under which the node's ranks may run."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -25,9 +26,8 @@ _Weighty = (
 
 
 class Lifeline:
-    """The agent's connection to the coordinator, which reconnects after a cut, and renews the lease with each
-    answer.
-    """
+    """The agent's connection to the coordinator. It reconnects after a cut, and each answered heartbeat renews the
+    lease."""
 
     def __init__(self, home: Home, token: str, lease: Lease) -> None:
         self._home = home
@@ -51,12 +51,12 @@ class Lifeline:
 
     @property
     def heartbeat_s(self) -> float:
-        """Return the longest time to the next heartbeat, a fraction of the lease."""
+        """Return the seconds between heartbeats while nothing happens, a fraction of the lease."""
         return heartbeat_every_s(self._lease_s, len(self._home.plan.nodes))
 
     @property
     def heartbeat_turn_s(self) -> float:
-        """Return the shortest time to the next heartbeat, when ranks have reported something."""
+        """Return the shortest time in seconds between two heartbeats, which applies while ranks report something."""
         return heartbeat_turn_s(self._lease_s, len(self._home.plan.nodes))
 
     def send(self, message: ToCoordinator) -> None:
@@ -65,32 +65,33 @@ class Lifeline:
             self._wire.send(message)
 
     def send_reliably(self, message: _Weighty) -> None:
-        """Send a message that must not be lost: it is repeated after each new Join, and the coordinator may receive it
-        twice.
-        """
+        """Send a message that must not be lost. It is sent once more after each reconnection, so the coordinator may
+        receive it several times."""
         self._told.append(message)
         self.send(message)
 
     def note(self, message: messages.Noted) -> None:
-        """Send a message once, now or as soon as the connection is up."""
+        """Send a message once: at once, or as soon as the connection is up."""
         if self.is_up:
             self.send(message)
         else:
             self._unsaid.append(message)
 
     def forget(self) -> None:
-        """Drop all messages that would be repeated, as they are about a generation that the coordinator has closed."""
+        """Drop all messages that would be repeated, because the coordinator has closed the generation that they are
+        about."""
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
-        """Send Join, then all messages that have to be repeated or are still unsent."""
+        """Send Join on a new connection, then all messages that have to be repeated and those that `note` has not sent
+        yet."""
         self._joined_at = boottime()
         for one in (message, *self._told, *self._unsaid):
             self.send(one)
         self._unsaid.clear()
 
     def heartbeat(self, heartbeat: messages.Heartbeat) -> None:
-        """Send a heartbeat with a sequence number."""
+        """Send the heartbeat with a new sequence number, and record when it was sent."""
         if self._wire is None:
             return
         self._sequence += 1
@@ -98,17 +99,17 @@ class Lifeline:
         self.send(msgspec.structs.replace(heartbeat, seq=self._sequence, answered=self._answered, took_s=self._took_s))
 
     def welcomed(self, lease_s: float) -> None:
-        """Take over the lease's length from a Welcome.
+        """Use the length of the lease that the coordinator's Welcome gives.
 
-        A coordinator that has given up this node's ranks sends a Welcome too, so only an answered heartbeat renews an
-        expired lease.
+        An expired lease is renewed by an answered heartbeat alone, because a coordinator that has given up this node's
+        ranks sends a Welcome too.
         """
         self._lease_s = lease_of_ranks(min(lease_s, self._home.plan.spec.recovery.lease_s))
         if self._lease.until > boottime():
             self._leased_from(self._joined_at)  # when it was sent, which is earlier than it was received
 
     def answered(self, sequence: int) -> None:
-        """Renew the lease from the time at which the answered heartbeat was sent."""
+        """Renew the lease, counted from the time at which heartbeat `sequence`, now answered, was sent."""
         sent_at = self._sent_at.pop(sequence, None)
         if sent_at is not None and sent_at >= self._leased_at:
             self._answered, self._took_s = sequence, max(0.0, boottime() - sent_at)
@@ -144,14 +145,13 @@ class Lifeline:
             await asyncio.sleep(_RETRY_S)  # a coordinator that accepts and then drops us is not called at full speed
 
     async def wait_until_expired(self, watch: LeaseWatch) -> None:
-        """Return once no heartbeat has been answered for the length of the lease, or the watchdog has ended the
-        ranks.
-        """
+        """Return once the lease has expired, by the time that `watch` counts, or the watchdog has ended the ranks."""
         while not self._lease.broken and (left_s := watch.left_s(self._lease.until)) > 0:  # noqa: ASYNC110 - as above
             await asyncio.sleep(min(left_s, _LOOK_S))  # a Welcome ends the long first wait
 
     async def wait_until_leased(self) -> None:
-        """Return once ranks may start: what came before a suspend and is read after it is no message to start them."""
+        """Return once the lease is valid. Until then no rank may start, not even by a message that arrived before this
+        node was suspended."""
         while self._lease.until <= boottime():  # noqa: ASYNC110 - the watchdog's clock decides
             await asyncio.sleep(_RETRY_S)
 
@@ -161,9 +161,8 @@ class Lifeline:
             self._wire.close()
 
     async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
-        """Return an authenticated connection to the coordinator that the run directory names now, or None if none can
-        be made yet.
-        """
+        """Return an authenticated connection to the coordinator that the run directory names now, or None if the
+        connection fails."""
         try:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)
             if endpoint is None:
@@ -178,7 +177,8 @@ class Lifeline:
 
 
 def check_start(start: messages.Start, plan: Plan) -> None:
-    """Raise WireError unless a Start fits the plan: a coordinator decides only which nodes have ranks."""
+    """Raise WireError unless a Start fits the plan: a coordinator decides which nodes have ranks, and nothing else
+    about them."""
     each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
     known = {node.index: node.address for node in plan.nodes}
     good = (
@@ -197,11 +197,12 @@ def check_start(start: messages.Start, plan: Plan) -> None:
 
 
 def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
-    """Raise WireError unless a peer is a node of the run, so that nothing is sent to another machine."""
+    """Raise WireError unless the plan names the peer's node and address, so that no copy is sent to another machine."""
     if not _is_of(peer, {node.index: node.address for node in plan.nodes}):
         raise WireError("it wants a link to be measured that is not of this plan")
 
 
 def _is_of(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
-    """Return whether the plan's node has the address of `peer`, or has no address of its own."""
+    """Return whether the address of `peer` is that of its node in `known` (addresses by node index), or that node has
+    no fixed address."""
     return known.get(peer.node) in (peer.address, "")

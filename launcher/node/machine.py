@@ -18,16 +18,14 @@ _DEVICE = re.compile(r"nvidia(\d+)")
 
 
 def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Machine:
-    """Return the cores that this process may use, and the GPUs: those of CUDA_VISIBLE_DEVICES, or every
-    /dev/nvidiaN.
-    """
+    """Return this machine's description: the cores that this process may use, and the GPUs in CUDA_VISIBLE_DEVICES or
+    else every /dev/nvidiaN."""
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=_gpus(environ.get("CUDA_VISIBLE_DEVICES"), devices))
 
 
 def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
-    """Return the names of the GPUs that a rank could use, as `visible` (CUDA_VISIBLE_DEVICES) has them, else by
-    number.
-    """
+    """Return the names of the GPUs that a rank could use: the entries of `visible` (CUDA_VISIBLE_DEVICES), or if that
+    is None the numbers of the device files."""
     numbers = sorted(int(found[1]) for entry in os.listdir(devices) if (found := _DEVICE.fullmatch(entry)))
     if visible is None or not numbers:
         # Asked for on a machine that has none, it names nothing that a rank could use.
@@ -38,7 +36,8 @@ def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
 
 
 def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> None:
-    """Write the facts about this interpreter and machine to the file; do nothing if the disk refuses the write."""
+    """Write the facts about the interpreter `python` and this machine to the file `path`; do nothing if the disk
+    refuses the write."""
     found = environment_of(python, environ)
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -47,7 +46,7 @@ def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> Non
 
 
 def environment_of(python: str, environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia")) -> Environment:
-    """Return the facts about this interpreter, its installed packages, and this machine."""
+    """Return the facts about the interpreter `python`, its installed packages, and this machine."""
     gpus = [_MODEL.search(_text(file)) for file in sorted(driver.glob("gpus/*/information"))]
     version, system = _DRIVER.search(_text(driver / "version")), os.uname()
     return Environment(

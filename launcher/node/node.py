@@ -1,4 +1,5 @@
-"""One node's agent: prepares the node, keeps the link to the coordinator, and carries out Start and Stop.
+"""One node's agent: it prepares the node, keeps the connection to the coordinator, and starts and stops ranks on the
+coordinator's orders.
 
 prepare ─ setup, zygote ─┐
 link ── Join, Ready ─────┼─► Start ─► RankGroup ─► Started, Exited, Heartbeat
@@ -151,21 +152,22 @@ class NodeAgent:
         return task
 
     def _task_finished(self, task: asyncio.Task[None]) -> None:
-        """End the agent with the error of the task, if it failed."""
+        """End the agent with the error of a background task, if the task failed."""
         self._work.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._over.done():
             self._over.set_exception(error)
 
     def leave(self, code: Exit) -> None:
-        """End the agent with exit code `code`, unless it is ending already."""
+        """End the agent with exit code `code`, unless it is already ending."""
         if not self._over.done():
             self._over.set_result(code)
 
     # -- the node itself
 
     async def _prepare(self) -> None:
-        """Prepare the node, send Ready or the fault, and keep the zygotes warm."""
+        """Prepare the node and send Ready, or a Fault with the reason why it cannot be prepared; then replace each
+        zygote that dies."""
         if self._home.node.votes_only:
             return
         try:
@@ -181,18 +183,17 @@ class NodeAgent:
         await self._preparation.stay_warm()
 
     async def _wait_until_due(self) -> None:
-        """Wait until the run's other roles are ready, as far as this role's ranks need them.
+        """Wait until the run's other roles are ready, if this role's ranks have to wait for them.
 
-        The node's coordinator works meanwhile, because it has to count the voters.
+        The coordinator on this node works meanwhile, because it has to count the voters.
         """
         while not (self._due.is_set() or self._home.attempt.due.exists()):  # noqa: ASYNC110 - it is a file
             await asyncio.sleep(_DUE_S)
         self._due.set()
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
-        """Check the node again after the ranks in `suspects` have failed; report the result to the coordinator, and
-        return whether the node is fit.
-        """
+        """Check the devices of the local ranks in `suspects`, which have failed; report the result to the coordinator,
+        and return whether the node can run ranks again."""
         try:
             await self._preparation.check_again(suspects)
         except NodeUnfit as unfit:
@@ -202,7 +203,7 @@ class NodeAgent:
         return True
 
     def _report_health(self) -> None:
-        """Send the coordinator the health of each of the node's devices."""
+        """Send the coordinator the result of the newest check of each device of the node."""
         node = self._home.node.index
         for one in self._preparation.health:
             if one.fitness is Fitness.FIT:
@@ -243,11 +244,13 @@ class NodeAgent:
             await asyncio.sleep(_KERNEL_S)
 
     def _report_reserve(self, kind: ReserveEvent, text: str) -> None:
-        """Send the coordinator an event about the reserve processes."""
+        """Send the coordinator an event about the processes in reserve (`recovery.reserve`), with `text` as its
+        explanation."""
         self._line.note(messages.Noted(self._home.node.index, kind, text))
 
     def _forward_stop_request(self) -> None:
-        """Send the coordinator the stop request of this attempt; without a connection, end the agent at once."""
+        """Send the coordinator the request to stop this attempt that the supervisor has written; without a connection,
+        end the agent at once."""
         request = readable(self._home.attempt.stop, StopRequest)
         kind = "preempt" if request is None else request.kind
         if not self._line.is_up:
@@ -257,7 +260,8 @@ class NodeAgent:
     # -- what the coordinator wants
 
     def _introduce(self) -> None:
-        """Send Join on a new connection, and then the node's state."""
+        """Send Join on a new connection, and then the node's state: Ready or a fault, a failing device, a host that is
+        about to go."""
         node = self._home.node
         me, port = this_process(), self._port.number
         gives = self._replication or self._buddies
@@ -299,14 +303,13 @@ class NodeAgent:
                 self.leave(Exit.OK)
 
     async def _check_link(self, word: messages.CheckLink) -> None:
-        """Measure the requested link and send the result."""
+        """Measure the network link that `word` names, and send the result."""
         if self._prober is not None:
             self._line.send(await self._prober.measure(word.number, word.peer))
 
     async def _look(self, word: messages.Look) -> None:
-        """Inspect the ranks of the requested generation; send what each is doing, or when each entered its newest
-        collectives.
-        """
+        """Inspect the ranks of the requested generation, and send what each is doing; with `word.times` send when each
+        entered its newest collectives instead."""
         group = self._group
         if group is None or group.generation != word.generation:
             return
@@ -343,7 +346,8 @@ class NodeAgent:
         await self._begin(start, group.begin())
 
     async def _continue_in_place(self, word: messages.ContinueInPlace) -> None:
-        """Begin a new generation in which ranks that run here keep their processes."""
+        """Begin a new generation in which survivors on this node keep their processes and the other ranks are
+        started."""
         group = self._group
         if group is None or group.generation >= word.start.generation:
             return  # it was stopped meanwhile
@@ -359,7 +363,8 @@ class NodeAgent:
         await self._begin(word.start, group.continue_in_place(word, self._preparation.starter, keep, waiting))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
-        """Wait until the ranks have started and send Started, or the fault if they cannot be started."""
+        """Await `begins`, which starts the ranks and returns their pids, and send Started; if the ranks cannot be
+        started, send the fault."""
         node = self._home.node.index
         try:
             pids = await begins
@@ -383,9 +388,8 @@ class NodeAgent:
 
     @property
     def _other_processes(self) -> tuple[tuple[int, ...], Pids]:
-        """Return the processes below this one that are no ranks: (pids to keep, a function that returns the pids in
-        reserve).
-        """
+        """Return the child processes that are no ranks: (pids of the zygote and the watchdog, a function that returns
+        the pids in reserve)."""
         return (*self._preparation.own_pids, self._watchdog.pid), lambda: self._preparation.reserve.pids
 
     @property
@@ -419,12 +423,12 @@ class NodeAgent:
             self._line.send(messages.Ready(self._home.node.index))  # it may have been given up while suspended
 
     def begun(self, rank: int) -> None:
-        """Send Leads if the rank that has been forked is rank 0."""
+        """Send the coordinator Leads if rank 0 has just been forked: ranks of other nodes wait for it."""
         if rank == 0:
             self._line.send_reliably(messages.Leads(self._home.node.index, self._generation))
 
     def on_report(self) -> None:
-        """Hand new checkpoints and snapshots to their copiers, and send a heartbeat soon."""
+        """Pass new checkpoints and snapshots to the stores that copy them, and send a heartbeat soon."""
         if self._replication is not None and self._group is not None and self._group.checkpoint is not None:
             self._replication.note(self._group.checkpoint)
         if self._uploads is not None and self._group is not None and self._group.checkpoint is not None:
@@ -441,14 +445,16 @@ class NodeAgent:
         self._send_heartbeat()
 
     def ended(self, exited: messages.Exited) -> None:
-        """Send the end of a rank; after the last rank, wait for the copies of the ranks' files."""
+        """Send the end of a rank; after the node's last rank, start to wait until copies of the ranks' files are
+        complete."""
         self._line.send_reliably(exited)
         if self._home.plan.copies_last and self._group is not None and self._group.over:
             self.on_report()  # of a commit just before the end
             self._start_task(self._settle(self._group.generation))
 
     async def _settle(self, generation: int) -> None:
-        """Wait until no file of this node's ranks waits for a copy on another node, and send Settled."""
+        """Wait until every checkpoint of this node's ranks that is to be copied elsewhere has been, and send Settled
+        with any problem."""
         problems = [await one.settle() for one in (self._replication, self._uploads) if one is not None]
         problem = "; ".join(filter(None, problems))
         self._line.send_reliably(messages.Settled(self._home.node.index, generation, problem))
@@ -486,24 +492,22 @@ class NodeAgent:
         return group.pids if group is not None else {}
 
     async def _watch_lease(self) -> None:
-        """End the agent once the lease has expired, unless the watchdog ignores the time that this node was
-        suspended.
-        """
+        """End the agent once the lease has expired, unless the watchdog disregards the time for which this node was
+        suspended."""
         if self._watchdog.slept is not AfterSuspend.FORGIVEN:
             await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))
             self.leave(Exit.LOST)
 
     def _watchdog_died(self, _: Death) -> None:
-        """End the agent because its watchdog has died, without which a frozen agent's ranks would go on; the supervisor
-        starts another agent.
-        """
+        """End the agent because its watchdog has died: without one, the ranks of a frozen agent would go on. The
+        supervisor starts another agent."""
         if not self._over.done():  # else it ends with its agent
             say("the watchdog beside this agent was killed: the supervisor starts another agent")
         self.leave(Exit.LAUNCHER_FAULT)
 
 
 async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator], None]) -> "Replication":
-    """Return the store that copies checkpoints between the nodes' disks."""
+    """Return the store that copies checkpoints between the nodes' disks; it sends its messages with `say`."""
     from launcher.copies.copier import Patience  # late: as the next one
     from launcher.copies.replication import Replication  # late: 20 ms that a shared disk spares
 
@@ -518,7 +522,7 @@ async def _open_replication(home: Home, token: str, say: Callable[[ToCoordinator
 
 
 def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads":
-    """Return the uploader of checkpoints to the spec's object store."""
+    """Return the uploader of checkpoints to the spec's object store; it sends its messages with `say`."""
     # late: 20 ms that runs without a store are spared
     from launcher.copies.stored import borrow_packages, open_store, variables_for_store  # late: see above
     from launcher.copies.uploads import UploadRules, Uploads  # late: see above
@@ -544,7 +548,7 @@ def _open_uploads(home: Home, say: Callable[[ToCoordinator], None]) -> "Uploads"
 
 
 async def _open_prober(home: Home, token: str) -> "Prober":
-    """Return the prober that measures links."""
+    """Return the prober that measures network links between nodes."""
     from launcher.health.probe import Prober  # late: 20 ms that runs without such checks are spared
 
     key = wire_key(token, "links", home.plan.run_id, home.attempt.number)
@@ -554,7 +558,8 @@ async def _open_prober(home: Home, token: str) -> "Prober":
 
 
 async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":
-    """Return the store that copies snapshots between the nodes' memories."""
+    """Return the store that copies snapshots between the nodes' memories, with its own in `folder`; it sends its
+    messages with `say`."""
     # late: 20 ms that runs without such copies are spared
     from launcher.copies.buddies import Buddies  # late: see above
     from launcher.copies.node_memory import NodeMemory  # late: see above
@@ -570,9 +575,8 @@ async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToC
 async def _fetch_checkpoint(
     node: int, replication: "Replication", start: messages.Start
 ) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
-    """Fetch the checkpoint that the ranks are to load; return None, or the message that says why it cannot be
-    fetched.
-    """
+    """Fetch from other nodes the checkpoint that the ranks are to load. Return None, or the message that says why it
+    cannot be fetched."""
     # late: 20 ms that a shared disk spares
     from launcher.copies.client import DiskFailed  # late: see above
     from launcher.copies.replication import NotBrought, NothingToLoad  # late: see above
@@ -589,9 +593,9 @@ async def _fetch_checkpoint(
 
 
 def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
-    """Return the fault to report for ranks that could not be started: their disk's or the launcher's own.
+    """Return the fault to report for ranks that could not be started: the disk's or the launcher's own.
 
-    Return None for an error that is not foreseen.
+    Return None for any other error, which the caller has to raise.
     """
     if error.errno not in DISK_ERRORS | _USED_UP:
         return None

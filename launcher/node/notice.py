@@ -1,4 +1,5 @@
-"""Watch for the notice that this host is about to go: the file, command or signal that `notice` of a spec names."""
+"""Watch for the notice that this host is about to be taken away: the file, command or signal that `notice` of a spec
+names."""
 
 import asyncio
 import os
@@ -20,7 +21,8 @@ _NOT_RUN = (126, 127)  # what a shell exits with for a program that it cannot ru
 
 
 class HostNotice:
-    """The check whether this host is about to go away, made in the folder where its ranks begin."""
+    """A repeated check for the spec's notice that this host is about to be taken away. File and command are relative to
+    `workdir`, where ranks start."""
 
     def __init__(self, notice: Notice, workdir: Path, environment: Mapping[str, str], reaper: Reaper) -> None:
         self._notice, self._workdir, self._environment, self._reaper = notice, workdir, environment, reaper
@@ -30,17 +32,18 @@ class HostNotice:
         self.problem = ""  # why the command could not be asked the last time
 
     def watch_signal(self) -> None:
-        """Count the signal that `notice.signal` names as the notice from now on."""
+        """Treat the signal that `notice.signal` names as the notice from now on."""
         if (name := self._notice.signal) is not None:
             number = signal.Signals[f"SIG{name}"]
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
 
     def _take_signal(self) -> None:
-        """Note that the signal has come."""
+        """Record that the signal was received."""
         self._signalled = f"its agent got SIG{self._notice.signal}"
 
     async def look(self) -> str:
-        """Return which notice says that the host is about to go away, or "" if none says so (any more)."""
+        """Return as text which file, command or signal gives notice now, or "" if none does. A file or command can
+        withdraw its notice."""
         if self._signalled:
             return self._signalled
         if self._file is not None and await asyncio.to_thread(os.path.lexists, self._file):  # a disk may hang
@@ -51,9 +54,9 @@ class HostNotice:
         return self._by_command
 
     async def _ask(self) -> bool:
-        """Return whether the spec's command gives notice.
+        """Run the spec's command and return whether it gives notice, which it does with exit code 0.
 
-        Return False, with the problem noted, if the command cannot be run or does not end in time.
+        Return False, with the reason in `problem`, if the command cannot be run or does not end in time.
         """
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         self.problem = ""

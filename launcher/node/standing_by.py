@@ -1,4 +1,5 @@
-"""An agent that boots before there is anything for it to do: `python -m launcher.node RUN_DIR @FD NODE`.
+"""An agent process that starts before it has an attempt to serve: `python -m launcher.node RUN_DIR @FD NODE`. It is
+left by an agent that dies, and the supervisor makes it the next agent.
 
 An agent that dies may have left a process that waits to be the next one: its zygote's standby (`zygote.py`). On that
 descriptor, a socket, it receives the arguments and descriptors that `AgentPlace.take` (`supervisor/agent_processes.py`)
@@ -21,14 +22,13 @@ _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 
 
 def standby_argument(fd: int) -> str:
-    """Return the argument that takes the place of the attempt's number: the number is received later on descriptor
-    `fd`.
-    """
+    """Return the argument that stands in place of the attempt's number, which the process receives later over
+    descriptor `fd`."""
     return f"{_SIGN}{fd}"
 
 
 def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-    """Send a line of JSON with descriptors to a waiting process; raise OSError if it has ended."""
+    """Send a waiting process one line of JSON with descriptors; raise OSError if it has ended."""
     line = json.dumps(words).encode() + b"\n"
     sent = socket.send_fds(waiting, [line], [*fds])
     if sent < len(line):  # a process that has received all of it may have closed its end: no error, then
@@ -36,10 +36,10 @@ def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Seq
 
 
 def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
-    """Return an agent's arguments: `words` themselves, or for a standby those that it receives later.
+    """Return an agent's arguments: `words` themselves, or, if these are a standby's, those that it waits for.
 
-    Return None if the standby is not needed. A standby receives its environment, output and open descriptors together
-    with its arguments.
+    The environment, output and open descriptors of a standby come with them and replace its own. Return None if the
+    sender closes the connection, because no agent is needed.
     """
     if not words[1].startswith(_SIGN):
         return words
@@ -66,7 +66,7 @@ def agent_arguments(words: Sequence[str]) -> Sequence[str] | None:
 
 def gate_from(environ: MutableMapping[str, str]) -> int | None:
     """Return the descriptor on which a standby receives the next agent's arguments, or None if the supervisor passed
-    none.
+    none in `environ`.
 
     It must be a socket made by this process's parent, because a container passes variables but not descriptors.
     """

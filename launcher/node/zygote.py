@@ -1,6 +1,7 @@
-"""Imports once what ranks need and forks ranks on request; or becomes one rank without a fork. See ZYGOTE.md.
+"""The zygote: a process that imports once what ranks need and forks ranks on request; or, in mode `run`, becomes one
+rank without a fork. See ZYGOTE.md.
 
-    PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
+PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
     PYTHON zygote.py lend FD OWNER_PID      likewise, for many runs: it has a copy of itself in the agent of each
     PYTHON zygote.py run FD [AGENT_PID]     FD: a pipe with one order, a JSON line
 
@@ -89,7 +90,11 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Order(NamedTuple):
-    """The program that a rank process becomes, and everything that it starts with."""
+    """The program that a rank process becomes, and everything that it starts with.
+
+    `kind` is script, module or command; `unset` names variables to remove, `progress` the FIFO for reports,
+    `dump_signal` the signal upon which it writes its stacks (0 for none), `debug` where a visitor reaches its debugger.
+    """
 
     kind: str  # script, module or command
     target: str
@@ -117,14 +122,15 @@ class Worker(NamedTuple):
 
 
 class Born(NamedTuple):
-    """A forked rank that has not been reported to the agent yet."""
+    """A forked rank that has not been reported to the agent yet, and the descriptor `go` whose writing lets it
+    continue."""
 
     pid: int
     go: int  # the pipe on which it waits
 
 
 class NoFork(Exception):
-    """Raised with the reason why a fork, or a rank, is impossible."""
+    """Raised with the reason why this process cannot fork, or cannot become the rank."""
 
 
 class Standby(Exception):
@@ -136,7 +142,7 @@ class Standby(Exception):
 
 
 def order_from(words: Any) -> Order:
-    """Return the order in a message; raise NoFork if it is malformed."""
+    """Return the order in a decoded JSON message; raise NoFork if it is malformed."""
     try:
         order = Order(**words)
         texts = (order.target, order.cwd, order.log, order.stdin, *order.args, *order.unset, *order.env.values())
@@ -169,9 +175,9 @@ def fork_sibling() -> int:
     """Fork and return as os.fork does, except that the child's parent is this process's own parent; raise OSError if
     that is impossible.
 
-    A process between the two has the same effect, and costs a second fork: of a process that has imported torch one
-    takes 10 ms and more. glibc's own fork is passed over, and its record of the thread's id is set as it would be;
-    handlers by pthread_atfork are not called, which this process, with one thread, does not need.
+    A process between the two would have the same effect, but it costs a second fork, which takes 10 ms and more after
+    torch is imported. The call does not go through glibc's fork, so handlers by pthread_atfork are not called; this
+    process, with one thread, does not need them.
     """
     number = SYS_CLONE.get(os.uname().machine)
     if number is None:
@@ -258,7 +264,7 @@ def usual_signals() -> None:
 
 
 def settle(order: Order) -> None:
-    """Give this process the rank's session, streams, environment and folder."""
+    """Give this process the session, streams, environment, limits and folder of the rank that the order describes."""
     with contextlib.suppress(PermissionError):  # it leads a session already: it was started with one of its own
         os.setsid()
     redirect(os.open(order.stdin, os.O_RDONLY), 0)
@@ -303,10 +309,10 @@ def redirect(source: int, *targets: int) -> None:
 
 
 def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Return an `encode` for os.environ that ends a process in reserve if it reads a variable that only a rank has.
+    """Return an `encode` for os.environ that ends a process in reserve if its program reads a variable that only a rank
+    has.
 
-    If the process went on without a value, or with a wrong one, the program would be another rank later than it
-    assumes.
+    With no value or a wrong one the program would go on as another rank than it becomes later.
     """
 
     def encoded(name: str) -> bytes:
@@ -324,9 +330,8 @@ def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], byt
 
 
 def place_that_asks(name: str) -> str:
-    """Return the line of user code that reads the variable, or "" if a package or the trainer reads it, mostly for
-    logs.
-    """
+    """Return the line of user code that reads the variable, such as `train.py:41`, or "" if a package or the trainer
+    reads it, mostly for logs."""
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
         frame = frame.f_back
@@ -340,11 +345,11 @@ def place_that_asks(name: str) -> str:
 
 
 class EndOfRank:
-    """The end of a rank's interpreter, which leaves out freeing what the zygote has imported.
+    """The end of a rank's interpreter, without the work of freeing what the zygote has imported.
 
     To free a few hundred thousand objects of torch, on pages that are shared until then, takes seconds of CPU time; the
-    kernel takes them away at once. What the program itself has made is freed: its modules are emptied in the
-    interpreter's own order, so that `__del__`, `finally` and unclosed files behave as they do elsewhere.
+    kernel frees them at once. Objects of the program itself are freed: its modules are emptied in the interpreter's own
+    order, so that `__del__`, `finally` and unclosed files behave as they do elsewhere.
     """
 
     def __init__(self) -> None:
@@ -357,17 +362,13 @@ class EndOfRank:
         self._pid, self._imported = os.getpid(), dict(sys.modules)
 
     def left_by(self, code: object) -> None:
-        """Keep the exit code that the program gave to sys.exit, unless it is text or too large, which the interpreter
-        handles.
-        """
+        """Keep the exit code that the program gave to sys.exit. Text and numbers too large for an exit code are left to
+        the interpreter."""
         if code is None or (type(code) in (int, bool) and abs(int(code)) < 1 << 31):  # type: ignore[call-overload]
             self.code = int(code or 0)  # type: ignore[call-overload]
 
     def finish(self) -> None:
-        """End the rank; called by the interpreter after threads have ended and all other atexit handlers have run.
-
-        Registered, it also keeps alive this module's globals, which the interpreter uses once more at its very end.
-        """
+        """End the rank; called by the interpreter after threads have ended and all other atexit handlers have run."""
         if self.code is None or os.getpid() != self._pid or needs_interpreters_end():
             gc.unfreeze()  # else its last collection misses what is frozen, and libraries complain about leaks
             return
@@ -394,9 +395,8 @@ END = EndOfRank()
 
 
 def needs_interpreters_end() -> bool:
-    """Return whether everything must be freed in order, because threads or devices are active or other ranks are
-    connected.
-    """
+    """Return whether the interpreter must free everything in its own order: threads run, CUDA is in use, or a process
+    group exists."""
     threads = len(sys._current_frames()) - FLIGHT.runs  # noqa: SLF001 - of threads of every kind
     if gc.get_freeze_count() == 0 or threads > 1:
         return True
@@ -406,10 +406,10 @@ def needs_interpreters_end() -> bool:
 
 
 def may_act_at_exit() -> bool:
-    """Return whether a library may have work to do at the process's exit, as a profiler or a file format has.
+    """Return whether a loaded library may have work to do at the process's exit, such as a profiler's.
 
     Torch has none, and takes half a second of CPU time to find that out. Return False only if every loaded library is
-    known to have none.
+    in a list of those without such work.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.__file__ or "LD_PRELOAD" in AT_START or "LD_AUDIT" in AT_START:
@@ -420,7 +420,8 @@ def may_act_at_exit() -> bool:
 
 
 def is_silent(path: str, packages: str) -> bool:
-    """Return whether the library is known to do nothing at exit but free memory."""
+    """Return whether the library at `path` is in our list of those that do nothing at exit but free memory; `packages`
+    is the folder of installed packages."""
     if path.startswith(packages):
         return path[len(packages) :].partition(os.sep)[0] in SILENT_PACKAGES
     folder, name = os.path.split(path)
@@ -442,9 +443,8 @@ def flush_streams() -> None:
 
 
 def empty(names: Sequence[str]) -> None:
-    """Free the modules and what they hold, first what nothing else refers to, while functions still have their
-    globals.
-    """
+    """Free the modules and their contents, first objects that nothing else refers to, while functions still have their
+    globals."""
     there = []
     for name in names:
         with contextlib.suppress(TypeError):  # what stands there may be anything
@@ -496,9 +496,8 @@ def module(order: Order) -> Callable[[], Any]:
 
 
 def command(order: Order) -> Callable[[], Any]:
-    """Return a call that runs the command as a shell would: with usual signals, exit code 127 if not found and 126 if
-    not executable.
-    """
+    """Return a call that runs the command as a shell would: with default signals, exit code 127 if it is not found and
+    126 if it is not executable."""
     return functools.partial(execute, order.target, [order.target, *order.args])
 
 
@@ -517,7 +516,8 @@ def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
 
 
 def unload_hiding_modules(folder: str) -> None:
-    """Forget loaded modules that would hide the user's own of the same name, such as `code.py` beside the script."""
+    """Remove loaded modules that would hide the user's own with an equal name, such as `code.py` in `folder`, beside
+    the script."""
     for name in {entry.partition(".")[0] for entry in os.listdir(folder)} & set(sys.modules) - {"__main__"}:
         loaded = getattr(sys.modules[name], "__spec__", None)
         beside = importlib.machinery.PathFinder.find_spec(name, [folder])
@@ -528,7 +528,8 @@ def unload_hiding_modules(folder: str) -> None:
 
 
 def fresh_main(loader: Any, **more: str) -> dict[str, Any]:
-    """Return the globals of a new __main__, with the names that this Python version itself puts there."""
+    """Return the globals of a new __main__ module, with the names that this Python version itself puts there and those
+    in `more`."""
     main = types.ModuleType("__main__")
     own = {name: value for name, value in globals().items() if name.startswith("__")}
     main.__dict__.update({**own, "__doc__": None, "__loader__": loader, **more})
@@ -553,9 +554,8 @@ def execute(target: str, argv: list[str]) -> NoReturn:
 
 
 class Breakpoints:
-    """A file object for a debugger, connected to a visitor who debugs this rank; reads wait while no visitor is
-    connected.
-    """
+    """A file object for pdb, connected to a visitor (`launch debug`) who debugs this rank; reads wait until a visitor
+    is connected."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -568,11 +568,12 @@ class Breakpoints:
 
     @property
     def here(self) -> bool:
-        """Return whether this process is the rank, which has the socket, and not a child that the script forked."""
+        """Return whether this process is the rank, to which the socket belongs, and not a child that the script
+        forked."""
         return os.getpid() == self._pid
 
     def debugger(self) -> Any:
-        """Return a debugger on this file; raise OSError if the socket cannot be created."""
+        """Return a debugger that uses this object as its file; raise OSError if the socket cannot be created."""
         if self._listener is None:
             path = self._path
             folder, name = os.path.split(path)
@@ -597,12 +598,12 @@ class Breakpoints:
         return os.path.splitext(fifo_of(self._order))[0] + os.path.splitext(self._order.debug)[1]
 
     def stops(self, place: str) -> None:
-        """Report that the debugger is at a prompt at `place`, or with "" that the program continues."""
+        """Report to the agent that the rank stands at a debugger's prompt at `place`, or with "" that it continues."""
         self.place = place
         tell(self._order, json.dumps({"breakpoint": place[:500]}).encode() + b"\n")
 
     def readline(self) -> str:
-        """Return the next line that a visitor types; when a visitor leaves, wait for another."""
+        """Return the next line that a visitor types; if the visitor disconnects, wait for another."""
         while b"\n" not in self._unread:
             if self._visitor is None:
                 self._let_in()
@@ -630,7 +631,7 @@ class Breakpoints:
         """Do nothing, as `write` buffers nothing."""
 
     def _let_in(self) -> None:
-        """Wait for a visitor, and accept only one of this user or root."""
+        """Wait for a visitor to connect; refuse processes of users other than this one and root."""
         if self._listener is None:
             raise EOFError
         visitor, _ = self._listener.accept()
@@ -688,7 +689,7 @@ def stop_here(breakpoints: Breakpoints, *args: Any, **named: Any) -> Any:
 
 
 def report(error: BaseException, order: Order) -> None:
-    """Report the exception to the agent in one line on the FIFO."""
+    """Report the exception that ended the program to the agent, in one line on the rank's FIFO."""
     words: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error), "line": last_line(error)}
     words["where"] = where(frames_of(error), order)
     words |= {"raised": [{"line": last_line(one), "module": raised_in(one)} for one in chain(error)]}
@@ -703,7 +704,8 @@ def report(error: BaseException, order: Order) -> None:
 
 
 def tell(order: Order, line: bytes) -> None:
-    """Write a line to the rank's FIFO if it has a reader and room; the log has all lines anyway."""
+    """Write a line to the rank's FIFO if it has a reader and room; otherwise drop the line, which the log has
+    anyway."""
     with contextlib.suppress(OSError):
         fd = os.open(fifo_of(order), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -713,14 +715,15 @@ def tell(order: Order, line: bytes) -> None:
 
 
 def fifo_of(order: Order) -> str:
-    """Return the rank's pipe for reports; a process that was in reserve keeps the pipe that it had."""
+    """Return the path of the rank's FIFO for reports; a process that was in reserve keeps the one that it began
+    with."""
     if RESERVE in order.env and RESERVE not in os.environ:
         return os.environ.get(PROGRESS, "")
     return order.progress or ""
 
 
 def message_of(error: BaseException) -> str:
-    """Return the error's text, whatever its `__str__` does."""
+    """Return the error's text, or a substitute if its `__str__` itself fails."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a user's own __str__ can raise anything
@@ -728,7 +731,8 @@ def message_of(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of a traceback, without further lines of the message."""
+    """Return the last line of the error's traceback, such as `ValueError: text`, without further lines of the
+    message."""
     kind = type(error)
     prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     first_line = message_of(error).partition("\n")[0]
@@ -745,7 +749,7 @@ def chain(error: Optional[BaseException]) -> list[BaseException]:
 
 
 def raised_in(error: BaseException) -> str:
-    """Return the module of the innermost frame outside the standard library."""
+    """Return the name of the module of the innermost frame outside the standard library."""
     stack = [frame for frame, _ in traceback.walk_tb(without_our_frames(error.__traceback__))]
     theirs = [frame for frame in stack if not is_standard(frame.f_code.co_filename)]
     return str(theirs[-1].f_globals.get("__name__", "")) if theirs else ""
@@ -777,10 +781,8 @@ def fitting(words: dict[str, Any]) -> bytes:
 
 
 def of_a_worker(error: BaseException) -> Optional[Worker]:
-    """Return the exception that a child of the script reported and this process only passes on, or None if the
-    exception is its own. torch.multiprocessing and its DataLoader put the child's traceback into the message,
-    process pools into the cause.
-    """
+    """Return the exception of a child process, such as a DataLoader worker, that `error` passes on; None if `error` is
+    this process's own."""
     cause = error.__cause__
     remote = [cause] if cause is not None and type(cause).__name__.endswith("RemoteTraceback") else []
     for one in (error, *remote):
@@ -795,7 +797,7 @@ def of_a_worker(error: BaseException) -> Optional[Worker]:
 
 
 def module_of(frames: Sequence[Frame]) -> str:
-    """Return the module of the innermost frame outside the standard library, as far as the frames' paths show it."""
+    """Return the module of the innermost frame outside the standard library, derived from the frames' paths."""
     path = next((path for path, _, _ in reversed(frames) if not is_standard(path)), "")
     inside = path.rpartition("-packages/")[2] if "-packages/" in path else os.path.basename(path)
     return os.path.splitext(inside)[0].replace("/", ".")
@@ -811,9 +813,8 @@ def frames_of(error: BaseException) -> list[Frame]:
 
 
 def where(frames: Sequence[Frame], order: Order) -> str:
-    """Return the innermost frame of the user's own code, else of no library, else of all, such as `train.py:41 in
-    step`.
-    """
+    """Return the innermost frame as text, such as `train.py:41 in step`: of the user's own code, or without any such
+    frame of other code that is no installed library, or of any."""
     cwd = os.path.realpath(order.cwd)
     roots = (cwd + os.sep, os.path.dirname(os.path.realpath(order.target)) + os.sep)
     users = [one for one in frames if os.path.isabs(one[0]) and "-packages" not in one[0] and not is_standard(one[0])]
@@ -834,7 +835,7 @@ def without_our_frames(trace: Optional[types.TracebackType]) -> Optional[types.T
 
 
 def hide_our_frames() -> None:
-    """Wrap the script's excepthook so that it gets the same traceback as under `python`."""
+    """Wrap the script's excepthook so that it gets the traceback that it would get under `python`."""
     users_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
@@ -849,11 +850,11 @@ def hide_our_frames() -> None:
 
 
 class FlightReader(importlib.abc.MetaPathFinder):
-    """The thread of a rank that answers which collectives the rank has entered, also while the main thread waits.
+    """The thread of a rank that answers which collectives the rank has entered, even while the main thread waits. It is
+    an import hook as well, because it starts with the first process group of torch.
 
-    A question is a number written into a FIFO beside the rank's own, and the answer a file next to it; before a number,
-    the word `times` asks only when collectives were entered, answered in another file. The thread starts with the first
-    process group, so that a program without one has no thread more than elsewhere.
+    A question is a number written into a FIFO beside the rank's own, and the answer a file next to it; the word `times`
+    before the number asks only when collectives were entered, answered in another file.
     """
 
     OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group is there
@@ -932,7 +933,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
             self.runs = False
 
     def _tell(self, path: str, answer: dict[str, Any], read: Callable[[], dict[str, Any]]) -> None:
-        """Write the answer to the file, with what `read` returns or the reason why `read` failed."""
+        """Write `answer` to the file at `path`, extended by what `read` returns or by the reason why `read` failed."""
         try:
             answer |= read()
         except (AttributeError, LookupError, TypeError) as error:
@@ -975,7 +976,8 @@ def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
 
 
 def flight_of(c10d: Any) -> dict[str, Any]:
-    """Return the process groups of this rank with the newest collectives of each, or why they are not known."""
+    """Return the process groups of this rank with the newest collectives of each, or why they cannot be read; `c10d` is
+    torch.distributed's module."""
     found = recorded_by_group(c10d, with_frames=True)
     if found is None:
         return {"problem": "this version of torch has no Flight Recorder for the CPU"}
@@ -986,7 +988,8 @@ def flight_of(c10d: Any) -> dict[str, Any]:
 
 
 def times_of(c10d: Any) -> dict[str, Any]:
-    """Return when this rank entered the newest collectives of its largest process groups."""
+    """Return when this rank entered the newest collectives of its largest process groups; `c10d` is torch.distributed's
+    module."""
     found = recorded_by_group(c10d, with_frames=False) or {}
     world = c10d._world  # noqa: SLF001 - nothing else knows of all groups
     groups = [times_of_group(world, group, key, own) for key, (group, own) in found.items()]
@@ -995,7 +998,8 @@ def times_of(c10d: Any) -> dict[str, Any]:
 
 
 def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> Any:
-    """Return when each collective was entered, the newest last, without a gap in their numbers."""
+    """Return when each collective of one process group was entered, the newest last, up to the first gap in their
+    sequence numbers."""
     newest = max(one["pg_id"] for one in entries)
     times = {
         one["collective_seq_id"]: one["time_created_ns"] // 1000
@@ -1017,10 +1021,10 @@ def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries
 
 
 def recorded_by_group(c10d: Any, *, with_frames: bool) -> Optional[dict[tuple[str, str], tuple[Any, Any]]]:
-    """Return what the Flight Recorder holds of each existing process group, or None if torch has no recorder.
+    """Return the entries of torch's Flight Recorder for each existing process group, or None if torch has no recorder.
 
     Each value is (process group, entries). With `with_frames` the entries have their source lines, which takes far
-    longer than all else.
+    longer to read.
     """
     core = sys.modules["torch"]._C._distributed_c10d  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other
     cuda = sys.modules.get("torch.cuda")
@@ -1084,8 +1088,10 @@ def collective_of(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 class Supervisor(NamedTuple):
-    """The supervisor that the owner of a zygote wants started, which becomes the parent of an agent with a warm
-    zygote.
+    """A run's supervisor to be started by exec: its command line, environment, run directory, and the numbers under
+    which it expects its descriptors.
+
+    It becomes the parent of an agent whose zygote is warm.
     """
 
     argv: Sequence[str]
@@ -1095,7 +1101,8 @@ class Supervisor(NamedTuple):
 
 
 def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:
-    """Become a run's supervisor by exec, with a child that waits to become its agent, which has a zygote as its child.
+    """Become a run's supervisor by exec, with a child that waits to become its agent; that child's own child is a
+    zygote.
 
     An exec keeps children, so each process has the parent that it would have had without the shared zygote.
     """
@@ -1113,7 +1120,8 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 
 def become_agent(supervisors_end: int) -> NoReturn:
-    """Wait for the supervisor's command line, and become its agent; raise Standby in the zygote of that agent."""
+    """Wait for the supervisor's command line for its agent, and become that agent; raise Standby in the process that is
+    the agent's zygote."""
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read this process's message
         data, fds, _, _ = socket.recv_fds(supervisor, MAX_LINE_BYTES, MAX_HANDED)
@@ -1137,10 +1145,10 @@ def become_agent(supervisors_end: int) -> NoReturn:
 
 
 def stand_by(agents_end: int, gate: int) -> None:
-    """Return once the agent sends a message to this process, or its supervisor has closed the gate.
+    """Wait as the standby of an agent; return once the agent sends a message, or its supervisor has closed the `gate`.
 
     If the agent has died, become the next agent when the supervisor sends its arguments, or end with the supervisor.
-    Raise Standby in the zygote of that agent.
+    Raise Standby in the zygote of that next agent.
     """
     select.select([agents_end, gate], [], [])
     if select.select([agents_end], [], [], 0)[0]:
@@ -1182,9 +1190,8 @@ def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 
 class TagRoom:
-    """Space in this process's environment, as it was at exec, for the variable that shows in `/proc` to which run it
-    belongs.
-    """
+    """Space in this process's initial environment for the variable that names its run, so that `/proc` shows to which
+    run the process belongs."""
 
     def __init__(self) -> None:
         with open("/proc/self/stat", "rb") as file:
@@ -1196,11 +1203,11 @@ class TagRoom:
         os.environ.pop(ROOM, None)
 
     def fits(self, run_dir: str) -> bool:
-        """Return whether the variable for the run fits into the space."""
+        """Return whether the variable with this run directory fits into the space."""
         return len(self._line(run_dir)) <= self._bytes
 
     def name(self, run_dir: str) -> None:
-        """Set the variable to the run, in the space and in `os.environ`."""
+        """Set the variable to the run directory, both in the space that `/proc` shows and in `os.environ`."""
         ctypes.memmove(self._start, self._line(run_dir).ljust(self._bytes, b"\0"), self._bytes)
         os.environ[TAG] = run_dir
 
@@ -1212,7 +1219,7 @@ class TagRoom:
 def settle_in(home: dict[str, Any]) -> None:
     """Take over the environment, folder and log of an agent that did not start this process.
 
-    Raise NoFork if the imports could have differed with that environment.
+    Raise NoFork if imports could have had another result with that environment.
     """
     redirect(os.open(home["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1, 2)
     env: dict[str, str] = home["env"]
@@ -1235,8 +1242,10 @@ def settle_in(home: dict[str, Any]) -> None:
 
 
 class Zygote:
-    """The server that forks ranks for one agent over one socket, or, with `room` for the name of a run, for an owner
-    that starts many runs.
+    """The server that forks ranks for one agent over one socket.
+
+    With `room`, which holds the name of a run, it serves an owner that starts many runs, and forks a supervisor with a
+    zygote for each.
     """
 
     def __init__(
@@ -1261,9 +1270,8 @@ class Zygote:
         self._say(op="began")
 
     def serve(self) -> Order:
-        """Answer messages until the agent closes the connection and end then; return only in a forked rank, with its
-        order.
-        """
+        """Answer messages until the agent closes the connection, and then end the process; return only in a forked
+        rank, with its order."""
         while True:
             for line in self._lines():
                 order = self._answer(line)
@@ -1271,7 +1279,7 @@ class Zygote:
                     return order
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the lines that come from the agent, and keep the descriptors that come with them."""
+        """Yield the lines that the agent sends, and keep the descriptors that come with them."""
         try:
             data, fds, _, _ = socket.recv_fds(self._agent, 1 << 16, MAX_HANDED, socket.MSG_CMSG_CLOEXEC)
             self._handed += fds
@@ -1309,7 +1317,8 @@ class Zygote:
         return None
 
     def _preload(self, names: Sequence[Any]) -> None:
-        """Import the modules. One that cannot be imported is reported, and each rank will meet the error again."""
+        """Import the modules. One that cannot be imported is reported, and a rank that imports it meets the error
+        itself."""
         began = time.monotonic()
         ours = "OPENBLAS_NUM_THREADS" not in os.environ
         if ours:  # else numpy starts a thread per core
@@ -1327,10 +1336,11 @@ class Zygote:
         self._say(op="ready", seconds=round(time.monotonic() - began, 3), loaded=loaded, failed=failed)
 
     def _leave_standby(self, fd: int, gate: int = -1) -> None:
-        """Fork a standby: a process that serves the agent on socket `fd` when this one is gone, with all imports done.
+        """Fork a standby: a process with all imports done that serves the agent over socket `fd` once this process is
+        gone.
 
-        With a gate it outlives the agent too (`stand_by`). The standby is a child of the agent, because a child of this
-        process would die with it; so the fork goes through a process that ends at once.
+        With a gate, a descriptor, it outlives the agent too (`stand_by`). The standby is a child of the agent, because
+        a child of this process would die with it; so the fork goes through a process that ends at once.
         """
         with contextlib.suppress(NoFork, OSError):  # then that socket ends, and the agent knows
             self._check_fitness()
@@ -1365,9 +1375,8 @@ class Zygote:
             self._end()
 
     def _start_supervisor(self, words: dict[str, Any]) -> None:
-        """Fork the supervisor of a run through a process that ends at once, so that the supervisor is no child
-        of ours.
-        """
+        """Fork the supervisor of a run through a process that ends at once, so that the supervisor is not a child of
+        this process."""
         fds, self._handed = self._handed, []
         del words["op"]
         try:
@@ -1466,7 +1475,8 @@ class Zygote:
         return fork_for_subreaper()
 
     def _check_fitness(self) -> None:
-        """Raise NoFork if a fork would inherit locks that no thread can release, or an unusable driver."""
+        """Raise NoFork if a forked rank would inherit locks that no thread can release, or a CUDA driver that it cannot
+        use."""
         tasks = os.listdir("/proc/self/task")
         if len(tasks) != 1:
             raise NoFork(f"{len(tasks)} threads where one was expected{self._suspects()}")
@@ -1480,14 +1490,14 @@ class Zygote:
                     raise NoFork(f"the preloaded modules have opened {device}")
 
     def _suspects(self) -> str:
-        """Return which threads run and which imports started them, as text, or "" if there are none."""
+        """Return as text which threads run and which imports started them, or "" if there are none."""
         threading = sys.modules.get("threading")
         names = [thread.name for thread in threading.enumerate()[1:]] if threading is not None else []
         called = f" ({', '.join(names)})" if names else ""
         return called + (f", started by importing {', '.join(self._thread_starters)}" if self._thread_starters else "")
 
     def _leave(self) -> None:
-        """Close in the forked process what belongs to the zygote alone."""
+        """Close, in a forked process, the connection and descriptors that belong to the zygote alone."""
         self._agent.detach()
         close(self._not_for_ranks)
 
@@ -1504,7 +1514,8 @@ class Zygote:
 
 
 def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
-    """Return the order of the rank that this process, or in mode `serve` a fork of it, is to become."""
+    """Return the order of the rank that this process becomes in mode `run`, or that a fork of it becomes in the modes
+    `serve` and `lend`."""
     inherited = open_fds()
     usual_signals()
     die_with(agent_pid)

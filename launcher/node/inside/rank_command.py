@@ -1,4 +1,5 @@
-"""Run a command beside a rank: its process, its pipes or terminal, and its input and output until it ends."""
+"""Run a command beside a rank for a visitor: a `launch` command elsewhere that looks into a rank, such as `launch
+exec`."""
 
 import contextlib
 import fcntl
@@ -49,7 +50,8 @@ def run_for_visitor(
     folder: str,
     window: Window | None,
 ) -> None:
-    """Run the command for the visitor until it ends or the visitor leaves."""
+    """Run the command for the visitor until it ends or the visitor disconnects. A `window` gives it a terminal of that
+    size, None gives it pipes."""
     try:
         command = RankCommandProcess(argv, environment, folder, window)
     except OSError as error:
@@ -68,7 +70,7 @@ def run_for_visitor(
 
 
 class RankCommandProcess:
-    """A command in a session of its own, which is ended together with this process."""
+    """A command in a session of its own, which the kernel ends if this process dies."""
 
     def __init__(
         self, argv: Sequence[bytes | str], environment: Mapping[str, str], folder: str, window: Window | None
@@ -102,9 +104,8 @@ class RankCommandProcess:
         os.set_blocking(self._in, False)
 
     def serve(self, visitor: VisitorConnection) -> int:
-        """Relay input and output until the command has ended, and return its exit code; raise EOFError if the
-        visitor leaves.
-        """
+        """Relay input and output until the command has ended, and return its exit code; raise EOFError if the visitor
+        disconnects."""
         while True:
             for word in visitor.receive() if visitor.has_more else ():
                 self._obey(word)
@@ -152,7 +153,8 @@ class RankCommandProcess:
                 assert_never(word)
 
     def _write_input(self) -> None:
-        """Write waiting input to the command as far as it accepts any, and close its stdin once the input has ended."""
+        """Write received input to the command, as much as its stdin takes without blocking, and close its stdin after
+        the last input."""
         try:
             while self._waiting:
                 del self._waiting[: os.write(self._in, self._waiting)]
@@ -178,7 +180,8 @@ class RankCommandProcess:
                 del self._sources[fd]
 
     def _pass_on_remaining(self, visitor: VisitorConnection) -> None:
-        """Send the visitor what the command printed before its end; its children may hold its pipes open for ever."""
+        """Send the visitor the output that is still in the pipes after the command's end, without waiting for their
+        close: a child of the command may hold them open."""
         while self._sources and (ready := select.select([*self._sources], [], [], 0)[0]):
             self._pass_on(visitor, ready)
 
@@ -203,19 +206,21 @@ def _pipes() -> tuple[_Three, _Three]:
 
 
 def _terminal(window: Window) -> tuple[_Three, _Three]:
-    """Open a terminal of the size of `window`; return (our end three times, the command's end three times)."""
+    """Open a pseudo-terminal of the size of `window`; return (our end three times, the command's end three times), once
+    for each of stdin, stdout and stderr."""
     ours, theirs = pty.openpty()
     resize(ours, window)
     return (ours, ours, ours), (theirs, theirs, theirs)
 
 
 def resize(terminal: int, window: Window) -> None:
-    """Set the size of the terminal."""
+    """Set the size of the terminal behind the descriptor `terminal`."""
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", window.rows, window.columns, 0, 0))
 
 
 def _bind_to_parent(parent: int, *, terminal: bool) -> None:
-    """Make the new process die with its parent and, with `terminal`, own its terminal."""
+    """Run in the new process: have the kernel kill it when `parent` dies, and with `terminal` make its stdin the
+    controlling terminal."""
     die_with(parent)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)

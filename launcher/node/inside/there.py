@@ -1,5 +1,5 @@
-"""Serve one request about the ranks of a node, on that node: `python -m launcher.node.inside.there RUN_DIR ATTEMPT
-NODE`.
+"""`python -m launcher.node.inside.there RUN_DIR ATTEMPT NODE`: serve one request about the ranks of this node to a
+visitor, a `launch` command that connects over stdin and stdout.
 
 It answers one question on its stdin and ends with it or with the visitor; being started as this user is the only
 permission it needs.
@@ -60,7 +60,7 @@ _WIRES = ("LAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE")
 
 
 def ranks_here(attempt: AttemptDir, node: int) -> dict[int, RankProcess]:
-    """Return the live ranks of this node by number."""
+    """Return the live ranks of this node by rank number."""
     found = (readable(path, RankProcess) for path in attempt.rank_processes(node))
     return {one.rank: one for one in sorted(filter(None, found), key=lambda one: one.rank) if alive(one.process)}
 
@@ -74,10 +74,11 @@ def rank_here(attempt: AttemptDir, node: int, rank: int) -> RankProcess:
 
 
 def environment_of(rank: RankProcess, run: RunDir) -> dict[str, str]:
-    """Return the environment with which the rank's own program began, without its pipes to the agent.
+    """Return the environment with which the rank's own program began, without its pipes to the agent; raise Refused if
+    it cannot be read.
 
-    For a forked rank the kernel shows the zygote's part of the environment under the pid of the rank or the zygote,
-    unless a program has overwritten it with its title.
+    The kernel shows a forked rank's environment only as the zygote had it at its own start; the rest is taken from the
+    rank's record.
     """
     for pid in (rank.process.pid, *_zygotes_beside(rank.process.pid)):
         shown = _environment(pid)
@@ -101,7 +102,8 @@ def can_dump_stacks(pid: int) -> bool:
 
 
 def threads_blocking_dump(pid: int) -> set[str]:
-    """Return the threads that block DUMP_SIGNAL now: those that always block it, and those that are answering it."""
+    """Return the ids of the threads that block DUMP_SIGNAL now. A thread that is writing the stacks blocks it for that
+    long, others may block it always."""
     return {task for task in _tasks(pid) if _mask_has_dump(_status(pid, f"task/{task}/"), "SigBlk")}
 
 
@@ -111,14 +113,13 @@ def has_pending_dump(pid: int) -> bool:
 
 
 def _mask_has_dump(status: dict[str, str], mask: str) -> bool:
-    """Return whether the signal mask `mask` in a process's status contains DUMP_SIGNAL."""
+    """Return whether DUMP_SIGNAL is in the signal mask that a process's `status` lists under the name `mask`, such as
+    SigCgt."""
     return bool(int(status.get(mask, "0"), 16) >> (DUMP_SIGNAL - 1) & 1)
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether the process is stopped by a signal or a debugger, so that it answers nothing until it
-    continues.
-    """
+    """Return whether a signal or a debugger has stopped the process, so that it answers nothing until it continues."""
     return _status(pid).get("State", "")[:1] in ("T", "t")
 
 
@@ -131,9 +132,8 @@ def _tasks(pid: int) -> list[str]:
 
 
 def _status(pid: int, below: str = "") -> dict[str, str]:
-    """Return the fields of `/proc/PID/status`, or of the thread's file named by `below`; an empty dict if the process
-    has ended.
-    """
+    """Return the fields of `/proc/PID/status`, or an empty dict if the process has ended; `below`, such as `task/TID/`,
+    selects a thread's."""
     try:
         with open(f"/proc/{pid}/{below}status") as file:
             return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
@@ -147,7 +147,7 @@ def _parent(pid: int) -> int:
 
 
 def _zygotes_beside(pid: int) -> list[int]:
-    """Return the pids of the zygotes that have the same parent as process `pid`."""
+    """Return the pids of the zygotes whose parent is also the parent of process `pid`."""
     agent = _parent(pid)
     return [one for one in pids() if _parent(one) == agent and _is_zygote(one)]
 
@@ -162,7 +162,8 @@ def _is_zygote(pid: int) -> bool:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """Return the environment that the kernel shows for a process, empty if it has ended."""
+    """Return the environment that the kernel shows for a process: as it was at exec. It is empty if the process has
+    ended."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")
@@ -174,9 +175,8 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def attach(visitor: VisitorConnection, rank: RankProcess) -> None:
-    """Connect a visitor to the rank's debugger until the visitor leaves or the debugger ends; the rank stays at its
-    prompt if the visitor leaves.
-    """
+    """Connect a visitor to the rank's debugger until either of them disconnects. The rank stays at its prompt if it is
+    the visitor."""
     with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
         _relay(visitor, rank, debugger)
     visitor.send(CommandEnded())
@@ -204,7 +204,7 @@ def _relay(visitor: VisitorConnection, rank: RankProcess, debugger: socket.socke
 
 
 def _connected(rank: RankProcess) -> socket.socket:
-    """Return a connection to the rank's debugger; raise Refused if the rank waits in no breakpoint."""
+    """Return a connection to the rank's debugger; raise Refused if the rank is not stopped at a breakpoint."""
     path = debug_socket(Path(rank.environment["LAUNCH_PROGRESS"]))
     debugger = socket.socket(socket.AF_UNIX)
     try:
@@ -221,7 +221,7 @@ def _connected(rank: RankProcess) -> socket.socket:
 
 
 def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
-    """Return the rank's stacks, or why they cannot be read."""
+    """Return the rank's Python stacks, or a RankStacks whose `problem` says why they cannot be read."""
     pid = rank.process.pid
     if problem := _why_not_asked(pid):
         return RankStacks(rank.rank, pid, problem=problem)
@@ -243,7 +243,8 @@ def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
 
 
 def _why_not_asked(pid: int) -> str:
-    """Return why the process cannot be asked for its stacks, or "" if it can."""
+    """Return why the process cannot write its stacks, because it is stopped or handles no DUMP_SIGNAL, or "" if it
+    can."""
     if is_stopped(pid):
         return "is stopped (SIGSTOP, or a debugger): it answers only once it continues"
     if not can_dump_stacks(pid):
@@ -299,17 +300,16 @@ class NodeHost:
                 assert_never(question)
 
     def _subject(self, rank: RankProcess) -> Subject:
-        """Return the rank in the form that `look_at` takes."""
+        """Return the rank's pid and question files, which the inspection in `ranks/looking.py` needs."""
         return Subject(rank.rank, self._node, rank.process.pid, Path(rank.environment["LAUNCH_PROGRESS"]))
 
     def _kill_rank(self, rank: int) -> int:
-        """Kill the rank and return how many processes that ended: 0 or 1."""
+        """Kill the rank and return how many processes were ended: 0 or 1."""
         return int(signal_process(rank_here(self._attempt, self._node, rank).process, signal.SIGKILL))
 
     def _kill_all(self) -> int:
-        """End all processes of the run on this node except this one, which must still answer, and return their
-        number.
-        """
+        """End all processes of the run on this node except this one, which still has to answer, and return how many
+        were ended."""
         ended, _ = end_all(lambda: tagged(str(self._run.path), os.getuid()))
         return len(ended)
 

@@ -1,4 +1,5 @@
-"""The visitor's end of a visit: send a question to the host on a rank's node, and receive its answers."""
+"""The visitor's end of a connection to a rank's node: start a host process there, send it a question, and receive its
+answers."""
 
 import os
 import select
@@ -40,17 +41,18 @@ _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 
 
 def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
-    """Return the command line that starts the host of a visit; `run_dir` is the run directory's path on the rank's
-    node.
-    """
+    """Return the command line that starts the host process on a rank's node; `run_dir` is the run directory's path on
+    that node."""
     return [python, "-P", "-m", "launcher.node.inside.there", run_dir, str(attempt.number), str(node)]
 
 
 def host_here(
     run: RunDir, attempt: AttemptDir, node: int, environment: Mapping[str, str], before: Sequence[str] = ()
 ) -> Running:
-    """Start the host of a visit from this machine and return the connection to it; `before` is the command that runs it
-    on another node.
+    """Start the host process and return the connection to its stdin and stdout.
+
+    `before` is the beginning of a command line that runs the rest on another node, such as `srun`; empty means this
+    machine.
     """
     argv = [*before, *host_command(sys.executable, str(run.path), attempt, node)]
     return Running(f"node {node}", ProgramChannel(argv, environment))
@@ -68,7 +70,8 @@ def machine_of(run: RunDir, node: int) -> str:
 
 
 def relay(running: Running, source: int, sink: int) -> None:
-    """Forward bytes in both directions, until the host closes its side or the reader is gone."""
+    """Copy bytes from `source` to the host and from the host to `sink`, until the host closes its side or `sink` has no
+    reader."""
     while True:
         ready = select.select([source, running.ready_fd], [], [])[0]
         if source in ready:
@@ -84,18 +87,20 @@ def relay(running: Running, source: int, sink: int) -> None:
 
 
 class Visit(ClosedAtTheEnd):
-    """A connection to a rank's node: it sends one question, then messages go both ways until the command has ended."""
+    """A connection to a rank's node, over which one question goes out and messages go both ways until the answer is
+    complete."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
 
     @property
     def ready_fd(self) -> int:
-        """Return a descriptor for waiting: it is readable when there may be a message."""
+        """Return a descriptor that is readable once a message may have come, for use with select."""
         return self._running.ready_fd
 
     def ask(self, question: Question) -> None:
-        """Wait for the host's greeting and send the question; raise what prevents the connection."""
+        """Wait for the host's greeting and send the question; raise a LaunchError if no greeting comes or the host has
+        another version."""
         until = time.monotonic() + GREETING_S
         for _ in range(_MOST_NOISE):
             line = self._running.readline(max(0.0, until - time.monotonic()))
@@ -113,7 +118,8 @@ class Visit(ClosedAtTheEnd):
         self._running.write(encoded(word))
 
     def received(self) -> Iterator[FromHost]:
-        """Yield the messages that have arrived, without waiting; raise the error that the host answers."""
+        """Yield the messages that have arrived, without waiting; if the host has declined the question, raise its
+        error."""
         word: FromHost | None = None
         while not isinstance(word, CommandEnded):
             try:
@@ -123,7 +129,7 @@ class Visit(ClosedAtTheEnd):
             yield word
 
     def stacks(self, question: AskStacks) -> list[RankStacks]:
-        """Return the stacks of the ranks of this node, as their processes answer."""
+        """Return the stacks of all ranks that the question names, once the host has sent them."""
         self.ask(question)
         found = list[RankStacks]()
         until = time.monotonic() + _STACKS_S
@@ -145,9 +151,8 @@ class Visit(ClosedAtTheEnd):
         self._running.close()
 
     def _next(self, limit_s: float) -> FromHost:
-        """Return the next message within `limit_s`; raise the host's refusal, or Broken if the connection ends or no
-        message comes.
-        """
+        """Return the next message within `limit_s`. Raise the host's refusal, or Broken if the connection ends or no
+        message comes."""
         line = self._running.readline(limit_s)
         if not line:
             raise self._broken("the connection broke: what was started there is ended")
@@ -159,5 +164,6 @@ class Visit(ClosedAtTheEnd):
         return word
 
     def _broken(self, what: str) -> LaunchError:
-        """Return the error that the connection broke, with the last lines that the host printed."""
+        """Return the error for a connection that broke, with `what` as its text and the last lines that the host
+        printed."""
         return Broken(f"{self._running.who}: {what}", *self._running.last_error_lines(4))

@@ -1,4 +1,5 @@
-"""Messages between a visitor and a rank's node: a greeting, one question, then JSON lines both ways.
+"""Messages between a visitor (a `launch` command) and the host process on a rank's node: a greeting, one question, then
+JSON lines both ways.
 
 ```
 visitor: RunCommand, AskStacks, … ─►   then Given, InputEnds, Resized, Signalled
@@ -21,7 +22,7 @@ _Line = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The size and type of the visitor's terminal."""
+    """The size of the visitor's terminal in character cells, and its type as in TERM."""
 
     rows: _Cells
     columns: _Cells
@@ -31,7 +32,8 @@ class Window(msgspec.Struct, frozen=True):
 class RunCommand(msgspec.Struct, frozen=True, tag="command"):
     """A request to run a command beside the rank, in the rank's environment and folder.
 
-    The arguments are bytes, because a file's name need not be text; without arguments, the user's shell is run.
+    The arguments are bytes, because a file's name need not be text; without arguments, the user's shell is run. With
+    `window` the command gets a terminal, else pipes.
     """
 
     rank: _RankNumber
@@ -52,7 +54,8 @@ class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
 
 
 class KillHere(msgspec.Struct, frozen=True, tag="kill"):
-    """A request to kill one rank of this node, or with None all processes of the run on it, as a fault would."""
+    """A request to kill one rank of this node without warning, as a fault would; None means all processes of the run on
+    this node."""
 
     rank: _RankNumber | None = None
 
@@ -93,7 +96,8 @@ class Output(msgspec.Struct, frozen=True, tag="said"):
 
 
 class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
-    """The stacks of one rank; if there are no lines, `problem` says why."""
+    """The Python stacks of one rank; if `lines` is empty, `problem` says why. `look` is what the rank was doing, or
+    None if that was not read."""
 
     rank: _RankNumber
     pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]

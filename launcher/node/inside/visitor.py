@@ -1,4 +1,4 @@
-"""The host's end of a visit: receive the visitor's messages and answer them."""
+"""The host's end of a connection with a visitor, a `launch` command elsewhere: receive its messages and answer them."""
 
 import os
 
@@ -22,7 +22,7 @@ class VisitorConnection:
         self._lines: list[bytes] = []
 
     def begin(self) -> Question:
-        """Send the greeting and return the visitor's question; raise EOFError if the visitor leaves."""
+        """Send the greeting and return the visitor's question; raise EOFError if the visitor disconnects."""
         write_all(self._sink, greeting())
         while not self._lines:
             self._read()
@@ -30,8 +30,7 @@ class VisitorConnection:
 
     def receive(self) -> list[FromVisitor]:
         """Return the new messages, waiting for the first if there are none; raise EOFError once the visitor has
-        left.
-        """
+        disconnected."""
         if not self._lines:
             self._read()
         lines, self._lines = self._lines, []
@@ -47,7 +46,7 @@ class VisitorConnection:
         write_all(self._sink, encoded(word))
 
     def _read(self) -> None:
-        """Read what the visitor has sent and split it into lines; raise EOFError if the visitor has left."""
+        """Read from the visitor and split the bytes into lines; raise EOFError if the visitor has disconnected."""
         data = os.read(self.source, PIECE_BYTES * 2)
         if not data:
             raise EOFError

@@ -35,21 +35,21 @@ class _Process(ctypes.Structure):
 
 
 class Gpu(NamedTuple):
-    """The load of one GPU, and the bytes that each process holds on it, by pid."""
+    """The load of one GPU, and in `held` the bytes that each process holds on it, by pid."""
 
     load: GpuLoad
     held: Mapping[int, int]
 
 
 class Gpus:
-    """The GPUs that `visible` names as CUDA_VISIBLE_DEVICES does, or all if it is None."""
+    """The GPUs of this node that `visible` names in the form of CUDA_VISIBLE_DEVICES, or all of them if it is None."""
 
     def __init__(self, visible: str | None, library: Any = None) -> None:  # what ctypes gives has no types
         self._visible = None if visible is None else [name.strip() for name in visible.split(",") if name.strip()]
         self._library = _driver() if library is None and self._visible != [] else library
 
     def look(self) -> list[Gpu]:
-        """Return the load of each GPU that answers, or an empty list without a driver."""
+        """Return the load of each GPU that the driver can read, or an empty list without a driver."""
         if self._library is None:
             return []
         return [gpu for index, device in self._devices() if (gpu := self._gpu(index, device)) is not None]
@@ -77,7 +77,7 @@ class Gpus:
         return any(name.value.decode(errors="replace").startswith(one) for one in self._visible)
 
     def _gpu(self, index: int, device: ctypes.c_void_p) -> Gpu | None:
-        """Return the load of a GPU, or None if it does not answer."""
+        """Return the load of a GPU, or None if the driver cannot read it."""
         memory, busy = _Memory(), _Utilization()
         if self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
             return None

@@ -45,7 +45,8 @@ class Process(NamedTuple):
 
 
 class TreeUse(NamedTuple):
-    """What a process and all its descendants have used so far, and the memory that they hold now."""
+    """The resources that a process and all its descendants have used so far, and in `memory` the bytes that they hold
+    now. `read` and `written` count bytes of disks."""
 
     started_s: float
     cpu_s: float
@@ -56,7 +57,8 @@ class TreeUse(NamedTuple):
 
 
 class Trees:
-    """A search for process trees that is repeated, and skips processes known to belong to none."""
+    """A repeated search for the descendants of given processes. It skips processes that the last search found to be
+    unrelated."""
 
     def __init__(self) -> None:
         self._strangers: set[int] = set()
@@ -64,7 +66,7 @@ class Trees:
         self._looks = 0
 
     def look(self, roots: Collection[int]) -> dict[int, TreeUse]:
-        """Return the use of each process tree by the pid of its root; a root that has ended is left out."""
+        """Return the resource use of each process tree, by the pid of its root; a root that has ended is left out."""
         if self._looks % _LOOKS == 0 or not self._roots.issuperset(roots):
             self._strangers = set()
         self._looks, self._roots = self._looks + 1, set(roots)
@@ -99,7 +101,7 @@ def _below(root: int, children: dict[int, list[Process]]) -> Iterator[Process]:
 
 
 def _use(tree: list[Process]) -> TreeUse:
-    """Return the sum of what the processes of `tree` use."""
+    """Return the sum of the resources that the processes of `tree` use; the first one is its root."""
     moved = [_moved(one.pid) for one in tree]
     return TreeUse(
         started_s=tree[0].started_s,
@@ -121,7 +123,8 @@ def _moved(pid: int) -> tuple[int, int]:
 
 
 class MachineUse(NamedTuple):
-    """What the machine has used since its boot; `memory` is the current value."""
+    """The machine's counters since boot: CPU seconds of all cores, network bytes, disk bytes. `memory` is the number of
+    bytes in use now."""
 
     cpu_s: float = 0.0
     memory: int = 0
@@ -133,9 +136,9 @@ class MachineUse(NamedTuple):
 
 
 def machine_use(interface: str | None, root: Path = Path("/")) -> MachineUse:
-    """Return the machine's use since boot; the network interface `interface` is always counted.
+    """Return the machine's counters since boot, with 0 for those that the kernel does not report.
 
-    Counters that the kernel does not report are 0.
+    Physical network devices count always, and `interface` even if it is virtual.
     """
     memory = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(root / "proc/meminfo") if rest.split()}
     total = memory.get("MemTotal", 0)
@@ -159,7 +162,7 @@ def _network(interface: str | None, root: Path) -> tuple[int, int]:
     """Return (bytes received, bytes sent) by physical devices, and by `interface` if it is virtual, such as a bond or a
     container's.
 
-    The devices below `interface` are not counted twice.
+    A physical device below `interface` is not counted twice.
     """
     folder = root / "sys/class/net"
     below = {name.removeprefix("lower_") for name in _names(folder / (interface or "-")) if name.startswith("lower_")}
@@ -188,7 +191,7 @@ def _disks(root: Path) -> tuple[int, int]:
 
 
 def _pairs(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each line `name: value` of a file."""
+    """Yield the name and value of each line `name: value` of a file."""
     for line in _lines(path):
         name, colon, rest = line.partition(":")
         if colon:
@@ -212,7 +215,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _number(path: Path) -> int:
-    """Return the number in a file, or 0 if the file holds none."""
+    """Return the number in a file, or 0 if the file holds none or cannot be read."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -220,7 +223,7 @@ def _number(path: Path) -> int:
 
 
 class Sampler:
-    """A thread that samples the load of a node, and calls `ranks` for the pids of the live ranks."""
+    """A thread that samples the load of a node every five seconds; it calls `ranks` for the pids of the live ranks."""
 
     def __init__(self, node: NodePlan, ranks: Callable[[], Pids], kept: MetricsFile | None = None) -> None:
         """Prepare to sample; samples of live ranks are written to `kept`."""
@@ -250,18 +253,18 @@ class Sampler:
             self.take(gpus)
 
     def take(self, gpus: Gpus) -> None:
-        """Sample now, for `fresh` and for the file."""
+        """Take one sample: keep it for `fresh`, and write it to the metrics file if ranks run."""
         self._fresh = sample = self.sample(gpus)
         if self._kept is not None and sample.ranks:
             self._kept.add(sample.node, int(sample.at), named_values(sample))
 
     def close(self) -> None:
-        """Write the newest samples to the file."""
+        """Write samples that are not on disk yet to the metrics file, if there is one."""
         if self._kept is not None:
             self._kept.close()
 
     def sample(self, gpus: Gpus) -> NodeLoad:
-        """Return the load, averaged over the time since the last sample."""
+        """Return the node's load, averaged over the time since the last sample."""
         cards, pids = gpus.look(), dict(self._ranks())
         at = boottime()
         seen = {pid: (at, use) for pid, use in self._trees.look(pids.values()).items()}
@@ -293,7 +296,8 @@ def named_values(load: NodeLoad) -> dict[str, float]:
 def rank_load(
     rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
 ) -> RankLoad:
-    """Return the use of a rank between two samples, or since the rank's start if `before` is None."""
+    """Return the load of a rank between two samples, each a pair of time and resource use; None for `before` means
+    since the rank's start. `cards` are the node's GPUs."""
     at, use = now
     since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))
     passed_s = max(_LEAST_S, at - since)
@@ -317,7 +321,8 @@ def node_load(
     cards: Sequence[Gpu],
     ranks: Sequence[RankLoad],
 ) -> NodeLoad:
-    """Return the load of a node between two readings of its counters."""
+    """Return the load of a node between two readings of its counters, each a pair of time and counters. `cards` are the
+    loads of its GPUs."""
     (since, was), (at, use) = before, now
     passed_s = max(_LEAST_S, at - since)
     return NodeLoad(
@@ -337,5 +342,5 @@ def node_load(
 
 
 def _rate(before: int, now: int, passed_s: float) -> int:
-    """Return the increase of a counter per second, or 0 if it has decreased."""
+    """Return the increase of a counter per second over `passed_s` seconds, or 0 if it has decreased."""
     return int(max(0, now - before) / passed_s)  # less than before: a counter of something that is gone

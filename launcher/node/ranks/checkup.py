@@ -29,7 +29,7 @@ class NodeUnfit(LaunchError):
 
 
 class Checkup:
-    """The device checks of one node."""
+    """The device checks of one node: each runs a small program of ours on one GPU, or on the CPU."""
 
     def __init__(self, home: Home, reaper: Reaper, program: Path = DEVICE_CHECK) -> None:
         """Prepare to check devices with `program`, which checks one device."""
@@ -49,7 +49,8 @@ class Checkup:
         return tuple(sorted({f"cuda:{local % self._gpus}" for local in local_ranks}))
 
     async def look(self, zygote: ZygoteLink | None, devices: Collection[str], bound_s: float) -> list[DeviceHealth]:
-        """Check the devices all at once and return their health; raise NodeUnfit if one fails."""
+        """Check the devices at once, each for at most `bound_s` seconds, and return their health; raise NodeUnfit if
+        one fails."""
         found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
         unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]
         if unfit:
@@ -58,7 +59,7 @@ class Checkup:
         return list(found)
 
     async def _look(self, zygote: ZygoteLink | None, device: str, bound_s: float) -> DeviceHealth:
-        """Check one device and return its health."""
+        """Check one device for at most `bound_s` seconds and return its health."""
         log = self._home.attempt.health_log(self._home.node.index, device)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         try:
@@ -75,16 +76,15 @@ class Checkup:
         return judge(device, said, ending)
 
     def _starter(self, zygote: ZygoteLink | None, device: str) -> Starter:
-        """Return the starter for the check: the zygote's, or a new interpreter if there is no zygote."""
+        """Return what starts the check's process: the zygote, or a new interpreter if `zygote` is None."""
         home = self._home
         entry = replace(home.plan.entry, kind="script", target=str(self._program), args=(device,))
         ordinary = OrdinaryStarter(entry, home.environment, home.workdir, home.run.code, self._reaper)
         return ordinary if zygote is None else ZygoteStarter(zygote, ordinary)
 
     async def _ending(self, pid: int, ended: "asyncio.Future[Death]", bound_s: float) -> Ending:
-        """Return how the check ended, or that it did not end; kill it at the time limit or if this call is
-        cancelled.
-        """
+        """Return how the check's process ended, or that it did not end within `bound_s`. Kill it at that limit, or if
+        this call is cancelled."""
         process, clock = process_id(pid), WakingClock()  # who stood still together with us is not slow
         until = clock.now() + bound_s
         try:
@@ -113,13 +113,13 @@ async def _pid_of(start: "asyncio.Future[int]", bound_s: float) -> int:
 
 
 def _kill_started(start: "asyncio.Future[int]") -> None:
-    """Kill the check that has just been started, if it has."""
+    """Kill the process that `start` has produced, unless it failed to start."""
     if not start.cancelled() and start.exception() is None and (process := process_id(start.result())) is not None:
         signal_process(process, signal.SIGKILL)
 
 
 def _lines(log: Path, begin: int) -> list[bytes]:
-    """Return the log's lines from byte `begin` on."""
+    """Return the lines of a log file from byte `begin` on."""
     with log.open("rb") as file:
         file.seek(begin)
         return file.read(_MOST_BYTES).splitlines()

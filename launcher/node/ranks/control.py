@@ -1,10 +1,11 @@
-"""The agent → rank wire, with recovery.mode hot: a FIFO per rank, named by LAUNCH_CONTROL, one JSON object a line.
+"""The channel from an agent to its ranks with `recovery.mode` hot: a FIFO per rank, named by LAUNCH_CONTROL, one JSON
+object a line.
 
 The only message tells a rank that it is one of a new generation, in which it meets the others again. If a rank is gone,
 the survivors leave at once what they do, as they would wait for that one. If none is gone and others are to join, the
 message comes on a second FIFO, whose name ends in `.step-end`: all leave together, at the end of a step.
 
-    {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
+{"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
 """
 
 import contextlib
@@ -16,12 +17,12 @@ import msgspec
 
 
 def control_of(progress: Path) -> Path:
-    """Return the path of the control FIFO for the rank that reports on the FIFO `progress`."""
+    """Return the path of the control FIFO for the rank whose FIFO of reports is `progress`."""
     return progress.with_suffix(".control")
 
 
 def step_end_of(control: Path) -> Path:
-    """Return the FIFO for messages that can wait for the end of a step."""
+    """Return the path of the second FIFO, beside `control`, for messages that can wait for the end of a step."""
     return control.with_name(f"{control.name}.step-end")
 
 
@@ -35,8 +36,8 @@ class ControlPipe:
     def send(self, word: Mapping[str, object], *, at_step_end: bool) -> None:
         """Send a message to the rank without waiting until it is read.
 
-        With `at_step_end` the rank acts on it at the end of its step, else at once. A rank that has stopped reading
-        does not join the others, which then fail, and all are replaced.
+        The rank acts on it at the end of its step with `at_step_end`, else at once. A rank that has stopped reading
+        does not join the new generation; that generation then fails, and all ranks are replaced.
         """
         fd = self._fds.get(step_end_of(self._path) if at_step_end else self._path)
         if fd is not None:
@@ -52,7 +53,7 @@ class ControlPipe:
 
 
 def _fifo(path: Path) -> int:
-    """Delete and create the FIFO, and return a descriptor of it."""
+    """Replace whatever is at `path` by a new FIFO, and return a descriptor that is open for it."""
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
     # Read and write, so that a message waits there for a rank that has not opened it yet.

@@ -1,4 +1,4 @@
-"""The ranks of one node in one generation: start them, watch them, end every process that they left."""
+"""The ranks of one node in one generation: start them, watch them, and end every process that they started."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,11 @@ Pids = Callable[[], Collection[int]]  # now
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The run, attempt and node for which an agent works."""
+    """The run, attempt and node for which an agent works.
+
+    `offered` is a zygote whose imports are done, `notes` and `snapshots` are folders in memory for recovery, `gate` is
+    where the node's next agent would receive its arguments; each is None if not used.
+    """
 
     plan: Plan
     run: RunDir
@@ -85,7 +89,8 @@ class Listener(Protocol):
         """Called when a rank has reported something."""
 
     def on_last_report(self) -> None:
-        """Called when a rank has ended, because its last report must be sent before its end."""
+        """Called when a rank has ended, before `ended`: its last report must reach the coordinator before its end
+        does."""
 
     def ended(self, exited: Exited) -> None:
         """Called when a rank has ended."""
@@ -93,7 +98,11 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank of this node: its process, its pipes, its log, and how it ended."""
+    """One rank of this node: its process, its pipes, its log, and how it ended.
+
+    `hung` means that the coordinator found it hung, `dumps` that it writes its stacks because we asked, `replaced` that
+    another process takes its place.
+    """
 
     number: int
     local: int
@@ -140,7 +149,7 @@ class RankGroup:
         self._joins = {*range(start.local_world_size)} if start.joins else set[int]()
 
     async def begin(self) -> tuple[int, ...]:
-        """Start all ranks and return their pids; raise OSError if one cannot be started."""
+        """Start all ranks and return their pids in order; raise OSError if one cannot be started."""
         make_dir(self._home.run.generation_logs(self._home.attempt.number, self.generation))
         for local in range(self.start.local_world_size):
             self._ranks.append(self._prepare(local))
@@ -153,10 +162,10 @@ class RankGroup:
     async def continue_in_place(
         self, word: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
     ) -> tuple[int, ...]:
-        """Become the ranks of another generation and return all pids: survivors get a message, the others are started
-        anew.
+        """Begin the generation in `word` and return the pids of all ranks: survivors get a message, the other ranks are
+        started by `starter`.
 
-        What dead ranks have left behind is ended first; `keep` and `waiting` are as for `stop`. Raise OSError if a rank
+        Processes that dead ranks left are ended first; `keep` and `waiting` are as for `stop`. Raise OSError if a rank
         cannot be started.
         """
         start = word.start
@@ -206,7 +215,7 @@ class RankGroup:
             rank.control.send(said, at_step_end=word.at_step_end)
 
     def _prepare(self, local: int) -> _Rank:
-        """Return a rank that is not started yet, with its pipes."""
+        """Return the rank with local number `local`, not started yet, with its pipes open."""
         number = self.start.first_rank + local
         log = LogFile(self._home.run.rank_log(self._home.attempt.number, self.generation, number), self._behind)
         fifo = self._home.attempt.progress(self._home.node.index, local)
@@ -223,7 +232,7 @@ class RankGroup:
         self._metrics.add(self.start.first_rank + local, step, values)
 
     def _environment(self, rank: _Rank) -> dict[str, str]:
-        """Return the variables of a rank beyond its node's environment."""
+        """Return the variables of a rank beyond those of its node."""
         fifo = self._home.attempt.progress(self._home.node.index, rank.local)
         environment = rank_environment(self.start, rank.local, str(fifo), str(self._error_file(rank)))
         environment |= role_rank_variables(self._home.plan, rank.number)
@@ -257,7 +266,7 @@ class RankGroup:
         return self._home.attempt.error_file(self._home.node.index, rank.local)
 
     def heartbeats(self) -> tuple[RankHeartbeat, ...]:
-        """Return the recent activity of each live rank, and record how its log has grown."""
+        """Return the recent activity of each live rank, and record the growth of its log."""
         return tuple(self._heartbeat(rank, self._clock.now()) for rank in self._ranks if not rank.ended.is_set())
 
     def _heartbeat(self, rank: _Rank, now: float) -> RankHeartbeat:
@@ -293,7 +302,7 @@ class RankGroup:
         return {rank.number: rank.pid for rank in self._ranks if rank.pid and not rank.ended.is_set()}
 
     async def look(self) -> list[RankLook]:
-        """Return what each live rank is doing."""
+        """Return what each live rank is doing, such as its stack and pending collectives."""
         looks = await asyncio.to_thread(look_at, self._subjects())
         by_number = {rank.number: rank for rank in self._ranks}
         looks = await asyncio.gather(*(self._with_stack(by_number[look.rank], look) for look in looks))
@@ -321,9 +330,8 @@ class RankGroup:
         ]
 
     async def _with_stack(self, rank: _Rank, look: RankLook) -> RankLook:
-        """Return the look with a stack added that faulthandler wrote, for a rank that could not answer because native
-        code holds Python's lock.
-        """
+        """Return `look` with a stack from faulthandler, if the rank could not answer because native code holds the GIL;
+        else return it as it is."""
         if look.problem != NO_ANSWER or look.state in ("T", "t") or rank.process is None:
             return look
         before, rank.dumps = rank.log.bytes_now(), True  # which is no sign of life
@@ -350,12 +358,13 @@ class RankGroup:
 
     @property
     def suspects(self) -> list[int]:
-        """Return the local ranks that failed by themselves, whose devices may be faulty."""
+        """Return the local numbers of the ranks whose failure may come from a faulty device: not ended by us, and not a
+        failed communication."""
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
 
     @property
     def is_steady(self) -> bool:
-        """Return whether every rank, survivors included, has made its first steps of this generation."""
+        """Return whether every rank lives and has made its first steps of this generation."""
         return all(rank.progress.steps >= _FIRST_STEPS and not rank.ended.is_set() for rank in self._ranks)
 
     @property
@@ -429,16 +438,16 @@ class RankGroup:
         )
 
     def _left_out(self, said: str) -> str:
-        """Return the file that the rank missed because the code snapshot leaves it out, or "" if the rank failed for
-        another reason.
-        """
+        """Return the file that the rank did not find because the code snapshot leaves it out, judged by its last words
+        `said`; "" if it failed otherwise."""
         with contextlib.suppress(OSError, ValueError):
             plan = self._home.plan
             return "" if plan.disks_apart else left_out(said, plan, self._home.run.path)
         return ""
 
     def _can_be_fenced(self) -> bool:
-        """Return whether the exit code can mean that the rank was fenced, which needs checkpoints with a fence file.
+        """Return whether the exit code for "fenced" can have that meaning: the run's checkpoint directory has a fence
+        file.
 
         Other programs, curl among them, use the same code.
         """
@@ -449,7 +458,8 @@ class RankGroup:
     async def stop(self, grace_s: float, hung: Collection[int], keep: Collection[int], waiting: Pids = tuple) -> None:
         """End every process of this generation, and everything that it started.
 
-        The processes in `keep` and those `waiting` in reserve are not ended; descendants of `keep` are.
+        Ranks in `hung` write their stacks first; all ranks get `grace_s` seconds after SIGTERM. Processes in `keep`,
+        and those that `waiting` returns, are left alone; descendants of those in `keep` are not.
         """
         self._stopping = True
         if hung:
@@ -478,7 +488,8 @@ class RankGroup:
         return not late
 
     def close(self) -> None:
-        """Remove the files of ranks that were never started or whose end was not observed."""
+        """Close the pipes of ranks whose end was not observed, and write metrics and logs' times that are still
+        queued."""
         self._closed = True
         for rank in self._ranks:
             if not rank.ended.is_set():
@@ -510,13 +521,13 @@ class RankGroup:
 
 
 def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:
-    """Return the orphans of the process trees `trees` that are now children of this process, without those in
-    `keep`.
-    """
+    """Return the pids of processes that started below the trees `trees` or below ranks and are now children of this
+    process, without those in `keep`."""
     return [pid for pid in orphans(os.getpid(), trees) if pid not in keep]
 
 
 def _is_suspect(end: RankExit) -> bool:
-    """Return whether the rank failed by itself, so that its device may be faulty."""
+    """Return whether the rank failed by itself (or hung) other than in communication, so that its device may be
+    faulty."""
     by_itself = end.hung or not end.stopping
     return by_itself and failed(end) and classify(end) is not Cause.COMMUNICATION

@@ -1,6 +1,7 @@
-"""The lease under which ranks run on a node, and who ends them when it has run out.
+"""The lease under which ranks run on a node: an agent renews it while the coordinator answers, and once it has expired
+the watchdog, or else the supervisor, kills the ranks and then the agent.
 
-    agent ── renews ──► Lease (memory of all three) ◄── looks ─┬─ watchdog: has run out ──────┐
+agent ── renews ──► Lease (memory of all three) ◄── looks ─┬─ watchdog: has run out ──────┐
                                                                └─ supervisor: 0.5 s later ────┴► SIGKILL to all below
                                                                                                  the agent, then to it
 
@@ -37,7 +38,11 @@ _DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class AfterSuspend(Enum):
-    """How to treat a lease that expired while watchdog, agent and ranks were suspended together."""
+    """How to treat a lease that expired while watchdog, agent and ranks were suspended together.
+
+    FORGIVEN: the suspended time does not count, as no other node can have replaced this one. ASKED: ranks stay stopped
+    until the coordinator decides. COUNTS: the lease has expired.
+    """
 
     FORGIVEN = auto()  # no other node can have replaced this one meanwhile
     ASKED = auto()  # only the coordinator knows whether one has: the ranks stay stopped until it answers
@@ -45,7 +50,7 @@ class AfterSuspend(Enum):
 
 
 class Lease:
-    """The time until which ranks may run here, by `boottime`, in memory that processes share."""
+    """The time by `boottime` until which ranks may run here, in memory that agent, watchdog and supervisor share."""
 
     def __init__(self, fd: int = -1) -> None:
         """Open the lease behind a descriptor of `shared_memory`, or with -1 make a lease that only forks of this
@@ -59,7 +64,7 @@ class Lease:
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "Lease":
-        """Open the lease that the supervisor of this agent reads too, or make a new one if it passed none."""
+        """Open the lease that the supervisor of this agent passes in `environ`, or make a new one if it passes none."""
         word = environ.pop(LEASE, "")
         fd = int(word) if word.isdecimal() else -1
         if not _is_lease(fd):  # a container passes variables on, and not descriptors
@@ -70,16 +75,17 @@ class Lease:
 
     @property
     def broken(self) -> bool:
-        """Return whether the lease has expired and the ranks under it have been ended."""
+        """Return whether the lease has expired and its ranks have been ended or are being ended."""
         return self._shared[1] != 0.0
 
     def break_off(self) -> None:
-        """Mark the lease as expired, whose ranks are being ended."""
+        """Record that the lease has expired and that its ranks are being ended."""
         self._shared[1] = 1.0
 
     @property
     def standby(self) -> int:
-        """Return the pid of the process that waits to be the next agent and outlives the lease, or 0."""
+        """Return the pid of the process that waits to become the node's next agent and is not killed when the lease
+        expires, or 0 if there is none."""
         return int(self._shared[3])
 
     @standby.setter
@@ -97,7 +103,7 @@ class Lease:
 
 
 def shared_memory() -> tuple[int, dict[str, str]]:
-    """Return (a descriptor of a new lease, the variable that passes its number to an agent)."""
+    """Make a new lease and return (its descriptor, the variable that passes the descriptor's number to an agent)."""
     fd = os.memfd_create(_NAME)
     os.truncate(fd, mmap.PAGESIZE)
     Lease(fd).until = float("inf")
@@ -105,7 +111,7 @@ def shared_memory() -> tuple[int, dict[str, str]]:
 
 
 def _is_lease(fd: int) -> bool:
-    """Return whether the descriptor is that of a lease made by `shared_memory`."""
+    """Return whether the descriptor is open for a lease that `shared_memory` has made."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}")
     except OSError:
@@ -113,14 +119,15 @@ def _is_lease(fd: int) -> bool:
 
 
 def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
-    """Return how to treat a lease that expired while all of this node was suspended."""
+    """Return how node `index` treats a lease that expired while all of it was suspended."""
     if leader_may_be_replaced(plan):
         return AfterSuspend.COUNTS  # nor does a FORGIVEN coordinator decide alone then
     return AfterSuspend.FORGIVEN if index == 0 else AfterSuspend.ASKED
 
 
 class LeaseWatch:
-    """The remaining time of a lease, for a caller that calls it often enough to notice that it was suspended itself."""
+    """The remaining time of a lease. A caller that asks often finds out, by a gap between two calls, that it was
+    suspended itself."""
 
     def __init__(self, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._slept, self._clock = slept, clock
@@ -128,7 +135,7 @@ class LeaseWatch:
         self._until, self._slept_before_s = 0.0, 0.0
 
     def left_s(self, until: float) -> float:
-        """Return the seconds until the lease expires, leaving out time spent suspended where the plan forgives it."""
+        """Return the seconds until the lease expires; time spent suspended is left out where the plan disregards it."""
         slept_s = self._waking.slept_s
         self._waking.now()
         if until != self._until and until > self._clock():  # a renewal from before the suspension does not count
@@ -138,14 +145,13 @@ class LeaseWatch:
         return until + forgiven_s - self._clock()
 
     def needs_ruling(self, until: float) -> bool:
-        """Return whether the lease has expired except for suspended time, so that the coordinator must decide whether
-        it counts.
-        """
+        """Return whether the lease has expired only because of suspended time that may or may not count, which the
+        coordinator has to decide."""
         return self._slept is AfterSuspend.ASKED and until <= self._clock()
 
 
 class Held:
-    """Processes that are stopped with SIGSTOP until `let_go`."""
+    """Processes that are stopped with SIGSTOP until `let_go` continues them."""
 
     def __init__(self) -> None:
         self._held: dict[ProcessId, None] = {}
@@ -163,7 +169,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """A handle on the process that ends this process and all below it once the lease has expired."""
+    """A handle on the process that ends this process and all below it once the lease has expired. `slept` says how it
+    treats time spent suspended."""
 
     lease: Lease
     pid: int
@@ -171,7 +178,11 @@ class Watchdog:
 
 
 def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, lease: Lease | None = None) -> Watchdog:
-    """Start and return the watchdog, which ends all processes below this one once the lease has expired."""
+    """Start the watchdog process and return a handle on it; it ends all processes below this one once the lease has
+    expired.
+
+    Without `lease`, a new lease is made.
+    """
     agent, lease = os.getpid(), lease or Lease()
     pid = os.fork()
     if pid:
@@ -190,7 +201,7 @@ def start_watchdog(slept: AfterSuspend, clock: Callable[[], float] = boottime, l
 
 
 def _keep_watch(lease: Lease, agent: int, watch: LeaseWatch) -> None:
-    """Run the watchdog: end all processes below the agent, and the agent, once the lease expires."""
+    """Run the watchdog: once the lease expires, end all processes below the process `agent`, and then that process."""
     handle, held, me = os.pidfd_open(agent), Held(), (os.getpid(),)
     while True:
         while (left_s := watch.left_s(lease.until)) > 0:

@@ -26,7 +26,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A rank to be inspected; questions and answers are files beside its progress FIFO."""
+    """A rank to be inspected; questions and answers are files beside `progress`, its FIFO of reports. `step` is its
+    newest step and `idle_s` the time since it last showed activity."""
 
     rank: int
     node: int
@@ -37,23 +38,24 @@ class Subject:
 
     @property
     def question(self) -> Path:
-        """Return the FIFO on which the rank is asked."""
+        """Return the path of the FIFO over which the rank is asked."""
         return self.progress.with_suffix(".look")
 
     @property
     def answer(self) -> Path:
-        """Return the file in which the rank writes what it is doing."""
+        """Return the path of the file in which the rank writes what it is doing."""
         return self.progress.with_suffix(".flight")
 
     @property
     def times(self) -> Path:
-        """Return the file in which the rank answers when it entered its newest collectives."""
+        """Return the path of the file in which the rank writes when it entered its newest collectives."""
         return self.progress.with_suffix(".entered")
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The kernel's counters of a process: its state, its processor time and the bytes that it moved."""
+    """The kernel's counters of a process: its state letter, its processor time, and the bytes that it read and
+    wrote."""
 
     state: str = ""
     cpu_s: float = 0.0
@@ -63,7 +65,10 @@ class _Use:
 def look_at(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> list[RankLook]:
-    """Ask all ranks at once and return what each was doing; take at most `answer_s`, for ranks that do not answer."""
+    """Ask all ranks at once and return what each is doing, after at most `answer_s` seconds.
+
+    A rank that does not answer is described from /proc, with the reason in `problem`.
+    """
     began, number = clock(), time.time_ns() >> 10
     before = {one.rank: _use_of(one.pid) for one in subjects}
     problems = {one.rank: _ask(one, number) for one in subjects}
@@ -102,9 +107,9 @@ def times_of(
 
 
 def _ask(subject: Subject, number: int, only: str = "") -> str:
-    """Send question `number` to the rank; return why that is impossible, or "" if it was sent.
+    """Write question `number` to the rank's FIFO; return why that is impossible, or "" if it was written.
 
-    With `only` the rank is asked for that part alone.
+    `only` restricts the question, such as to `times`.
     """
     try:
         fd = os.open(subject.question, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -122,7 +127,7 @@ def _ask(subject: Subject, number: int, only: str = "") -> str:
 
 
 def _answer(path: Path, number: int, kind: type[_Said]) -> _Said | None:
-    """Return the rank's answer to question `number` or a later one, or None while there is none."""
+    """Return the content of the answer file if it answers question `number` or a later one, else None."""
     try:
         if path.lstat().st_size > _MOST_BYTES:
             return None
@@ -133,7 +138,11 @@ def _answer(path: Path, number: int, kind: type[_Said]) -> _Said | None:
 
 
 def _look(subject: Subject, before: _Use, took_s: float, said: FlightRecord | None, problem: str) -> RankLook:
-    """Build the look at a rank from its answer and the kernel's counters."""
+    """Build the description of a rank from its answer and the growth of the kernel's counters since `before`, `took_s`
+    seconds ago.
+
+    `said` is None, and `problem` says why, if the rank did not answer.
+    """
     now = _use_of(subject.pid)
     look = RankLook(
         rank=subject.rank,

@@ -1,4 +1,4 @@
-"""Read the native stack of a rank's main thread with py-spy or gdb, if one of them is installed."""
+"""Read the native (C) stack of a rank's main thread with py-spy or gdb, if one of them is installed."""
 
 import os
 import re
@@ -31,9 +31,11 @@ _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.*)")
 
 
 def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[RankLook]:
-    """Return the looks with the native stack of each rank that may be stopped for a moment; take at most `bound_s`.
+    """Return the looks with the native stack added for each rank that may be stopped for a moment; take at most
+    `bound_s` seconds.
 
-    A rank that answered is not stopped for as long as gdb takes. If a tool fails, the only line says why.
+    gdb is used only for a rank that did not answer, because it stops the process for long. If a tool fails, the stack
+    is one line that says why.
     """
     until = time.monotonic() + bound_s
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
@@ -42,7 +44,8 @@ def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[Ran
 
 
 def _native(look: RankLook, until: float) -> tuple[str, ...]:
-    """Return the native stack of a rank's main thread; empty if the rank must not be traced or no tool is installed."""
+    """Return the native stack of a rank's main thread, by the time `until`; empty if the rank must not be traced or no
+    tool is installed."""
     if look.ended or look.state not in ("R", "S"):
         return ()  # tracing would wait for the kernel, or take the process from what stopped it
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
@@ -59,9 +62,10 @@ def _native(look: RankLook, until: float) -> tuple[str, ...]:
 def _traced(
     argv: Sequence[str], look: RankLook, until: float, frames_in: Callable[[Sequence[str], int], list[str]]
 ) -> tuple[str, ...]:
-    """Run a tracer on the rank and return the frames that it prints, or one line that says why there are none.
+    """Run the tracer `argv` on the rank and return the frames that `frames_in` finds in its output, or one line that
+    says why there are none.
 
-    Return () if the rank's process is gone or no time is left.
+    Return () if the rank's process has ended or no time is left before `until`.
     """
     name, process, left_s = Path(argv[0]).name, process_id(look.pid), until - time.monotonic()
     if process is None or left_s <= 0:

@@ -1,4 +1,5 @@
-"""The report of NCCL's RAS threads: which processes of all nodes answer, and which communicators wait for whom."""
+"""Read the report of NCCL's RAS threads: which processes of all nodes answer, and which communicators wait for which
+ranks."""
 
 import os
 import socket
@@ -18,9 +19,9 @@ _LISTENS = "0A"
 
 
 def with_nccl(looks: Sequence[RankLook], address: str = ADDRESS, bound_s: float = BOUND_S) -> list[RankLook]:
-    """Return the looks, with NCCL's report added to the rank of this node that gives it; take at most `bound_s`.
+    """Return the looks, with NCCL's report added to one rank of this node; take at most `bound_s` seconds.
 
-    One node's report covers all ranks. Nothing is asked where rank 0 is on another node, where NCCL has no RAS (before
+    One report covers all ranks, so only the node of rank 0 reads it. Nothing is added where NCCL has no RAS (before
     2.24), or where the address belongs to a process that is none of these ranks.
     """
     host, _, port = address.rpartition(":")
@@ -35,7 +36,7 @@ def with_nccl(looks: Sequence[RankLook], address: str = ADDRESS, bound_s: float 
 
 
 def _report(host: str, port: int, bound_s: float) -> tuple[str, ...]:
-    """Return the lines of the report, as many as came within `bound_s`, or one line that says why there is none."""
+    """Return the lines of the report that came within `bound_s` seconds, or one line that says why there is none."""
     until, said = time.monotonic() + bound_s, b""
     try:
         with socket.create_connection((host, port), timeout=bound_s) as link:

@@ -36,16 +36,16 @@ class HeldPort:
 
 
 def random_ports(draw: random.Random | None = None) -> Iterator[int]:
-    """Yield random port numbers without end; a port may be in use."""
+    """Yield random port numbers without end, from outside the range that the kernel assigns; any of them may be in
+    use."""
     draw = draw or random.SystemRandom()
     while True:
         yield draw.randint(_FIRST, _LAST)
 
 
 def address_drawer(seed: str) -> Callable[[str], str]:
-    """Return a function that adds a new random port to a host's address; with the same seed it draws the same
-    ports in the same order.
-    """
+    """Return a function that appends a new random port to a host's address. The same seed gives the same ports in the
+    same order."""
     numbers, taken = random_ports(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
 
     def draw(address: str) -> str:

@@ -40,7 +40,8 @@ _MOST_LETTERS = 100
 
 
 class SetupFailed(LaunchError):
-    """The user's `run.setup` failed on this node, or, with an empty log, their interpreter cannot run ranks."""
+    """Raised when the user's `run.setup` fails on this node, or, with an empty log, when the user's interpreter cannot
+    run ranks."""
 
     def __init__(self, text: str, log: str) -> None:
         super().__init__(text)
@@ -48,15 +49,15 @@ class SetupFailed(LaunchError):
 
 
 class PortTaken(LaunchError):
-    """A port that a rank of this node has to listen on belongs to another program."""
+    """Raised when another program holds a port that a rank of this node has to listen on."""
 
 
 class Preparation:
     """The preparation of a node: call `run` once, `wait` until ranks can start, and `renew` if the zygote has died
     since.
 
-    With `recovery.health` ranks cannot start before the node's devices have passed their check, or could not be
-    checked.
+    With `recovery.health` ranks can start only once the node's devices have passed their check, or the check itself
+    proved impossible.
     """
 
     def __init__(
@@ -98,12 +99,13 @@ class Preparation:
 
     @property
     def _begins_anew(self) -> Starter:
-        """Return the starter that uses no reserve process."""
+        """Return the starter that makes a new process for each rank: by the zygote, or as a new interpreter without
+        one."""
         return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary, self._renewed)
 
     @property
     def own_pids(self) -> tuple[int, ...]:
-        """Return the pids of processes that must outlive a generation, except those in reserve."""
+        """Return the pids of the zygote and its standby, which must outlive a generation."""
         standby = self._zygote.standby if self._zygote is not None else None
         return tuple(pid for link in (self._imports, self._zygote, standby) if (pid := _pid_of(link)))
 
@@ -161,7 +163,7 @@ class Preparation:
             self._settled.set()
 
     async def _check(self, checkup: Checkup, devices: Collection[str], bound_s: float) -> None:
-        """Check the devices within `bound_s` and keep the result; raise NodeUnfit if one fails."""
+        """Check the devices, each for at most `bound_s` seconds, and keep the result; raise NodeUnfit if one fails."""
         try:
             self.health = await checkup.look(self._zygote, devices, bound_s)
         except NodeUnfit as unfit:
@@ -173,9 +175,10 @@ class Preparation:
         await self._settled.wait()
 
     async def stay_warm(self, rest_s: float = _REST_S) -> None:
-        """Replace each zygote that dies, so that the next start finds its imports done.
+        """Replace each zygote that dies, so that the next start of ranks finds the imports done.
 
-        Zygotes that die again and again are replaced once in `rest_s`, because imports take processor time from ranks.
+        If zygotes die again and again, one is started every `rest_s` seconds at most, because imports take processor
+        time from ranks.
         """
         while self._zygote is not None:
             await self._zygote.gone.wait()
@@ -184,16 +187,15 @@ class Preparation:
             await asyncio.sleep(rest_s)
 
     async def renew(self) -> None:
-        """Replace a zygote that was killed by its standby or by a new zygote; concurrent callers wait for the same
-        replacement.
-        """
+        """Replace a zygote that has died: by its standby, or else by a new zygote. Concurrent callers wait for one
+        replacement."""
         await asyncio.wait([self._renewal])  # its zygote may have been killed with the ranks of a generation
         if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
             self._renewal = asyncio.create_task(self._start_zygote())
         await asyncio.shield(self._renewal)  # a start that is cancelled leaves the imports to the next one
 
     async def _renewed(self) -> ZygoteLink | None:
-        """Return the zygote that replaces one which was killed, or None if there is none."""
+        """Return the zygote once a dead one has been replaced, or None if the node has no zygote now."""
         await self.renew()
         return self._zygote
 
@@ -241,7 +243,7 @@ class Preparation:
             raise self.failure
 
     def _note_environment(self) -> None:
-        """Record the environment in a thread of its own, because a disk may hang."""
+        """Record this machine's and interpreter's facts in a thread of its own, because a disk may hang."""
         home = self._home
         file = home.run.environment(home.attempt.number, home.node.index)
         words = (file, home.plan.entry.python, home.environment)
@@ -251,8 +253,8 @@ class Preparation:
     async def _start_zygote(self) -> str:
         """Start a zygote and wait for its imports.
 
-        Return why the user's interpreter can run neither a zygote nor a rank, or "". A zygote that dies while importing
-        is not started again, unless it was killed.
+        Return "", or why the user's interpreter can run neither a zygote nor a rank. A zygote that dies while importing
+        is started once more only if it was killed.
         """
         why = ""
         if self._usable:
@@ -266,9 +268,8 @@ class Preparation:
         return why
 
     async def _take_over(self) -> ZygoteLink | None:
-        """Return the previous zygote's standby as the new zygote, or None if it has none or the standby does not become
-        ready.
-        """
+        """Make the standby of a dead zygote the new zygote and return it, or None if there is no standby or it does not
+        become ready."""
         standby = self._zygote.standby if self._zygote is not None else None
         if standby is None or not standby.pid:
             return None
@@ -276,7 +277,8 @@ class Preparation:
         return await self._wait_until_ready(standby)
 
     async def _accept(self) -> ZygoteLink | None:
-        """Return the offered zygote if this agent would start an equal one; else return None and log the reason."""
+        """Return the zygote that was offered to this agent if its imports equal those that this agent would make; else
+        return None and log the reason."""
         offered, entry, home = self._offered, self._home.plan.entry, self._home
         if offered is None or offered.python != entry.python:
             self._decline()
@@ -294,7 +296,7 @@ class Preparation:
         return await self._wait_until_ready(link)
 
     async def _wait_until_ready(self, zygote: ZygoteLink) -> ZygoteLink | None:
-        """Return `zygote` once it is ready, or None if it does not become ready in time."""
+        """Return `zygote` once its imports are complete, or None if they are not in time."""
         await _first(zygote.ready, zygote.gone, within_s=self._take_over_s)
         if zygote.ready.is_set():
             return zygote
@@ -308,7 +310,7 @@ class Preparation:
             self._offered = None
 
     async def _import_anew(self) -> str:
-        """Start a new zygote and wait for its imports; return why it failed, or ""."""
+        """Start a new zygote and wait for its imports; return why that failed, or ""."""
         entry, zygote = self._home.plan.entry, ZygoteLink(self._reaper, self._home.gate)
         self.doing = _importing(entry.preload)
         log = self._home.attempt.zygote_log(self._home.node.index)
@@ -334,7 +336,8 @@ def _pid_of(zygote: ZygoteLink | None) -> int:
 
 
 def _held(host: str, port: int) -> HeldPort | None:
-    """Return the port, held, or None if another program has it."""
+    """Return the port of address `host` and number `port` as held by this process, or None if another program has
+    it."""
     try:
         return HeldPort(host, port)
     except OSError:
@@ -342,7 +345,8 @@ def _held(host: str, port: int) -> HeldPort | None:
 
 
 async def _death_of(zygote: ZygoteLink) -> Death | None:
-    """Return how a zygote that has closed its connection ended, or None if it lives and sent garbage."""
+    """Return how a zygote that has closed its connection ended, or None if it still lives, after sending what is no
+    message."""
     try:
         return await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
     except TimeoutError:
@@ -356,7 +360,7 @@ def _last_log_line(death: Death, log: Path) -> str:
 
 
 def _importing(names: Sequence[str]) -> str:
-    """Return the text that these modules are being imported."""
+    """Return a text for users, such as "importing torch", about the modules that a zygote is importing."""
     if not names:
         return "starting Python"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -364,9 +368,8 @@ def _importing(names: Sequence[str]) -> str:
 
 
 async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `start` once the disk accepts its log; until then this node sends heartbeats but is not
-    ready.
-    """
+    """Return the result of `start`, repeated for as long as the disk is too full for its log. Until then this node
+    sends heartbeats but is not ready."""
     while True:
         try:
             return await start()

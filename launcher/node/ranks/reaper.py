@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Death(NamedTuple):
-    """The end of a process, as the kernel reported it to its parent."""
+    """The end of a process as the kernel reports it: its wait status, and the peak memory of it and its children."""
 
     status: int  # raw wait status
     peak_memory_bytes: int
@@ -25,7 +25,7 @@ class Death(NamedTuple):
 
 
 class Reaper:
-    """The handler of SIGCHLD, which calls back for each watched pid; any other child is an orphan and is dropped."""
+    """The handler of SIGCHLD. It calls back for each watched pid, and drops any other child, which is an orphan."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched: dict[int, Callable[[Death], None]] = {}
@@ -36,20 +36,19 @@ class Reaper:
         loop.add_signal_handler(signal.SIGCHLD, self.reap)
 
     def watch(self, pid: int, tell: Callable[[Death], None]) -> None:
-        """Call `tell` once when child `pid` has ended, which may have happened already."""
+        """Call `tell` once when child `pid` has ended, at once if it has ended before this call."""
         if pid in self._early:
             self._loop.call_soon(tell, self._early.pop(pid))
         else:
             self._watched[pid] = tell
 
     def expect_birth(self) -> None:
-        """Keep the deaths of unknown children until `born`, as one of them may be the child whose pid is
-        reported next.
-        """
+        """Keep the deaths of unknown children until `born`, because a new child may die before its pid is reported
+        here."""
         self._births += 1
 
     def born(self) -> None:
-        """End one `expect_birth`: the child's pid is known and watched, or no child was started."""
+        """End one `expect_birth`: the new child's pid is now watched, or no child was started."""
         self._births -= 1
         if not self._births:
             self._early.clear()

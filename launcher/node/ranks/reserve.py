@@ -1,7 +1,7 @@
-"""Processes in reserve, with `recovery.reserve`: they have begun as ranks do, with their imports, data and model, and
-wait to hear which rank they are. So a rank that is started anew after a failure is there at once.
+"""Processes in reserve, with `recovery.reserve`: they start as ranks do, import, load data and build the model, and
+then wait for the number of a rank. A rank that is replaced after a failure therefore runs at once.
 
-    fill ─► starter ─► the user's program ─► Trainer: model made, a first pass tried ─► {"waits": true}
+fill ─► starter ─► the user's program ─► Trainer: model made, a first pass tried ─► {"waits": true}
                                                                                               │
     start of a rank ─► hand over: its variables and its log, on a FIFO beside LAUNCH_RESERVE ▼
 """
@@ -32,7 +32,11 @@ _SPARE_TRIES = 2  # in a generation, beyond one for each place: there may be no 
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """One process in reserve: its pipes, the ranks that it can become, and whether it has ended."""
+    """One process in reserve: its pipes, its pid, whether it has ended, and whether it was reported as ready.
+
+    `told_of` holds the variables (such as sizes) that it began with. `tell` is None until it becomes a rank, and then
+    receives its death.
+    """
 
     progress: Progress
     pipe: ProgressPipe
@@ -49,9 +53,8 @@ class _Process:
         return self.progress.waits and self.pid != 0 and not self.ended and runs(self.pid)
 
     def can_be(self, environment: Mapping[str, str]) -> bool:
-        """Return whether the process can become a rank with this environment, which must have the number of ranks that
-        the process knows.
-        """
+        """Return whether the process can become a rank with this environment: the sizes, such as WORLD_SIZE, must be
+        those that it began with."""
         return self.told_of.items() <= environment.items()
 
     def close(self) -> None:
@@ -61,7 +64,8 @@ class _Process:
 
 
 class Reserve:
-    """The processes in reserve on one node; `note` is called when one is ready, and with the reason if none can be."""
+    """The processes in reserve on one node; `note` is called with an event when one is ready, and with the reason if
+    the node can have none."""
 
     def __init__(self, home: Home, note: Note) -> None:
         self._home = home
@@ -80,14 +84,14 @@ class Reserve:
         return tuple(one.pid for one in self._processes if one.pid)
 
     def is_short(self, start: Start) -> bool:
-        """Return whether `fill` would start a process; after failures it starts none until the next generation."""
+        """Return whether `fill` would start a process. After a reserve process has failed, it starts none until the
+        next generation."""
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
 
     async def fill(self, starter: Starter, start: Start) -> None:
-        """Start reserve processes for ranks like those of `start` until there are enough, and end those for other
-        ranks.
-        """
+        """Start reserve processes for ranks like those of `start` until there are enough; end those that fit only other
+        ranks."""
         if not self.is_short(start):
             return
         if start.generation != self._generation:
@@ -120,9 +124,10 @@ class Reserve:
                 signal_process(known, signal.SIGKILL)
 
     def hand_over(self, environment: Mapping[str, str], log: Path, tell: TellDeath) -> int | None:
-        """Make a reserve process the rank with this environment and return its pid, or None if no process is ready.
+        """Make a ready process in reserve the rank with this environment and return its pid, or None if no process is
+        ready.
 
-        Call `tell` with the rank's death.
+        `tell` is called with the rank's death.
         """
         process = next((one for one in self._processes if one.can_be(environment) and one.is_ready), None)
         before, self._asked_in = self._asked_in, int(environment["LAUNCH_GENERATION"])
@@ -140,9 +145,8 @@ class Reserve:
         return process.pid
 
     def _why_none(self, environment: Mapping[str, str], before: int) -> str:
-        """Return why no reserve process became the rank, or "" if that was already reported after generation
-        `before`.
-        """
+        """Return why no process in reserve can become the rank, or "" if that was reported for generation `before` or
+        later."""
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
             late = fitting[0]
@@ -172,7 +176,7 @@ class Reserve:
         self._on_report(process)  # what it said before that was known
 
     def _on_report(self, process: _Process) -> None:
-        """Report once that the process is ready."""
+        """Report once, when the process sends its first report that it waits, that it is ready."""
         if process.progress.waits and process.pid and not process.ended and not process.told:
             process.told, node = True, self._home.node.index
             self._note("in_reserve", f"node {node} has process {process.pid} in reserve")
@@ -180,7 +184,8 @@ class Reserve:
     def _ended(self, process: _Process, death: Death) -> None:
         """Handle the end of a process.
 
-        If it had become a rank, pass its end on; otherwise give up if its successors would end alike.
+        If it had become a rank, pass its end on. Otherwise stop filling the reserve if a successor would end in the
+        same way.
         """
         process.ended = True
         is_ours = process in self._processes
@@ -204,7 +209,7 @@ class Reserve:
             self._processes.remove(process)
 
     def _give_up(self, why: str) -> None:
-        """Report why the node has no reserve, and start no process until the next generation."""
+        """Report why the node has no reserve, and start no process in reserve until the next generation."""
         self._tries = 0
         self._report_none(why)
 
@@ -219,7 +224,7 @@ class Reserve:
 
 
 class FromReserve:
-    """A starter that takes a rank from the reserve, or uses another starter if no reserve process is ready."""
+    """A starter that makes a process in reserve the rank, or uses another starter if no such process is ready."""
 
     def __init__(self, reserve: Reserve, starter: Starter) -> None:
         self._reserve = reserve
@@ -227,7 +232,7 @@ class FromReserve:
 
     @property
     def dumps_stacks(self) -> bool:
-        """Return True if ranks answer DUMP_SIGNAL with their stacks."""
+        """Return whether ranks write their stacks when they receive DUMP_SIGNAL."""
         return self._starter.dumps_stacks
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:

@@ -24,12 +24,11 @@ class Starter(Protocol):
 
     @property
     def dumps_stacks(self) -> bool:
-        """Return True if ranks answer DUMP_SIGNAL with their stacks."""
+        """Return whether ranks write their stacks when they receive DUMP_SIGNAL."""
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
-        """Start one rank with these variables on top of the node's and return its pid; `tell` is called with
-        its death.
-        """
+        """Start one rank with these variables on top of the node's and return its pid; `progress` is the path of its
+        FIFO for reports, and `tell` is called with its death."""
 
 
 class OrdinaryStarter:
@@ -54,11 +53,12 @@ class OrdinaryStarter:
 
     @property
     def dumps_stacks(self) -> bool:
-        """Return True if ranks answer DUMP_SIGNAL with their stacks, as all but plain commands do."""
+        """Return whether ranks write their stacks when they receive DUMP_SIGNAL, as all do but commands that are not
+        Python."""
         return self._entry.kind != "command"
 
     def order(self, environment: Mapping[str, str], log: Path, progress: str) -> Order:
-        """Return the order from which zygote.py makes a process this rank."""
+        """Return the order, in the form that zygote.py reads, to become the rank with these variables."""
         entry = self._entry
         target = str(self._code / entry.target) if entry.kind == "script" else entry.target
         return {
@@ -96,8 +96,8 @@ class OrdinaryStarter:
 class ZygoteStarter:
     """A starter that forks ranks from the zygote.
 
-    If the zygote refuses, it writes the reason to the rank's log and starts a new interpreter. If the zygote ends
-    before it answers, as when it was killed together with ranks, the one that `renewed` returns forks them.
+    If the zygote refuses, the reason goes to the rank's log and a new interpreter is started. If the zygote ends before
+    it answers, for instance killed together with ranks, the zygote that `renewed` returns forks the rank.
     """
 
     dumps_stacks = True

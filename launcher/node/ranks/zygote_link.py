@@ -1,4 +1,5 @@
-"""The agent's end of the zygote: start it and request forks from it; the other end is zygote.py."""
+"""The agent's end of the zygote, a process that has imported torch and forks ranks: start it and request forks from it.
+The other end is zygote.py."""
 
 import asyncio
 import contextlib
@@ -40,8 +41,10 @@ def spawn(
     pass_fds: Sequence[int] = (),
     umask: int | None = None,
 ) -> int:
-    """Start a child in a session of its own with its output in the file `log`, and return its pid; only the reaper
-    waits for it.
+    """Start a child in a session of its own with its output in the file `log`, and return its pid. The agent's reaper,
+    not the caller, has to wait for its end.
+
+    None for `umask` leaves it as it is.
     """
     out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -64,16 +67,16 @@ def spawn(
 
 @dataclass(frozen=True, slots=True)
 class OfferedZygote:
-    """A zygote whose imports are complete, started before this process became the agent."""
+    """A zygote whose imports are complete, started before this process became the agent: the socket to it, and its
+    interpreter."""
 
     fd: int
     python: str
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "OfferedZygote | None":
-        """Return the zygote that `become_agent` in zygote.py has left for this agent, or None if it left none; remove
-        its variable from `environ`.
-        """
+        """Return the zygote that was left for this agent in a variable of `environ`, and remove the variable; return
+        None if there is none."""
         words = environ.pop("LAUNCH_ZYGOTE", "").split(" ", 1)
         if len(words) != 2:
             return None
@@ -83,7 +86,7 @@ class OfferedZygote:
 
 @dataclass(frozen=True, slots=True)
 class _PendingFork:
-    """A fork that was requested and not answered yet."""
+    """A requested fork without an answer yet: the future for the rank's pid, and the callback for its death."""
 
     answer: "asyncio.Future[int]"
     tell: TellDeath
@@ -92,7 +95,7 @@ class _PendingFork:
 class ZygoteLink:
     """A connection to one zygote; `ready` is set once its imports are complete, `gone` once it has ended.
 
-    A zygote that has imported something leaves a `standby`, a fork of itself, to take over without any import.
+    `standby` is a fork of a zygote with imports, which can replace it without importing; None until there is one.
     """
 
     def __init__(self, reaper: Reaper, gate: int | None = None) -> None:
@@ -128,8 +131,8 @@ class ZygoteLink:
     async def preload(self, modules: Sequence[str], home: Order | None = None) -> None:
         """Send the first message: the modules to import.
 
-        A standby, which has imported them, becomes a zygote with this message. `home` settles a zygote that another
-        process has started (`settle_in` in zygote.py).
+        To a standby, which has imported them, it is the order to become the zygote. With `home` a zygote that another
+        process started takes over this agent's environment and folder.
         """
         words: Order = {"op": "preload", "modules": list(modules)} | ({"home": home} if home is not None else {})
         if not modules or self._socket is None:
@@ -147,7 +150,7 @@ class ZygoteLink:
                 self._writer.write(line[sent:])
 
     async def listen(self, ours: socket.socket) -> None:
-        """Read messages from the process at the other end."""
+        """Read messages from the zygote over the socket `ours`."""
         self._socket = ours
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=_LINE_BYTES)
         self._reading = asyncio.create_task(self._read(reader))
@@ -187,7 +190,7 @@ class ZygoteLink:
             self._writer.write(_line(words))
 
     def _died(self, death: Death) -> None:
-        """Handle the zygote's end after reading all that it has sent: ranks that it reported live on."""
+        """Handle the zygote's end, after reading all that it has sent: a rank that it reported as forked lives on."""
         if not self.death.done():
             self.death.set_result(death)
         if self._socket is None or self._reading is None:
@@ -246,7 +249,7 @@ class ZygoteLink:
 
 
 class _Began(msgspec.Struct, tag="began", tag_field="op"):
-    """The zygote's message that it has begun to import."""
+    """The zygote's message that it is running and about to import modules."""
 
 
 class _Ready(msgspec.Struct, tag="ready", tag_field="op"):
@@ -254,14 +257,14 @@ class _Ready(msgspec.Struct, tag="ready", tag_field="op"):
 
 
 class _Forked(msgspec.Struct, tag="forked", tag_field="op"):
-    """The zygote's message that a rank was forked."""
+    """The zygote's message that fork request `id` has produced the rank with this pid."""
 
     id: int
     pid: _Pid
 
 
 class _Refused(msgspec.Struct, tag="refused", tag_field="op"):
-    """The zygote's message that a rank was not forked, with the reason."""
+    """The zygote's message that it did not fork for request `id`, with the reason."""
 
     id: int
     reason: str
@@ -272,7 +275,7 @@ class _Error(msgspec.Struct, tag="error", tag_field="op"):
 
 
 class _StandsBy(msgspec.Struct, tag="standby", tag_field="op"):
-    """The zygote's message that it has forked a standby."""
+    """The zygote's message that it has forked a standby with this pid, which can replace it."""
 
     pid: _Pid
 

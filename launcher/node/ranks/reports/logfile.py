@@ -18,7 +18,8 @@ _TAIL_LINES = 20
 
 
 class WriteBehind:
-    """A thread that carries out writes in order; a write that the disk refuses is dropped."""
+    """A thread that carries out writes in order, so that the caller never waits for a disk. A write that the disk
+    refuses is dropped."""
 
     def __init__(self) -> None:
         self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -32,7 +33,7 @@ class WriteBehind:
         self._writes.put(write)
 
     def close(self) -> None:
-        """Wait for the last write, but not for ever, as a disk may hang."""
+        """Wait for the queued writes, but only for a limited time, as a disk may hang."""
         if self._thread is not None:
             self._writes.put(None)
             self._thread.join(_LAST_S)
@@ -46,7 +47,7 @@ class WriteBehind:
 
 
 class LogFile:
-    """One rank's log as its agent reads it; the rank itself writes it."""
+    """One rank's log, as its agent reads it; the rank itself writes the log."""
 
     def __init__(self, path: Path, behind: WriteBehind | None = None) -> None:
         """Read the log at `path`; `behind` writes the times of growth without blocking the caller of `grew`."""
@@ -55,14 +56,15 @@ class LogFile:
         self._times = times_of(path)
 
     def bytes_now(self) -> int:
-        """Return the log's current size without recording it."""
+        """Return the log's size; unlike `grew`, record nothing."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
             return 0  # the rank has not opened it yet
 
     def grew(self) -> bool:
-        """Return True if the log has grown since the last call, and record the time for the merged view of all logs."""
+        """Return whether the log has grown since the last call; if so, record the time, by which all logs can be
+        merged."""
         size = self.bytes_now()
         if size == self.size:
             return False
@@ -72,7 +74,7 @@ class LogFile:
         return True
 
     def _note(self, line: bytes) -> None:
-        """Append a line to the file of times."""
+        """Append a line to the file that records when the log had which size."""
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._times, flags, 0o600)
         try:
@@ -90,7 +92,8 @@ class LogFile:
             return []
 
     def tail(self) -> tuple[str, ...]:
-        """Return the log's last lines without control characters; if it ends in a crash, only the innermost frames."""
+        """Return the log's last lines without control characters. If they are a traceback, only its innermost frames
+        are returned."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -1,6 +1,7 @@
-"""Keeps what the ranks of a node report, with its step and time, a line each, for `launch metrics`.
+"""Write the metrics that the ranks of a node report to a file for `launch metrics`: one JSON line each, with step and
+time. Of a long run only the newest and the extreme values are kept after the first 10,000 reports.
 
-    {"generation": 2}                                                      written by each new agent
+{"generation": 2}                                                      written by each new agent
     {"step": 120, "at": 1767225600.25, "rank": 0, "values": {"loss": 0.31}}
 
 A thread writes, so that no disk holds the agent up; what a full disk does not take is left out. The first 10,000
@@ -45,7 +46,12 @@ class _Reported:
 
 @dataclass(slots=True)
 class _Series:
-    """The unwritten reports of the same metrics by one rank, and the least and largest values so far."""
+    """The reports of the same metrics by one rank that are not written yet, and the least and largest value of each
+    metric so far.
+
+    `seen` counts all reports, `next_at` is the earliest time to write one, `extremes` holds unwritten ones by (metric,
+    sign).
+    """
 
     seen: int = 0
     next_at: float = 0.0
@@ -55,7 +61,7 @@ class _Series:
     bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # the least and the most of each so far
 
     def add(self, report: _Reported) -> None:
-        """Add a report, and keep it as an extreme if it has a new least or largest value."""
+        """Add a report, and keep it as an extreme if one of its values is the least or the largest so far."""
         self.seen += 1
         self.waiting += 1
         self.newest = report
@@ -66,7 +72,7 @@ class _Series:
                     self.extremes[name, sign] = report
 
     def take(self) -> bytes:
-        """Return the lines to write: waiting reports with a new extreme, and the newest report."""
+        """Return the lines to write, which are removed: unwritten reports with a new extreme, and the newest report."""
         if self.newest is None:
             return b""
         chosen = [*{id(one): one for one in self.extremes.values() if one is not self.newest}.values()]
@@ -110,9 +116,7 @@ class MetricsFile:
             self._lines.put(series.take())
 
     def close(self) -> None:
-        """Write the last report of each series, once no rank reports any more, and do not wait for a disk that
-        hangs.
-        """
+        """Write the last report of each series, once no rank reports any more; stop waiting for a disk that hangs."""
         if self._first:
             return
         for series in self._series.values():

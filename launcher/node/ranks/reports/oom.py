@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 class OomCounter:
-    """The number of processes that the kernel has killed for memory in this process's cgroups."""
+    """A count of the processes that the kernel has killed for memory in this process's cgroups."""
 
     def __init__(self, files: list[Path] | None = None) -> None:
         self._files = _counter_files() if files is None else files
