@@ -8,10 +8,10 @@ _ADDRESSES = "LAUNCH_ADDR_"
 
 
 def peers(role: str, port: str = "") -> list[str]:
-    """Return the address, HOST:PORT, of each rank of `role`, in order of rank; the addresses are the same after a
-    restart.
+    """Return the address, HOST:PORT, of each rank of the role `role`, in order of rank; addresses stay equal over
+    restarts.
 
-    `port` is the name of one of the role's `ports`.
+    `port` selects one of the role's `ports` by name; "" is its only or unnamed one.
     """
     found = os.environ.get(_ADDRESSES + (f"{role}_{port}" if port else role).upper())
     if found is None:

@@ -1,4 +1,5 @@
-"""Attempts of a run: their numbers, their intents, and the plan that each follows."""
+"""Attempts of a run, each of which is one allocation: their numbers, their intents (who opened the attempt, and why),
+and the plan that each follows."""
 
 import contextlib
 import errno
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 def attempts(run: RunDir) -> list[AttemptDir]:
-    """Return all attempts, oldest first."""
+    """Return all attempts of the run, oldest first."""
     return [run.attempt(number) for number in _numbers(run)]
 
 
@@ -51,12 +52,13 @@ def _numbers(run: RunDir) -> list[int]:
 
 
 def newest(run: RunDir) -> AttemptDir | None:
-    """Return the newest attempt whose intent is on disk, or None if the run has none."""
+    """Return the newest attempt whose intent was written, or None if the run has none."""
     return next((one for one in map(run.attempt, reversed(_numbers(run))) if one.intent.exists()), None)
 
 
 def last_seen(attempt: AttemptDir, silent: str) -> ClusterAnswer:
-    """Return the last answer of the attempt's place; `silent` says why no newer answer is known."""
+    """Return the last recorded answer of the attempt's cluster, with `silent` as the reason why there is no newer
+    one."""
     before = readable(attempt.seen, ClusterAnswer) or ClusterAnswer("unknown", "", 0.0)
     return msgspec.structs.replace(before, silent=silent)
 
@@ -80,15 +82,15 @@ def new_attempt(
     """Create the folder of the run's next attempt with its intent, and `plan` and `handle` if given; return (attempt,
     intent).
 
-    The number is at least `first`. Without a `plan` the attempt follows that of an earlier attempt.
-    `batch` is the folder of runs that were submitted as one job.
+    The number is at least `first`. Without a `plan` the attempt follows that of an earlier attempt. `batch` is the
+    folder of runs that were submitted as one job.
 
     The attempt's folder is renamed into place, which serves as the lock: two callers that race get two numbers. With
-    `after`, the attempt that the caller has seen end, one of them gets the next number; all others are Refused.
+    `after`, the number of an attempt that has ended, only one of them gets the next number; the others get Refused.
 
     The attempt's token is random, or derived from a `secret` that other hosts share. Without `fsync` the caller must
-    make the run durable before others learn of it. With a `handle` no process takes the attempt for one whose start is
-    still unknown.
+    make the run durable before it tells another process about it. A `handle` shows other processes that the attempt's
+    start was attempted.
     """
     make_dir(run.attempts)
     if fsync:
@@ -132,10 +134,10 @@ def read_intent(attempt: AttemptDir) -> Intent:
 
 
 def used_s_of(run: RunDir, attempt: AttemptDir, last: RunState | None) -> float:
-    """Return for how many seconds the attempts before this one have run since a user started or resumed the run, by the
-    run's last state.
+    """Return for how many seconds earlier attempts have run since a user started or resumed the run, by its last state
+    `last`.
 
-    The state may be older than the resume, because an attempt that dies early writes none.
+    The state may be older than the resume, because an attempt that dies early writes none; the result is then 0.
     """
     if last is None:
         return 0.0
@@ -153,16 +155,16 @@ def _resumes(attempt: AttemptDir) -> bool:
 
 
 def read_plan(run: RunDir, number: int) -> "Plan":
-    """Return the plan that attempt `number` follows: its own, or that of an earlier attempt."""
+    """Return the plan that attempt `number` follows: its own, or else that of the newest earlier attempt that has
+    one."""
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
     return plan_as(run, number, Plan)
 
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
-    """Return the plan that attempt `number` follows, decoded as far as the record type `kind` has fields; raise Damaged
-    if it cannot be.
-    """
+    """Return the plan that attempt `number` follows, decoded as the record type `kind`, which has only some of its
+    fields; raise Damaged if that is impossible."""
     plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:
         raise Damaged(f"{run.plan}: is missing")
@@ -170,13 +172,14 @@ def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
 
 
 def _plans(run: RunDir, number: int) -> list[Path]:
-    """Return the files that may hold the plan of attempt `number`, of which the first that exists holds it."""
+    """Return the files that may hold the plan of attempt `number`; the first one that exists does."""
     return [*(run.attempt(one).plan for one in range(number, 0, -1)), run.plan]
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """The parts of a run that can still be read when the run is to end, even if records are damaged or missing."""
+    """The parts of a damaged run that can still be read, so that it can be ended: its newest attempt, its plan if
+    readable, and the kind of its cluster."""
 
     attempt: AttemptDir  # the newest, or the one that there must have been
     plan: "Plan | None"
@@ -184,9 +187,9 @@ class Remains:
 
 
 def remains(run: RunDir) -> Remains:
-    """Return what can still be read of a run; never raise an error.
+    """Return the parts of a run that can still be read; never raise an error.
 
-    A run without any record is taken to be local, where processes are found without records.
+    A run without any readable record is treated as local, where processes are found without records.
     """
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
@@ -203,9 +206,8 @@ def remains(run: RunDir) -> Remains:
 
 
 def _newest_ever(run: RunDir) -> int:
-    """Return the highest attempt number that the folders, the fence and the last state show; the next attempt needs a
-    higher one.
-    """
+    """Return the highest attempt number of which folders, fence or last state have a trace; the next attempt needs a
+    higher one."""
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):
         return max([1, fence(run), *(one.number for one in attempts(run)), last.attempt if last is not None else 0])
@@ -220,13 +222,13 @@ def _refuse_later(run: RunDir, there: Sequence[AttemptDir], after: int) -> None:
 
 
 def _resumed_meanwhile(run: RunDir, number: int) -> Refused:
-    """Return the error that the run was resumed meanwhile, as attempt `number`."""
+    """Return the error for a caller that was overtaken: another one has resumed the run, as attempt `number`."""
     name = run.path.name
     return Refused(f"{name} was resumed meanwhile, as attempt {number}", f"hint: launch status {name}")
 
 
 def _claim(draft: AttemptDir, attempt: AttemptDir, *, fsync: bool) -> bool:
-    """Rename the draft to the attempt's folder, durably with `fsync`; return False if that folder exists already."""
+    """Rename the draft to the attempt's folder, durably with `fsync`; return False if that folder already exists."""
     try:
         os.rename(draft.path, attempt.path)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Record nodes that a run excludes for a while because it lost them, with the evidence.
+"""The file avoided.json of a run: hosts and devices that it excludes for a while because it lost them, with the
+evidence.
 
 A user may include them again. A damaged list counts as empty: it is only a preference, and no run should end because of
 it.
@@ -13,30 +14,31 @@ from launcher.run.records import Exclusion
 
 
 def avoided(run: RunDir, now: float | None = None) -> list[Exclusion]:
-    """Return the nodes and devices that are excluded at this moment."""
+    """Return the exclusions that are in force at the time `now`, by default the current time."""
     now = time.time() if now is None else now
     return [exclusion for exclusion in readable(run.avoided, list[Exclusion]) or [] if exclusion.until > now]
 
 
 def is_over(run: RunDir, now: float) -> bool:
-    """Return whether the list still has an exclusion that has expired by `now`; a waiting job may observe it."""
+    """Return whether the file still lists an exclusion that has expired by `now`, after which a queued job may be
+    allowed on that host again."""
     return any(exclusion.until <= now for exclusion in readable(run.avoided, list[Exclusion]) or [])
 
 
 def forget(run: RunDir, now: float) -> None:
-    """Remove the exclusions that have expired by `now`."""
+    """Remove the exclusions that have expired by `now` from the file."""
     write_record(run.avoided, avoided(run, now))
 
 
 def avoid(run: RunDir, exclusions: Collection[Exclusion]) -> None:
-    """Add exclusions of nodes and devices to the list, in place of earlier ones of the same hosts and expired ones."""
+    """Add exclusions to the file. They replace earlier ones of the same hosts, and expired ones are removed."""
     hosts = {exclusion.host for exclusion in exclusions}
     kept = [exclusion for exclusion in avoided(run) if exclusion.host not in hosts]
     write_record(run.avoided, [*kept, *exclusions])
 
 
 def include(run: RunDir, hosts: Collection[str] = ()) -> list[Exclusion]:
-    """Include `hosts` again, or without any all excluded hosts, and return the exclusions that were removed."""
+    """Remove the exclusions of `hosts`, or all if none is named, and return those that were removed."""
     before = avoided(run)
     taken_back = [exclusion for exclusion in before if not hosts or exclusion.host in hosts]
     if taken_back:

@@ -1,4 +1,5 @@
-"""Name drafts after the process that makes them, so that those of dead processes can be recognised and removed."""
+"""Name drafts (files and folders that are still being written) after the process that writes them, so that those of
+dead processes can be found and removed."""
 
 import os
 import shutil
@@ -27,7 +28,7 @@ def remove_orphans(folder: Path) -> None:
 
 
 def in_work(folder: Path) -> bool:
-    """Return whether another process is, or may be, making a draft in the folder."""
+    """Return whether another process that is alive, or on another machine, has a draft in the folder."""
     makers = [maker for draft in _drafts(folder) if (maker := _maker(draft.name)) is not None]
     return any(maker != this_process() and alive(maker) is not False for maker in makers)
 
@@ -51,7 +52,7 @@ def remove(draft: Path) -> None:
 
 
 def _maker(name: str) -> ProcessId | None:
-    """Return the process that made a draft of this name, or None if the name is not that of a draft."""
+    """Return the process that writes a draft of this name, or None if the name is not that of a draft."""
     parts = name.removeprefix(_PREFIX).split(",")
     if len(parts) != 5 or not (parts[2].isdigit() and parts[3].isdigit()):
         return None

@@ -1,4 +1,5 @@
-"""Requests to move ranks off nodes of an attempt: written here, read and answered by its coordinator."""
+"""Requests to move ranks off nodes of an attempt (the file drain.json): commands write them, and the attempt's
+coordinator reads and answers them."""
 
 from collections.abc import Mapping
 
@@ -11,9 +12,8 @@ from launcher.run.records import MOVED, NOT_MOVED, DrainRequest, Event, MoveRequ
 
 
 class MoveAnswer:
-    """A reader of the answer to a request to move ranks; it is made before the request, so that earlier answers do not
-    count.
-    """
+    """A reader of the coordinator's answer to a request to move ranks off `node`. Make it before the request: only
+    later answers count."""
 
     def __init__(self, run: RunDir, node: int) -> None:
         self.node = node
@@ -21,17 +21,19 @@ class MoveAnswer:
         self._before = len(self._answers())
 
     def answer(self) -> Event | None:
-        """Return the event that ranks were moved off the node or were not, the first since this was made, or None."""
+        """Return the first event since this reader was made that says whether the ranks were moved, or None if there is
+        none yet."""
         return next(iter(self._answers()[self._before :]), None)
 
     def _answers(self) -> list[Event]:
-        """Return all answers about the node of the request."""
+        """Return all events so far that answer a request to move ranks off this node."""
         events = read_lines(self._run.events, Event)
         return [event for event in events if event.kind in (MOVED, NOT_MOVED) and event.node == self.node]
 
 
 def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
-    """Record nodes to drain for the rest of the attempt, each with the reason, which is "" if a user asked."""
+    """Record that the nodes are to have no ranks for the rest of the attempt; each has a reason, which is "" if a user
+    asked."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         why = {node: words for node, words in nodes.items() if words}
@@ -40,7 +42,7 @@ def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
 
 
 def ask_to_move(attempt: AttemptDir, request: MoveRequest) -> None:
-    """Add a request to move ranks to those recorded earlier."""
+    """Add a request to move ranks to those that are on record."""
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         write_record(attempt.drain, msgspec.structs.replace(before, moves=(*before.moves, request)))

@@ -1,4 +1,4 @@
-"""Write files so that a reader, and a machine that lost its power, sees the old content or the new, never half."""
+"""Write files so that a reader, or a machine after a power cut, finds the old content or the new, never half of it."""
 
 import contextlib
 import errno
@@ -29,14 +29,14 @@ _NO_FILE = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ENXIO: "a soc
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """A record with a checksum, for records in which one flipped bit could go unnoticed and do harm."""
+    """A record with its checksum, used where a flipped bit could go unnoticed and do harm."""
 
     record: msgspec.Raw
     crc32: int
 
 
 class Damaged(LaunchError):
-    """A record exists but cannot be decoded."""
+    """Raised when a record exists but cannot be decoded."""
 
     exit_code = Exit.DAMAGED
 
@@ -50,9 +50,8 @@ class Lines(Generic[T]):
 
 
 def make_dir(path: Path) -> None:
-    """Create a folder and its parents, private to the user whatever the umask; they are durable only after `sync_dir`
-    on their parents.
-    """
+    """Create a folder and its parents, private to the user whatever the umask. Their names survive a power cut only
+    after `sync_dir` on each parent."""
     if path.is_dir():
         return
     make_dir(path.parent)
@@ -66,7 +65,7 @@ def make_dir(path: Path) -> None:
 
 
 def sync_dir(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Flush a folder, so that names added to or removed from it survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -75,9 +74,10 @@ def sync_dir(path: Path) -> None:
 
 
 def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Path]) -> None:
-    """Make new files and the names in these folders durable.
+    """Make new files, and the names in these folders, durable.
 
-    If that would take hundreds of flushes, flush the file system of `root` once, on which all of them must be.
+    If that would take hundreds of flushes, flush the whole file system of `root`, which must contain all of them, once
+    instead.
     """
     if len(files) + len(folders) > _MANY and _sync_file_system(root):
         return
@@ -88,7 +88,7 @@ def sync_files(root: Path, files: Collection[str | Path], folders: Collection[Pa
 
 
 def sync_trees(root: Path, trees: Collection[Path]) -> None:
-    """Make everything durable that was written, without fsync, into these new folders below `root`."""
+    """Make all files in the new folders `trees` below `root`, which were written without fsync, durable."""
     found = (Path(folder) / name for tree in trees for folder, _, names in os.walk(tree) for name in (".", *names))
     first = list(islice(found, _MANY + 1))
     if len(first) > _MANY and _sync_file_system(root):
@@ -103,7 +103,7 @@ def sync_trees(root: Path, trees: Collection[Path]) -> None:
 def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
     """Replace the content of the file in one step: draft, fsync, rename, fsync of the folder.
 
-    Without `fsync` the caller makes the whole folder durable before others learn of it.
+    Without `fsync` the caller has to make the folder durable before it tells another process of the file.
     """
     patiently(lambda: _replace(path, data, fsync=fsync))
 
@@ -126,13 +126,14 @@ def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
 
 
 def create_record(path: Path, record: Any) -> None:
-    """Write a record to a new file; if several try, one wins and the others get FileExistsError."""
+    """Write a record to a new file; raise FileExistsError if the file exists. If several processes try, exactly one
+    succeeds."""
     if not create_records(path.parent, {path: record}):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def create_records(root: Path, records: Mapping[Path, Any]) -> list[Path]:
-    """Create those of the files below `root` that do not exist, and return their paths; all are durable on return."""
+    """Create those of the files below `root` that do not exist, and return their paths; they are durable on return."""
     made = list[Path]()
     patiently(lambda: _create(root, {path: one for path, one in records.items() if path not in made}, made))
     return made
@@ -167,7 +168,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
 
 
 def readable(path: Path, kind: type[T]) -> T | None:
-    """Return the record, or None if it is missing or damaged, for callers that must continue without it."""
+    """Return the record, or None if it is missing or damaged; for callers that must continue without it."""
     with contextlib.suppress(Damaged, OSError):
         return read_record(path, kind)
     return None
@@ -180,9 +181,8 @@ def write_sealed(path: Path, record: Any) -> None:
 
 
 def read_sealed(path: Path, kind: type[T]) -> T | None:
-    """Return the record exactly as it was written, or None if the file does not exist; raise Damaged if it has
-    changed.
-    """
+    """Return the record that `write_sealed` wrote, or None if the file does not exist; raise Damaged if its checksum
+    does not match."""
     sealed = read_record(path, Sealed)
     if sealed is None:
         return None
@@ -195,16 +195,14 @@ def read_sealed(path: Path, kind: type[T]) -> T | None:
 
 
 def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
-    """Append one line in a single write, durably with `fsync`; a line that a killed writer left incomplete is ended
-    first.
-    """
+    """Append the record as one line in a single write, durably with `fsync`; an incomplete line that a killed writer
+    left is ended first."""
     append_lines(path, [record], fsync=fsync)
 
 
 def append_lines(path: Path, records: Sequence[Any], *, fsync: bool = True) -> None:
-    """Append a line for each record in a single write, durably with `fsync`; a line that a killed writer left
-    incomplete is ended first.
-    """
+    """Append a line for each record in a single write, durably with `fsync`; an incomplete line that a killed writer
+    left is ended first."""
     lines, tries = b"".join(map(_line, records)), 0
 
     def append() -> None:
@@ -219,7 +217,7 @@ def append_lines(path: Path, records: Sequence[Any], *, fsync: bool = True) -> N
 def _append(path: Path, line: bytes, *, fsync: bool, again: bool) -> None:
     """Append a line, durably with `fsync`.
 
-    With `again` the line may be in the file already, its fsync having failed.
+    `again` means that an earlier try failed: if the file ends with the line, it is written once more in place.
     """
     fd = _open_to_append(path)
     try:
@@ -246,9 +244,7 @@ def _ends_with(fd: int, size: int, line: bytes) -> bool:
 
 
 def _write_anew(path: Path, at: int, line: bytes) -> None:
-    """Write bytes again that are in the file already, because after a failed fsync the kernel may take them for
-    written.
-    """
+    """Write bytes that the file has at offset `at` once more, because the kernel may drop them after a failed fsync."""
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # with O_APPEND pwrite would add them once more
     try:
         os.pwrite(fd, line, at)
@@ -271,7 +267,7 @@ def _open_to_append(path: Path) -> int:
 
 
 def record_in(line: bytes, kind: type[T]) -> T | None:
-    """Return the record in a line, or None if the line is incomplete or of another version."""
+    """Return the record in a line, or None if the line is incomplete or does not fit the type `kind`."""
     try:
         return decoder_of(kind).decode(line)
     except NOT_JSON:
@@ -327,9 +323,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def _write_draft(path: Path, data: bytes, *, fsync: bool = True) -> Path:
-    """Write a complete file beside `path`, under a name that no record has, and return its path; with `fsync` it is
-    durable.
-    """
+    """Write `data` to a draft in the folder of `path`, and return the draft's path; with `fsync` it is durable."""
     draft = path.parent / f".tmp-{os.urandom(8).hex()}"
     with naming(path):
         fd = os.open(draft, _DRAFT, 0o600)
@@ -371,7 +365,7 @@ def _sync_file_system(path: Path) -> bool:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`: a short write is followed by another, whose error gives the reason."""
+    """Write all of `data`; after a short write, write the remainder, so that the error of a full disk is raised."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -379,7 +373,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Put the file's name into errors of the body, because calls on a descriptor name no file, or only a draft."""
+    """Put the file's name into an OSError of the body: calls on a descriptor name no file, and a rename only a
+    draft."""
     try:
         yield
     except OSError as error:

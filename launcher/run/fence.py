@@ -1,4 +1,5 @@
-"""The file FENCE holds the number of the newest attempt; writes of an older one are refused."""
+"""The file FENCE of a run holds the number of the newest attempt. Attempts with a lower number may not write records or
+checkpoints any more."""
 
 from launcher.errors import Fenced
 from launcher.run.durable import Damaged, read_bytes, write_bytes
@@ -9,7 +10,7 @@ _LONGEST = 20  # digits
 
 
 def fence(run: RunDir) -> int:
-    """Return the number of the newest attempt, or 0 if there is none yet; raise Damaged if the file holds no number."""
+    """Return the number in the file FENCE, or 0 if the file does not exist; raise Damaged if it holds no number."""
     text = read_bytes(run.fence)
     if text is None:
         return 0
@@ -19,9 +20,9 @@ def fence(run: RunDir) -> int:
 
 
 def raise_fence(run: RunDir, attempt: int, *, fsync: bool = True) -> None:
-    """Prevent attempts before `attempt` from writing, durably with `fsync`; the fence is never lowered.
+    """Prevent attempts before `attempt` from writing, durably with `fsync`.
 
-    Raise Fenced if a newer attempt exists, and Damaged if the file FENCE holds no number.
+    Raise Fenced if the fence already stands at a newer attempt, and Damaged if the file FENCE holds no number.
     """
     with locked(run.fence_lock, wait=True, optional=True):
         check_fence(run, attempt)

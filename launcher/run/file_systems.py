@@ -18,7 +18,8 @@ _OF_ONE_MACHINE = frozenset({
 
 
 class Reach(Enum):
-    """The machines that may see the files on a file system."""
+    """Which machines may see the files of a file system: several by a network file system, this machine (others still
+    may by an NFS export of it), or unknown."""
 
     NETWORK = auto()
     THIS_MACHINE = auto()  # other machines may still have it by NFS
@@ -55,7 +56,8 @@ def nearest_folder(path: Path) -> Path:
 
 
 def find_mount(path: str, mounts: str) -> FileSystem:
-    """Return the mount of an absolute path without links, from the text of /proc/self/mountinfo."""
+    """Return the file system that contains an absolute path without links; `mounts` is the text of
+    /proc/self/mountinfo."""
     found = FileSystem("", "")
     for line in mounts.splitlines():
         head, _, tail = line.partition(" - ")

@@ -1,4 +1,5 @@
-"""Several runs of one file, some of which need others: the folder of that file, its record, and how to find it."""
+"""A graph: several runs of one spec file with `steps`, some of which need others. This module has the graph's folder,
+its record, and how to find it."""
 
 import contextlib
 import os
@@ -17,7 +18,7 @@ from launcher.run.ownership import refuse_exposed
 
 @dataclass(frozen=True, slots=True)
 class GraphDir:
-    """The folder <runs>/.graphs/<id>/, beside the runs that are its steps."""
+    """The folder <runs>/.graphs/<id>/ of a graph, beside the runs that are its steps."""
 
     path: Path
 
@@ -38,12 +39,16 @@ class GraphDir:
         return self.path.parent.parent
 
     def step_spec(self, name: str) -> Path:
-        """Return the spec file of one step's run."""
+        """Return the path of the spec file from which the run of step `name` is submitted."""
         return self.path / "steps" / f"{name}.yaml"
 
 
 class GraphStep(msgspec.Struct, frozen=True):
-    """One step of a graph: its name, its run and the steps that it needs."""
+    """One step of a graph: its name, the names of the steps that it needs, and the id of its run.
+
+    `on` is its cluster, None for that of the graph; `brings` are runs whose checkpoints must be copied to it before it
+    starts.
+    """
 
     name: str
     needs: tuple[str, ...]
@@ -53,7 +58,10 @@ class GraphStep(msgspec.Struct, frozen=True):
 
 
 class GraphRecord(msgspec.Struct, frozen=True):
-    """The settings of a graph, fixed when it was submitted."""
+    """The settings of a graph, fixed when it was submitted; each step comes after those that it needs.
+
+    `on` is the cluster; `own_folders` are the folders of the project's own packages.
+    """
 
     id: RunId
     project: str
@@ -64,7 +72,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
 
 
 def graph_record(graph: GraphDir) -> GraphRecord:
-    """Return the graph's record; raise NoSuchRun if there is none."""
+    """Return the graph's record; raise NoSuchRun if it is missing or unreadable."""
     record = read_record(graph.record, GraphRecord)
     if record is None:
         raise NoSuchRun(f"{graph.path}: no steps are there")
@@ -99,9 +107,8 @@ def known_graphs() -> list[GraphDir]:
 
 
 def find_graph(ref: str) -> GraphDir | None:
-    """Return the graph with this id or unique beginning of an id, or None if there is none; a beginning must not match
-    other runs.
-    """
+    """Return the graph with this id or unique beginning of an id, or None if there is none. A beginning that fits a run
+    outside the graph as well is not unique."""
     known = known_graphs()
     found = [one for one in known if one.id == ref] or [one for one in known if ref and one.id.startswith(ref)]
     if len(found) != 1:
@@ -111,14 +118,15 @@ def find_graph(ref: str) -> GraphDir | None:
 
 
 def is_step_of(run: str, graph: GraphDir) -> bool:
-    """Return whether the run's id begins with the graph's id and a hyphen, as those of its steps do."""
+    """Return whether the run's id is the graph's id followed by a hyphen and more, as the ids of its steps are."""
     return run.startswith(f"{graph.id}-")
 
 
 def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphRecord, GraphStep] | None:
-    """Return (the record of the graph to which a run belongs, its step in it), or None if it belongs to none.
+    """Return (the record of the graph to which a run belongs, the run's step in it), or None if it belongs to none of
+    the graphs in `known`.
 
-    `path` is the folder of the run; only the graphs in `known` are tried.
+    `path` is the folder of the run.
     """
     for graph in known:
         if is_step_of(run, graph) and path.parent == graph.runs:
@@ -130,8 +138,9 @@ def graph_of_run(run: str, path: Path, known: list[GraphDir]) -> tuple[GraphReco
 
 
 def graph_of_step(run: str, path: Path) -> str | None:
-    """Return the id of the graph of which a run is a step, judged by names and folders alone, or None if it is a step
-    of none.
+    """Return the id of the graph to which a run belongs, or None if it belongs to none.
+
+    Only names are compared and no record is read; `path` is the folder of the run.
     """
     for end in (at for at, letter in enumerate(run) if letter == "-" and is_run_id(run[:at])):
         with contextlib.suppress(OSError):
@@ -141,26 +150,27 @@ def graph_of_step(run: str, path: Path) -> str | None:
 
 
 def given_to(run: RunDir) -> tuple[RunId, ...]:
-    """Return the runs whose checkpoints must be fetched before this run, a step of a graph, starts."""
+    """Return the runs whose checkpoints must be copied to the cluster of this run before it starts; none unless it is a
+    step of a graph."""
     found = graph_of_run(run.id, run.path, known_graphs())
     return found[1].brings if found is not None else ()
 
 
 def missing_of(graph: GraphDir) -> list[GraphStep]:
-    """Return the steps that were never started, because their submit is still running or was interrupted."""
+    """Return the steps that have no run, because their submit is still active or was interrupted."""
     record = None if graph.complete.exists() else readable(graph.record, GraphRecord)
     return [step for step in record.steps if not (graph.runs / step.run).exists()] if record is not None else []
 
 
 def remove_finished_graphs() -> None:
-    """Remove each graph of this user that was started completely and of which no run exists."""
+    """Remove each graph of this user whose steps were all submitted once and whose runs have all been removed."""
     for graph in known_graphs():
         if graph.complete.exists():
             remove_empty_graph(graph)
 
 
 def remove_empty_graph(graph: GraphDir) -> None:
-    """Remove the graph's id and folder, unless one of its runs exists; also if its record cannot be read."""
+    """Remove the graph's id and folder, unless one of its runs exists; an unreadable record does not prevent this."""
     record = readable(graph.record, GraphRecord)
     if record is None or not any((graph.runs / step.run).exists() for step in record.steps):
         forget_graph(graph)
@@ -168,5 +178,5 @@ def remove_empty_graph(graph: GraphDir) -> None:
 
 
 def _links() -> Path:
-    """Return the folder with the user's list of graphs."""
+    """Return the folder that has one symbolic link per graph of this user."""
     return registry.state_folder() / "graphs"

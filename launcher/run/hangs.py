@@ -1,4 +1,4 @@
-"""Records of a hang: what every rank was doing, and what was concluded from it."""
+"""Records of a hang, when ranks wait for ever: what every rank was doing, and the conclusion drawn from that."""
 
 from enum import StrEnum, auto
 from typing import Annotated
@@ -37,7 +37,7 @@ class HangKind(StrEnum):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One call on a Python stack."""
+    """One call on a Python stack: file, line number, function name."""
 
     file: _Line
     line: _Number
@@ -48,7 +48,11 @@ Frames = Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MOST_FRAMES)]
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """One entry of torch's Flight Recorder: an operation that a rank entered."""
+    """One entry of torch's Flight Recorder: a collective operation that a rank entered, with its tensors' sizes and
+    types and the stack of the call.
+
+    `age_s` is the time since then; `p2p` marks a send or receive.
+    """
 
     seq: _Number
     op: _Line
@@ -61,7 +65,8 @@ class Collective(msgspec.Struct, frozen=True):
 
 
 class GroupLook(msgspec.Struct, frozen=True):
-    """The newest collectives of one rank in one process group."""
+    """One rank's newest collectives (`last`, oldest first) in one process group. `ranks` are the members, none if
+    unknown; `entered` is the number of the newest collective."""
 
     name: _Line
     description: _Line = ""
@@ -74,8 +79,10 @@ Groups = Annotated[tuple[GroupLook, ...], msgspec.Meta(max_length=MOST_GROUPS)]
 
 
 class FlightRecord(msgspec.Struct, frozen=True):
-    """The answer of a thread in the rank: where all its threads are, and its process groups by torch's Flight
+    """A rank's answer about what it is doing: the stacks of its threads, and its process groups from torch's Flight
     Recorder.
+
+    `number` is that of the question; `problem` says why there are no groups.
     """
 
     number: _Number  # of the question
@@ -86,7 +93,10 @@ class FlightRecord(msgspec.Struct, frozen=True):
 
 
 class GroupTimes(msgspec.Struct, frozen=True):
-    """Times at which a rank entered the newest collectives of one process group, by the clock of its node."""
+    """Times at which a rank entered the newest collectives of one process group, by the clock of its node.
+
+    `first` is the number of the oldest of them; each time is `since_us` plus its entry, in microseconds.
+    """
 
     name: _Line
     ranks: _Ranks
@@ -99,7 +109,8 @@ TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_G
 
 
 class RankTimes(msgspec.Struct, frozen=True):
-    """The answer of a thread in the rank about when the rank entered its newest collectives."""
+    """A rank's answer about when it entered its newest collectives; `number` is that of the question, and `problem`
+    says why groups are missing."""
 
     number: _Number  # of the question
     groups: TimesOfGroups = ()
@@ -107,7 +118,11 @@ class RankTimes(msgspec.Struct, frozen=True):
 
 
 class LastRank(msgspec.Struct, frozen=True):
-    """The rank for which the others of its process group waited most in the newest collectives."""
+    """The rank for which the other ranks of its process group waited longest in the newest collectives.
+
+    It entered `last_into` of `collectives` last, `by_s` seconds after the usual rank; `share` is its part of the time
+    that the others wait.
+    """
 
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
@@ -124,7 +139,12 @@ class LastRank(msgspec.Struct, frozen=True):
 
 
 class RankLook(msgspec.Struct, frozen=True):
-    """The state of one rank at one moment of a hang, as its node observed it."""
+    """The state of one rank at one moment of a hang, as its node observed it.
+
+    `state` is the kernel's letter; `busy` (processors used) and `moved_bytes` are for the time of the observation;
+    `answered` is False if stacks and groups could not be asked for, and `problem` says why. `native` is the C stack,
+    `nccl` the report of NCCL's RAS, `idle_s` the time since the rank last showed activity.
+    """
 
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
@@ -148,7 +168,12 @@ class RankLook(msgspec.Struct, frozen=True):
 
 
 class HangVerdict(msgspec.Struct, frozen=True):
-    """The ranks that keep the others waiting, the place in the code, and the evidence."""
+    """The conclusion about a hang: its kind, the ranks that keep others waiting (likeliest first), the source line, and
+    the evidence.
+
+    `distrusts_node` is True if the first rank's node may be the cause; `same` is equal for two hangs by the same
+    mismatch in the program, and "" if a restart may help.
+    """
 
     kind: HangKind
     text: str  # one line
@@ -161,7 +186,8 @@ class HangVerdict(msgspec.Struct, frozen=True):
 
 
 class HangReport(msgspec.Struct, frozen=True):
-    """The record `attempts/…/hang-NNN/report.json`."""
+    """The record `attempts/…/hang-NNN/report.json`: the verdict about a hang, and the state of every rank. `took_s` is
+    the time from suspicion to verdict."""
 
     at: float
     attempt: int

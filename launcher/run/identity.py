@@ -1,6 +1,5 @@
-"""Identify a process by host, boot, pid and start time together, as a pid alone may belong to another process
-by now.
-"""
+"""Identify a process by host, boot, pid and start time together, because a pid alone may by now belong to another
+process."""
 
 import os
 from functools import cache
@@ -14,7 +13,7 @@ _DEAD = (b"Z", b"X", b"x")
 
 @cache
 def boot_id() -> str:
-    """Return the id of this boot of the kernel; a pid of another boot is meaningless."""
+    """Return the kernel's id of the current boot: a pid recorded under another id refers to no process of today."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
@@ -39,7 +38,7 @@ def process_id(pid: int) -> ProcessId | None:
 
 
 def alive(process: ProcessId) -> bool | None:
-    """Return whether the process is alive, or None if it is on another machine. A zombie is not alive."""
+    """Return whether the process is alive, or None if it is on another machine. A zombie counts as not alive."""
     if process.host != host():
         return None
     if process.boot_id != boot_id():
@@ -49,16 +48,17 @@ def alive(process: ProcessId) -> bool | None:
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the command's name, which may hold spaces, parentheses and newlines.
+    """Return the fields of /proc/PID/stat from the state on, after the command's name, which may hold spaces,
+    parentheses and newlines.
 
-    Raise OSError if the process is gone, or cannot be read.
+    Raise OSError if the process has ended or cannot be read.
     """
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read().rpartition(b")")[2].split()
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/PID/stat after the command's name, or None if the process is gone."""
+    """Return the fields of /proc/PID/stat after the command's name, or None if the process has ended."""
     if pid <= 0:
         return None
     try:

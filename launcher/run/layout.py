@@ -1,4 +1,4 @@
-"""Every file name in the run directory, in one place, without any access to the disk."""
+"""The name of every file in the run directory, in one place; nothing here reads or writes the disk."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _LOG_FILE = re.compile(r"(?:rank|node)-([0-9]{2,18})\.log")
 
 
 class Located(Protocol):
-    """An object that has a folder."""
+    """An object with a folder, in which `NamedFile` gives paths."""
 
     @property
     def path(self) -> Path:
@@ -24,7 +24,7 @@ class Located(Protocol):
 
 
 class NamedFile:
-    """A descriptor for a file or folder with a fixed name in the folder of its object."""
+    """A descriptor: as a class attribute it gives the path of the file with this name in the folder of its object."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -71,63 +71,62 @@ class AttemptDir:
     hosts = NamedFile("hosts.json")  # where the attempt's hosts are, and what its run directory is there
 
     def node(self, index: int) -> Path:
-        """Return the folder of a node's files."""
+        """Return the folder for the files of node `index`."""
         return self.path / f"node-{index:02d}"
 
     def node_started(self, index: int) -> Path:
-        """Return the file that a node's supervisor creates once to claim the start of its attempt; the leader's node
-        has none.
-        """
+        """Return the file that the supervisor of node `index` creates to claim, once, the start of the attempt there;
+        the leader's node has none."""
         return self.node(index) / "started"
 
     def agent(self, index: int) -> Path:
-        """Return the record of the node's agent."""
+        """Return the file with the record of the agent of node `index`."""
         return self.node(index) / "agent.json"
 
     def node_exits(self, index: int) -> Path:
-        """Return the file with the exits of the node's ranks that finished, as its agent saw them, in case the
-        coordinator dies before recording them.
-        """
+        """Return the file in which the agent of node `index` records ranks that finished, in case the coordinator dies
+        before recording them."""
         return self.node(index) / "exits.jsonl"
 
     def agent_log(self, index: int) -> Path:
-        """Return the log of the node's agent."""
+        """Return the log of the agent of node `index`."""
         return self.node(index) / "agent.log"
 
     def node_supervisor_log(self, index: int) -> Path:
-        """Return the log of the node's own supervisor."""
+        """Return the log of the supervisor of node `index`, which a host of a pool has."""
         return self.node(index) / "keeper.log"
 
     def zygote_log(self, index: int) -> Path:
-        """Return the log of the node's zygote."""
+        """Return the log of the zygote of node `index`."""
         return self.node(index) / "zygote.log"
 
     def health_log(self, index: int, device: str) -> Path:
-        """Return the log of a device's health check on this node."""
+        """Return the log of the health check of a device of node `index`."""
         return self.node(index) / f"health-{device.replace(':', '-')}.log"
 
     def reserve_log(self, index: int) -> Path:
-        """Return the log of processes before they become ranks."""
+        """Return the log of the processes in reserve of node `index`, until they become ranks."""
         return self.node(index) / "reserve.log"
 
     def reserve(self, index: int, number: int) -> Path:
-        """Return the FIFO on which a process in reserve reports to its agent."""
+        """Return the FIFO on which the process in reserve with this number reports to the agent of node `index`."""
         return self.node(index) / f"reserve-{number:03d}"
 
     def progress(self, index: int, local_rank: int) -> Path:
-        """Return the FIFO on which a rank reports to its agent."""
+        """Return the FIFO on which a rank of node `index` reports to its agent."""
         return self.node(index) / f"progress-{local_rank:03d}"
 
     def rank_process(self, index: int, local_rank: int) -> Path:
-        """Return the file that identifies the process of a rank on the node, for tools that inspect it."""
+        """Return the file that identifies the process of a rank on node `index`, for tools that inspect it."""
         return self.node(index) / f"rank-{local_rank:03d}.json"
 
     def rank_processes(self, index: int) -> list[Path]:
-        """Return the process files of all ranks that run or ran on the node."""
+        """Return the process files of all ranks that run or ran on node `index`."""
         return sorted(self.node(index).glob("rank-*.json"))
 
     def hang(self, number: int) -> Path:
-        """Return the report of a hang: what every rank was doing, and which of them the others waited for."""
+        """Return the report of hang `number` of this attempt: what every rank was doing, and which of them the others
+        waited for."""
         return self.path / f"hang-{number:03d}" / "report.json"
 
     def hangs(self) -> list[Path]:
@@ -135,7 +134,7 @@ class AttemptDir:
         return sorted(self.path.glob("hang-*/report.json"))
 
     def error_file(self, index: int, local_rank: int) -> Path:
-        """Return the file in which torch's `@record` writes the exception that ends a rank."""
+        """Return the file in which torch's `@record` writes the exception that ends a rank of node `index`."""
         return self.node(index) / f"error-{local_rank:03d}.json"
 
 
@@ -146,7 +145,7 @@ def debug_socket(progress: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class BatchDir:
-    """The folder <runs root>/.batch-<submit_token>/: several runs that were handed to a cluster as one job."""
+    """The folder <runs root>/.batch-<submit_token>/ of several runs that were submitted to a cluster as one job."""
 
     path: Path
 
@@ -190,7 +189,7 @@ class RunDir:
 
     @property
     def whole(self) -> "RunDir":
-        """Return the run that this is a role of, or the run itself."""
+        """Return the run to which this one belongs if it is a role of a run of several programs, or the run itself."""
         whole = RunDir(self.path.parent.parent)
         return whole if self.path.parent == whole.roles and whole.plan.exists() else self
 
@@ -207,33 +206,35 @@ class RunDir:
         return self.generation_logs(attempt, generation) / f"rank-{rank:05d}.log"
 
     def reported(self, attempt: int, node: int) -> Path:
-        """Return the file with the metrics that the ranks of a node report, step by step."""
+        """Return the file with the metrics that the ranks of a node report."""
         return self.metrics / f"reported.n{node:03d}.a{attempt:04d}.jsonl"
 
     def system(self, attempt: int, node: int) -> Path:
-        """Return the file with what a node's machine and ranks used, sample by sample, as metrics."""
+        """Return the file with samples of the load of a node's machine and ranks, as metrics."""
         return self.metrics / f"system.n{node:03d}.a{attempt:04d}.jsonl"
 
     def environment(self, attempt: int, node: int) -> Path:
         """Return the file that describes the environment of a node's ranks.
 
-        It is beside their metrics because both are fetched in the same way.
+        It is in the folder of the metrics because both are fetched in the same way.
         """
         return self.metrics / f"environment.n{node:03d}.a{attempt:04d}.jsonl"
 
     def setup_log(self, attempt: int, node: int) -> Path:
-        """Return the log of the user's setup on a node."""
+        """Return the log of the user's setup script (`run.setup`) on a node."""
         return self.logs / f"a{attempt:04d}.setup" / f"node-{node:02d}.log"
 
 
 def parse_log_folder(name: str) -> tuple[int, int] | None:
-    """Return (attempt, generation) of a folder in logs/, or None if it has another name; generation 0 is the setup."""
+    """Return (attempt, generation) from the name of a folder in logs/, or None for any other name; generation 0 is the
+    setup's folder."""
     found = _LOG_FOLDER.fullmatch(name)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
 
 def parse_log_file(name: str) -> int | None:
-    """Return the rank to which the log belongs, or for a setup's log the node; None if the name is not a log's."""
+    """Return the number in a log's file name: a rank, or in the setup's folder a node. Return None if the name is not a
+    log's."""
     found = _LOG_FILE.fullmatch(name)
     return int(found[1]) if found else None
 

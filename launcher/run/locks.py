@@ -1,4 +1,5 @@
-"""Lock files: one process at a time does what must be done once, and the lock is free when that process has exited."""
+"""Lock files: one process at a time does what must be done once, and the kernel frees the lock when that process
+exits."""
 
 import errno
 import fcntl
@@ -15,8 +16,8 @@ _OPEN = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, optional: bool = False) -> Iterator[int | None]:
-    """Hold the lock in the body and yield its descriptor, or yield None if another process holds it; with `wait`, wait
-    for the lock.
+    """Hold the lock in the body and yield its descriptor; if another process holds it, yield None, or with `wait` wait
+    for it.
 
     A child that inherits the descriptor holds the lock as long as it lives. With `optional` a file system without locks
     is accepted: two processes that race within microseconds may then both pass.

@@ -11,7 +11,8 @@ _MOST_LINKS = 40  # as the kernel has it
 
 
 def own_part(common: Path) -> Path:
-    """Return `common` if no other user can write to it, else the folder of this user's name in it."""
+    """Return `common` if no other user can write to it or it does not exist, else its subfolder with this user's
+    name."""
     try:
         status = common.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -22,7 +23,7 @@ def own_part(common: Path) -> Path:
 
 
 def is_ours_alone(folder: Path) -> bool:
-    """Return whether `folder` is a folder, not a link, that no other user owns or can write to."""
+    """Return whether `folder` is a folder, not a link, that this user owns and no other user can write to."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and _is_ours_alone(status)
 
@@ -30,11 +31,12 @@ def is_ours_alone(folder: Path) -> bool:
 def refuse_exposed(
     path: Path, about: str, *hints: str, below: Path = Path("/"), owners: Collection[int] | None = ()
 ) -> None:
-    """Raise BadInput if another user could remove or replace the folder at `path`, or write into it.
+    """Raise BadInput if another user could remove or replace the folder at `path`, or write into it; `about` begins the
+    message, and `hints` end it.
 
-    That is possible if a folder above it and below `below`, links on the way included, is owned by another than this
-    user, root or one of `owners`, or can be written to by others and is not sticky. If `owners` is None, any user may
-    own these folders and let a group write to them, as in a container whose folder was given from outside.
+    Another user can do so if a folder above it and below `below`, links on the way included, is owned by anybody but
+    this user, root or one of `owners`, or can be written to by others and is not sticky. If `owners` is None, any user
+    may own these folders and let a group write to them, as in a container whose folder was given from outside.
     """
     trusted = None if owners is None else {0, os.geteuid(), os.stat("/").st_uid, *owners}  # of /: as a container has it
     if problem := _problem_of(Path(os.path.abspath(path)), Path(os.path.abspath(below)), trusted):
@@ -42,9 +44,8 @@ def refuse_exposed(
 
 
 def refuse_strangers(path: Path, shown: str, says: str) -> None:
-    """Raise BadInput if the file is another user's or others can write it; `says` ends the message with why
-    that matters.
-    """
+    """Raise BadInput if another user owns the file or can write to it. `shown` is its name in the message, and `says`
+    the end, which tells why that matters."""
     try:
         status = path.stat()
     except OSError as error:
@@ -62,7 +63,11 @@ def _is_ours_alone(status: os.stat_result) -> bool:
 
 
 def _problem_of(path: Path, below: Path, trusted: Collection[int] | None) -> str:
-    """Return which folder on the way to `path` another user could change, and how, or "" if there is none."""
+    """Return which folder on the way to `path`, below `below`, another user could change, and how, or "" if there is
+    none.
+
+    `trusted` are the user ids that may own folders; None trusts any.
+    """
     at, left, links = Path(os.path.realpath(below)), list(path.relative_to(below).parts), 0
     open_to_others = False
     while left:
@@ -94,11 +99,11 @@ def _open_to_others(status: os.stat_result) -> bool:
 
 
 def _is_private(group: int) -> bool:
-    """Return whether no other user is in this group.
+    r"""Return whether this group can be taken to have no member but this user.
 
-    Many systems give each user a group of the same name and let it write to what the user makes. With a directory
-    service one of both names may have the domain: LAB\alice, alice@lab. launcher.places.ssh.probe_there repeats this,
-    because it runs where nothing of the launcher is installed.
+    Many systems give each user a group of the user's name. With a directory service one of both names may have the
+    domain: LAB\alice, alice@lab. launcher.places.ssh.probe_there repeats this, because it runs where nothing of the
+    launcher is installed.
     """
     import grp  # late: only a folder that a group can write to needs it
     import pwd  # late: only such a group needs it
@@ -114,7 +119,7 @@ def _is_private(group: int) -> bool:
 
 
 def _without_domain(name: str) -> str:
-    """Return a user's name without its domain."""
+    r"""Return a user's or group's name without its domain: LAB\alice and alice@lab both give alice."""
     return name.rpartition("\\")[2].partition("@")[0]
 
 

@@ -1,4 +1,5 @@
-"""Wait while a disk is full or fails for a while, so that a process which supervises a run does not end.
+"""Retry writes while a disk is full or fails for a while, so that a process which supervises a run does not end. A
+thread opts in; in all others an error is raised at once.
 
 A thread declares that it waits; then its writes succeed, later if necessary. Elsewhere an error is raised at once: a
 submit reports it, and a reply to a peer cannot wait.
@@ -24,9 +25,8 @@ _patient = threading.local()
 
 @contextlib.contextmanager
 def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Let this thread wait for disks in the body; the start of each wait is written to stderr, its end passed
-    to `note` or written to stderr.
-    """
+    """Let this thread retry writes that fail because of a disk, within the body. The start of each wait is written to
+    stderr, and its end is passed to `note`, or without `note` to stderr."""
     _patient.note = note or say
     try:
         yield
@@ -35,9 +35,10 @@ def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[Non
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """Return the result of `act`, which is repeated while it fails because of a disk, if this thread waits for disks.
+    """Return the result of `act`. If it fails because of a disk and this thread retries (`waiting_for_disks`), it is
+    repeated until it succeeds.
 
-    So `act` must be safe to repeat after it was done in part or whole.
+    A repetition of `act` must be harmless, whether the failed call did all, some or nothing of its work.
     """
     note = getattr(_patient, "note", None)
     since, problem = time.monotonic(), ""

@@ -1,4 +1,5 @@
-"""Find and end processes that provably belong to a run: by descent, by tag, never by a bare pid.
+"""Find and end processes that provably belong to a run: its descendants, or those whose environment names the run
+(tagged); never by a bare pid.
 
 A signal goes through a pidfd, taken first and checked second, so that it never reaches another process that got the pid
 in between.
@@ -45,7 +46,7 @@ def name_this(name: str) -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphans below this process its children, so that no double fork escapes it."""
+    """Make the kernel give orphans below this process to it as children, so that no double fork escapes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
 
 
@@ -70,22 +71,22 @@ def forbid_core_dumps() -> None:
 
 
 def raise_descriptors() -> None:
-    """Raise the limit on descriptors, because a coordinator has a connection to each node and some from unknown
-    peers.
-    """
+    """Raise the limit on open descriptors, because a coordinator has a connection to each node and some from unknown
+    peers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     _set(resource.RLIMIT_NOFILE, max(soft, most) if soft != resource.RLIM_INFINITY else soft)
 
 
 def users_limits() -> list[tuple[int, int]]:
-    """Return the limits that were changed, each with the soft limit that the user had."""
+    """Return the resource limits that this process has changed, each with the soft limit that the user had before."""
     return list(_before.items())
 
 
 @contextmanager
 def core_dumps_as_before() -> Iterator[None]:
-    """Restore the user's limit on core dumps in the body, for a child that forbids its own and must know it."""
+    """Restore the user's limit on core dumps within the body, for a child process that forbids core dumps itself and
+    must be able to report the user's limit."""
     before = _before.get(resource.RLIMIT_CORE)
     if before is not None:
         _set(resource.RLIMIT_CORE, before)
@@ -97,7 +98,7 @@ def core_dumps_as_before() -> Iterator[None]:
 
 
 def _set(kind: int, soft: int) -> None:
-    """Set a soft limit, and remember the user's limit for `users_limits`."""
+    """Set the soft limit of resource `kind`, and remember the user's limit for `users_limits`."""
     now, hard = resource.getrlimit(kind)
     _before.setdefault(kind, now)
     if kind == resource.RLIMIT_CORE and hard != resource.RLIM_INFINITY:
@@ -106,7 +107,7 @@ def _set(kind: int, soft: int) -> None:
 
 
 def open_process(pid: int) -> int | None:
-    """Return a descriptor of the process, or None if there is none: a pid from before a boot may now be a thread's."""
+    """Return a pidfd of the process, or None if no process has this pid (a thread may have)."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -116,7 +117,7 @@ def open_process(pid: int) -> int | None:
 
 
 def signal_process(process: ProcessId, number: int) -> bool:
-    """Send a signal to exactly the process `process`; return False if it is gone."""
+    """Send a signal to exactly the process `process`; return False if it has ended."""
     handle = open_process(process.pid)
     if handle is None:
         return False
@@ -142,7 +143,7 @@ def orphans(root: int, trees: Collection[int]) -> list[int]:
 
 
 def tagged(run_dir: str, uid: int) -> list[int]:
-    """Return all processes of this user whose environment at exec names the run directory."""
+    """Return all processes of this user that are tagged with the run directory: their environment at exec names it."""
     return tagged_any([run_dir], uid)[run_dir]
 
 
@@ -172,7 +173,7 @@ def tagged_any(run_dirs: Collection[str], uid: int) -> dict[str, list[int]]:
 
 
 def _environment_of(pid: int) -> bytes:
-    """Return the environment of a process, waiting out the moment in an exec when the kernel shows none."""
+    """Return the environment of a process; during an exec, when the kernel shows none, wait until it does."""
     deadline = time.monotonic() + _EXEC_S
     while True:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -183,10 +184,9 @@ def _environment_of(pid: int) -> bytes:
 
 
 def _has_none(pid: int) -> bool:
-    """Return whether the process's environment is empty and no exec is about to fill it: the kernel sets the end of the
-    code last.
+    """Return whether the process was started with an empty environment, as opposed to being in the middle of an exec.
 
-    Raise OSError for a process without a program.
+    Raise OSError for a process without a program, such as a kernel thread.
     """
     os.readlink(f"/proc/{pid}/exe")
     words = stat_fields(pid)
@@ -194,8 +194,8 @@ def _has_none(pid: int) -> bool:
 
 
 def end_all(find: Callable[[], list[int]], timeout_s: float = 10.0) -> tuple[list[ProcessId], list[ProcessId]]:
-    """Send SIGKILL to the processes that `find` returns until it returns none; return (processes that ended, processes
-    that did not).
+    """Send SIGKILL to the processes that `find` returns until it returns none, or `timeout_s` has passed; return
+    (processes that ended, processes that did not).
 
     The search is repeated because a process may fork between the search and the kill.
     """
@@ -230,7 +230,7 @@ def _kill_and_wait(targets: Collection[ProcessId], deadline: float) -> bool:
 
 
 def _send(handle: int, number: int) -> None:
-    """Send a signal to the process, unless it is gone."""
+    """Send a signal to the process behind the pidfd, unless it has ended."""
     try:
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
@@ -254,7 +254,8 @@ def _wait_for(handles: list[int], deadline: float) -> bool:
 
 
 def set_oom_priority(pid: int, *, first: bool) -> None:
-    """Make the kernel's OOM killer choose this process first, or, if not `first`, no sooner than the caller."""
+    """Make the kernel's OOM killer choose this process before all others, or, if not `first`, rank it like the caller.
+    Ignore a refusal."""
     with contextlib.suppress(OSError):  # it is gone, or who runs us has forbidden it
         with open("/proc/self/oom_score_adj") as file:
             usual = file.read()
@@ -263,36 +264,35 @@ def set_oom_priority(pid: int, *, first: bool) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether the process is stopped by a signal or a debugger; return False if it is gone."""
+    """Return whether the process is stopped by a signal or a debugger; return False if it has ended."""
     return _state(pid) in (b"T", b"t")
 
 
 def is_stopped_by_signal(pid: int) -> bool:
-    """Return whether a signal such as SIGSTOP has stopped the process; return False if a debugger has, or if it is
-    gone.
-    """
+    """Return whether a signal such as SIGSTOP has stopped the process; return False if a debugger has, or if it has
+    ended."""
     return _state(pid) == b"T"
 
 
 def runs(pid: int) -> bool:
-    """Return whether the process is neither stopped nor ended; a zombie has ended."""
+    """Return whether the process exists and is neither stopped nor a zombie."""
     return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the pid of the parent, or None if the process is gone."""
+    """Return the pid of the parent, or None if the process has ended."""
     words = _stat(pid)
     return int(words[1]) if words else None
 
 
 def _state(pid: int) -> bytes:
-    """Return the state letter of the process, or b"" if it is gone."""
+    """Return the kernel's state letter of the process, or b"" if it has ended."""
     words = _stat(pid)
     return words[0] if words else b""
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat after the name, or an empty list if the process is gone."""
+    """Return the fields of /proc/PID/stat after the name, or an empty list if the process has ended."""
     try:
         return stat_fields(pid)
     except OSError:
@@ -306,7 +306,8 @@ def io_counts(pid: int) -> dict[bytes, int]:
 
 
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
-    """Yield the processes below `root`, entering only those for which `enter` returns True."""
+    """Yield the pids of the processes below `root`; processes for which `enter` returns False are left out together
+    with all below them."""
     children = _children_by_parent()
     stack = [root]
     while stack:
@@ -334,9 +335,8 @@ def pids() -> Iterator[int]:
 
 
 def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: Callable[[], bool]) -> bool:
-    """Return whether a child that leads a session exits by itself before `limit_s` has passed and before `is_too_much`
-    returns True; if not, kill its process group.
-    """
+    """Return whether a child that leads a session exits by itself before `limit_s` seconds have passed and before
+    `is_too_much` returns True; if not, kill its process group."""
     end = os.pidfd_open(child.pid)  # readable when it ends: no step of a polling loop is lost on a quick one
     deadline = time.monotonic() + limit_s
     try:

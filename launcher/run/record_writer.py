@@ -21,7 +21,7 @@ AWAITED = ("failure", "ending")  # events that half of a pool's voters have befo
 
 @dataclass(frozen=True, slots=True)
 class KeptHang:
-    """The report of one hang of this attempt, to be written."""
+    """An entry for the record writer: the report of hang `number` of this attempt."""
 
     number: int
     report: HangReport
@@ -29,7 +29,7 @@ class KeptHang:
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd:
-    """The end of the run's main role in this attempt, which continues with the other roles."""
+    """An entry for the record writer: the end of the run's main role in this attempt, while other roles go on."""
 
     end: AttemptEnd
 
@@ -41,8 +41,8 @@ _Entry = Event | RankExit | RunState | AttemptEnd | KeptHang | RoleEnd
 class RecordWriter:
     """A thread that writes records: `write` returns at once, and entries wait while the disk refuses them.
 
-    `state_waits` is True if a state is among the waiting entries. After the first other failure, such as a newer
-    attempt, nothing more is written and `failed` is called, once, from the writer's thread.
+    `state_waits` is True if a state is among the waiting entries. After the first failure that is not the disk's, such
+    as a newer attempt's fence, nothing more is written and `failed` is called, once, from the writer's thread.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RecordWriter:
         self._thread.start()
 
     def write(self, entry: _Entry) -> None:
-        """Queue an entry to be written."""
+        """Queue an entry, such as an event or the run's state, and return at once."""
         if isinstance(entry, RunState):
             self.state_waits = True
         self._entries.put(entry)
@@ -109,19 +109,20 @@ class RecordWriter:
             batch.append(entry)
 
     def _tell_if_slow(self, took_s: float) -> None:
-        """Report a slow disk once, unless a full disk was reported already."""
+        """Report once that a record took longer than the lease to reach the disk; leave it out if a full disk was
+        reported."""
         if took_s > self._lease_s and not self._told and not self._waited:
             self._told = True
             took = f"a record took {took_s:.1f} s to reach the disk, longer than the lease ({self._lease_s:g} s)"
             self._note(f"{took}: what others read of the run is late; a longer recovery.lease or another disk helps")
 
     def _note(self, text: str) -> None:
-        """Append an event of the coordinator about its disk."""
+        """Append an event with this text about the coordinator's disk."""
         self._waited = True
         append_line(self._run.events, Event(time.time(), self._attempt.number, "disk", text, cause=Cause.DISK))
 
     def _put(self, batch: list[_Entry]) -> None:
-        """Write a batch of entries to its file."""
+        """Write a batch of entries, which all belong to one file, to that file."""
         match batch[-1]:
             case Event(kind=kind):
                 append_lines(self._run.events, batch)
@@ -144,8 +145,9 @@ class RecordWriter:
 
 
 def _share_an_append(batch: list[_Entry], entry: _Entry) -> bool:
-    """Return whether the entry goes into the same file of lines as the batch; an event of AWAITED ends a batch,
-    because the history up to it is copied to other hosts.
+    """Return whether the entry can be appended together with the batch: both go to the same file of lines.
+
+    An event of a kind in AWAITED ends its batch, because the history up to it is copied to other hosts.
     """
     last = batch[-1]
     if not isinstance(last, Event | RankExit) or (isinstance(last, Event) and last.kind in AWAITED):

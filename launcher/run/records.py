@@ -10,7 +10,8 @@ from launcher.states import LOCAL, Cause, ErrorKind, State
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """The identity of a process, as a pid alone may belong to another process by now."""
+    """The identity of a process; a pid alone may by now belong to another process. `start_ticks` is its start time in
+    /proc/PID/stat."""
 
     host: str
     boot_id: str
@@ -19,7 +20,8 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The record origin.json: the commit of the code when it was frozen."""
+    """The record origin.json: the git commit of the code when it was frozen, and whether tracked files differed from
+    it."""
 
     commit: str  # 40 hex digits, or 64
     dirty: bool  # what git tracks differed from it
@@ -34,8 +36,12 @@ class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """attempts/0001/token.json: why and by whom the attempt was opened; on disk before the cluster is asked for
-    anything.
+    """attempts/0001/token.json: why and by which process the attempt was opened; on disk before the cluster is asked
+    for anything.
+
+    `reason` is submit, resume or requeue, `cause` why the previous attempt ended. `token` is the secret by which agents
+    prove that they belong; `submit_token` identifies the cluster's job before its id is known; `batch` is the folder of
+    runs submitted as one job.
     """
 
     attempt: int
@@ -52,7 +58,11 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class Handle(msgspec.Struct, frozen=True):
-    """attempts/0001/handle.json: how to ask the cluster about this attempt: the supervisor's process, Slurm's job."""
+    """attempts/0001/handle.json: how to ask the cluster about this attempt: by the supervisor's process, or the job's
+    id and submit token.
+
+    `run` and `path` are the run's id and folder on a login node, if it was submitted through one.
+    """
 
     cluster_kind: str
     supervisor: ProcessId | None = msgspec.field(default=None, name="keeper")
@@ -68,15 +78,19 @@ class Handle(msgspec.Struct, frozen=True):
 
 
 class Site(msgspec.Struct, frozen=True):
-    """attempts/0001/site.json: the cluster to which the job is handed, written before that, because a job id is valid
-    on one cluster only.
-    """
+    """attempts/0001/site.json: the name that the cluster's controller gives itself, because a job id is valid on one
+    cluster only. It is written before the job is submitted."""
 
     cluster: str  # as its controller calls it
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """attempts/0001/seen.json: the cluster's last answer about the attempt's job."""
+    """attempts/0001/seen.json: the cluster's last answer about the attempt's job.
+
+    `phase` is queued, running, ending, ended, unknown, or gone (no such job); `word` is the cluster's own name for the
+    state, `text` its reason. `starts_at` is its estimate, `ended_as` how the run ended if the job left no record,
+    `said_by` which machine or program answered, and `silent` why the answer is an old one.
+    """
 
     phase: str  # queued, running, ending, ended, unknown; gone: the cluster knows of no such job
     word: str  # the cluster's own, such as PENDING
@@ -91,7 +105,8 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """One entry of avoided.json: a node that was lost, and is not used again before `until`."""
+    """One entry of avoided.json: a host that was lost, with the evidence, which is not used again before the time
+    `until`."""
 
     host: str
     evidence: str
@@ -101,14 +116,14 @@ class Exclusion(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """One entry of gone.json: a host that a user has given up, for this attempt and earlier ones."""
+    """One entry of gone.json: a host that a user has given up for good, in this attempt and earlier ones."""
 
     host: str
     attempt: int
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """attempts/0001/coordinator.json: where agents find the coordinator."""
+    """attempts/0001/coordinator.json: the address and port at which agents reach the coordinator, and its process."""
 
     address: str
     port: int
@@ -124,7 +139,10 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The environment in which a node's ranks started, for comparing runs: metrics/environment.n000.a0001.jsonl."""
+    """The environment in which a node's ranks started, for comparing runs: metrics/environment.n000.a0001.jsonl.
+
+    `python` is the interpreter's path, `packages` are versions by name, `system` is the operating system.
+    """
 
     host: str
     python: str  # its path
@@ -137,7 +155,11 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class RankProcess(msgspec.Struct, frozen=True):
-    """attempts/0001/node-00/rank-000.json: the process of a rank that runs or has run."""
+    """attempts/0001/node-00/rank-000.json: the process of a rank that runs or has run.
+
+    `environment` is what the rank has beyond its node's variables, without secrets; `log` is relative to the run
+    directory.
+    """
 
     rank: int
     generation: int
@@ -147,14 +169,21 @@ class RankProcess(msgspec.Struct, frozen=True):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """One exception of a traceback; its causes have entries of their own."""
+    """One exception of a traceback: its last line, and the module that raised it ("" if unknown); its causes have
+    entries of their own."""
 
     line: str  # "torch.distributed.DistBackendError: NCCL error in ..."
     module: str = ""  # of the innermost frame that is not the standard library's; "": not known
 
 
 class RankExit(msgspec.Struct, frozen=True):
-    """One line of attempts/0001/exits.jsonl: how a rank process ended, and the reason as far as its node knows it."""
+    """One line of attempts/0001/exits.jsonl: how a rank process ended, and the reason as far as its node knows it.
+
+    `done`: it had reported the end of training. `stopping`: after the agent had sent SIGTERM. `asked`: it had reported
+    a request to stop. `left`: by sys.exit. `hung`: killed by the agent. `fenced`: a newer start of the run writes the
+    checkpoints. `said` is the log's last line, `not_started` why the program was not begun, `where` the innermost frame
+    of user code, `left_out` a file missing from the code snapshot, `failed_rank` the rank that the exception names.
+    """
 
     generation: int
     rank: int
@@ -184,14 +213,17 @@ class RankExit(msgspec.Struct, frozen=True):
 
 
 class NotFinite(msgspec.Struct, frozen=True):
-    """A reported number that is NaN or infinite."""
+    """A reported metric that is NaN or infinite, and the step since which it is (None if unknown)."""
 
     value: Literal["NaN", "Infinity", "-Infinity"]
     since: int | None = None  # the step at which it became so
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The summary of a failure: the rank that failed first, the cause, and the end of its log."""
+    """The summary of a failure: the rank that failed first, the cause, and the end of its log (`tail`).
+
+    `where` is the innermost frame of user code, `left_out` a file missing from the code snapshot.
+    """
 
     cause: Cause
     summary: str  # one line
@@ -207,7 +239,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """One node in state.json."""
+    """One node in state.json: its state (waiting, up, spare, drained, unknown, lost, unfit, left), its ranks, the
+    cluster's name for it (`host`), and why it is unfit."""
 
     node: int
     address: str
@@ -218,7 +251,8 @@ class NodeState(msgspec.Struct, frozen=True):
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """One rank in state.json."""
+    """One rank in state.json: its node, its pid, its state (starting, running, stopping, done, failed), and its
+    step."""
 
     rank: int
     node: int
@@ -232,7 +266,8 @@ _Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class GpuLoad(msgspec.Struct, frozen=True):
-    """The use of one GPU of a node by all processes."""
+    """The use of one GPU of a node by all processes: bytes of memory, and the percentage of time that it was busy (None
+    if not reported)."""
 
     index: _Amount  # as the driver counts them
     memory: _Amount  # bytes in use
@@ -241,7 +276,11 @@ class GpuLoad(msgspec.Struct, frozen=True):
 
 
 class RankLoad(msgspec.Struct, frozen=True):
-    """The use of a node by one rank, including all processes below it."""
+    """The use of a node by one rank, including all processes below it: cores, bytes of memory, bytes per second of
+    disks.
+
+    `gpus` are the indices of the GPUs on which it has memory.
+    """
 
     rank: int
     cpu: _Cores  # cores
@@ -254,7 +293,11 @@ class RankLoad(msgspec.Struct, frozen=True):
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """The use of a node's machine by all processes, and by each rank on it: an average over some seconds."""
+    """The use of a node's machine by all processes, and by each rank on it: an average over some seconds.
+
+    `cpu` is the number of its `cores` in use; `received`, `sent`, `read` and `written` are bytes per second of networks
+    and disks.
+    """
 
     node: int
     at: float  # wall clock, for people
@@ -271,7 +314,14 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """state.json: the run's newest state, written by the coordinator, or by the supervisor if there is none."""
+    """state.json: the run's newest state, written by the coordinator, or by the supervisor if there is none.
+
+    `rate` is steps per second; `restarts` counts by cause over all attempts; `malformed` counts unreadable reports of
+    ranks. `checkpoint` is the newest saved step; `safe_checkpoint` the newest with second copies on other nodes, where
+    `second_copies` are made; `memory_copy` the newest step with snapshots in other nodes' memory. `fingerprint` is a
+    hash of the weights, `job` the cluster's id, `used_s` the time used since submit or resume; `boot_id` and
+    `monotonic_s` date the state on its machine.
+    """
 
     run: str
     name: str
@@ -319,7 +369,11 @@ TOLD, NOT_TOLD = "notified", "not_notified"  # `brief` is the message, `evidence
 
 
 class AttemptEnd(msgspec.Struct, frozen=True):
-    """attempts/0001/exit.json: how the attempt ended; if it is missing, the attempt has not ended or was lost."""
+    """attempts/0001/exit.json: how the attempt ended; if it is missing, the attempt has not ended or was lost.
+
+    The state `queued` means that another attempt follows, after `delay_s` seconds. `alone` marks an end that a host
+    wrote which did not lead the attempt.
+    """
 
     state: State  # succeeded, failed, cancelled; queued: the cluster is to start another attempt
     cause: Cause | None
@@ -331,7 +385,10 @@ class AttemptEnd(msgspec.Struct, frozen=True):
 
 
 class StopRequest(msgspec.Struct, frozen=True):
-    """attempts/0001/stop.json: a request to end the attempt; on disk before any signal is sent."""
+    """attempts/0001/stop.json: a request to end the attempt, on disk before any signal is sent.
+
+    `kind` is cancel, or preempt or limit, after which another attempt follows.
+    """
 
     kind: str  # cancel; preempt and limit: another attempt is to follow
     at: float
@@ -339,14 +396,17 @@ class StopRequest(msgspec.Struct, frozen=True):
 
 
 class MoveRequest(msgspec.Struct, frozen=True):
-    """A request to move the ranks of a node to another node, which is `to`, or any if that is None."""
+    """A request to move the ranks of node `node` to the node `to`, or to any spare node if `to` is None."""
 
     node: int
     to: int | None = None  # None: on any spare
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
-    """attempts/0001/drain.json: the nodes that are to have no ranks, and requested moves."""
+    """attempts/0001/drain.json: nodes that are to have no ranks in this attempt, and single moves of ranks.
+
+    `why` has the scheduler's reason for each node that the scheduler drains.
+    """
 
     nodes: tuple[int, ...] = ()  # for good
     why: dict[int, str] = {}  # the scheduler's reasons, for nodes that it drains
@@ -354,7 +414,13 @@ class DrainRequest(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of events.jsonl: what happened, when, and its cause and evidence."""
+    """One line of events.jsonl: what happened, when, and its cause and evidence.
+
+    `text` is a line for people, `brief` a few words of it. A failure has `where` (frame of user code), `signal`,
+    `code`, `said` (last line of the log), `left_out` (file missing from the snapshot), the `steps` of its generation
+    and of its attempt (`steps_in_all`), how long the generation ran (`ran_s`) and made no step (`still_s`), and whether
+    survivors continue (`in_place`). `same` identifies repeated hangs, `end` is how the attempt is about to end.
+    """
 
     at: float
     attempt: int

@@ -1,4 +1,5 @@
-"""The user's own list of runs: one symlink per run id in the state folder, so that runs are found from anywhere."""
+"""The user's own list of runs: one symbolic link per run id in the state folder, so that runs are found from any
+working directory."""
 
 import contextlib
 import os
@@ -18,16 +19,16 @@ _SHOWN = 8
 
 
 class _Submitted(msgspec.Struct, frozen=True):
-    """The time of submission, which state.json and plan.json both hold."""
+    """The time of submission, as both state.json and plan.json record it."""
 
     submitted_at: float
 
 
 def runs_root(project: Path, *, create: bool = False) -> Path:
-    """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in it; with `create`, make it and have
-    git ignore it.
+    """Return the folder for the runs of a project: $LAUNCH_RUNS, or .launch/runs in the project. With `create`, create
+    it and make git ignore it.
 
-    In a folder that users share, each user has one of their own. Raise BadInput if others could put their code in it.
+    If users share the folder, each has a subfolder. Raise BadInput if other users could put their code in it.
     """
     named = os.environ.get("LAUNCH_RUNS")
     common = Path(named).absolute() if named else project / ".launch" / "runs"
@@ -60,9 +61,8 @@ def hide_from_git(folder: Path) -> None:
 
 
 def variable_of(path: str) -> str | None:
-    """Return the environment variable that would move the launcher's files at or below this path elsewhere, or None if
-    it keeps none there.
-    """
+    """Return the environment variable that moves the launcher's files, if these are at, above or below this path; else
+    None."""
     at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
     root, state = Path(named).absolute() if named else None, _folder().parent
     if (root and _one_contains_other(at, root)) or "/.launch/runs/" in f"{at}/":
@@ -100,7 +100,7 @@ def register_all(runs: Sequence[tuple[RunId, Path]]) -> None:
 
 
 def adopted(run_id: RunId) -> Path:
-    """Return the folder on this machine of a run that was submitted from another machine."""
+    """Return the folder for a run on this machine, a login node, that was submitted from another machine."""
     return _folder().parent / "adopted" / run_id
 
 
@@ -131,7 +131,8 @@ def registered() -> list[tuple[RunId, Path]]:
 
 
 def names() -> frozenset[str]:
-    """Return the names in the list without reading them, so that a caller can see whether it has changed."""
+    """Return the ids in the list without following their links; a caller compares them to find out whether the list has
+    changed."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return frozenset(os.listdir(_folder()))
     return frozenset()
@@ -152,8 +153,7 @@ def gone() -> list[tuple[RunId, Path]]:
 
 def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
     """Return (id, folder) of this user's runs of the project around `folder` that are not registered, for instance
-    because they were submitted with another HOME or state folder.
-    """
+    because they were submitted with another HOME or state folder."""
     roots = (runs_root(at) for at in (folder, *folder.parents))
     root = next((at for at in roots if at.is_dir()), None)
     if root is None:
@@ -167,9 +167,8 @@ def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
 
 
 def find(ref: str) -> tuple[RunId, Path]:
-    """Return (id, folder) of the run with this id, unique beginning of an id or name, or of the newest run for
-    `last`.
-    """
+    """Return (id, folder) of the run with this id, unique beginning of an id, or name, or of the newest run for `last`;
+    raise NoSuchRun if there is none."""
     known = dict(registered())
     if ref == LAST:
         return _newest(known)
@@ -193,9 +192,8 @@ def find(ref: str) -> tuple[RunId, Path]:
 
 
 def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
-    """Return (id, folder) of the only run to which a user has given the name `ref`, or None unless exactly one
-    has it.
-    """
+    """Return (id, folder) of the one run to which its user has given the name `ref`, or None if no run or several runs
+    have it."""
     labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
     found = [one for one, said in labels if said is not None and said.name == ref]
     return found[0] if len(found) == 1 else None
@@ -211,9 +209,8 @@ def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
 
 
 def _submitted_at(path: Path) -> float:
-    """Return the time of submission that the run recorded, because a folder's times change whenever a file is written
-    into it.
-    """
+    """Return the time of submission that the run recorded; a folder's own times change with each file that is written
+    into it."""
     run = RunDir(path)
     for file in (run.state, run.plan):
         with contextlib.suppress(Damaged, OSError):

@@ -1,4 +1,4 @@
-"""Remove what is over: a run's folder and its id, code that no run was frozen from, ids whose folder is gone.
+"""Remove what is no longer needed: a run's folder and id, stored code that no run uses, and ids whose folder is gone.
 
 A folder is first renamed to a draft, so that a process that is killed on the way leaves nothing that looks like a run.
 """
@@ -35,13 +35,14 @@ class _Frozen(msgspec.Struct, frozen=True):
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """The part of plan.json that names the frozen code."""
+    """The part of plan.json that names the digest of the frozen code."""
 
     code: _Frozen
 
 
 def usage_of(run: RunDir, checkpoints: Path) -> Usage:
-    """Return the disk space that a run takes, its checkpoints in the folder `checkpoints` included."""
+    """Return the disk space of a run in bytes; `checkpoints` is the folder of its checkpoints, which may be outside the
+    run."""
     return Usage(size_of(run.path), size_of(checkpoints), size_of(run.logs), size_of(run.code))
 
 
@@ -82,8 +83,9 @@ def remove_run(run_id: RunId, path: Path) -> None:
 
 
 def forget_gone() -> list[RunId]:
-    """Forget registered runs whose folder was deleted by hand, and return their ids. If the folder of runs itself is
-    missing, nothing is forgotten, because its disk may not be mounted.
+    """Remove the ids of runs whose folder was deleted by hand from the list, and return them.
+
+    An id stays if the folder that held the run is missing as well, because its disk may not be mounted.
     """
     gone = [(run_id, path) for run_id, path in registry.gone() if path.parent.is_dir()]
     for run_id, _ in gone:
@@ -97,21 +99,22 @@ def unused_code(roots: Collection[Path]) -> list[Path]:
 
 
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
-    """Return the trees of `store` from which no run in `root` was frozen, ignoring the runs in `without`."""
+    """Return the trees of code in `store` from which no run in `root` was frozen; runs whose ids are in `without` do
+    not count."""
     trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
     used = _digests(root, without) if trees else set()
     return sorted(tree for tree in trees if tree.name not in used)
 
 
 def _digests(root: Path, without: Collection[str] = ()) -> set[str]:
-    """Return the digests of the code from which runs in the folder `root` were frozen, ignoring those in `without`."""
+    """Return the digests of the code of the runs in the folder `root`, except those whose ids are in `without`."""
     files = [*root.glob("*/plan.json"), *root.glob("*/attempts/*/plan.json")]  # of a resume with other code too
     plans = (readable(file, _Plan) for file in files if file.relative_to(root).parts[0] not in without)
     return {plan.code.digest for plan in plans if plan is not None}
 
 
 def remove_unused_code(roots: Collection[Path]) -> None:
-    """Remove the trees that `unused_code` returns, except in a folder to which a submit is active."""
+    """Remove the trees that `unused_code` returns; leave alone a folder of runs in which a submit is active."""
     for root in roots:
         trees = unneeded(root / STORE, root)
         if trees and not drafts.in_work(root):
@@ -119,8 +122,10 @@ def remove_unused_code(roots: Collection[Path]) -> None:
 
 
 def _remove_unused(trees: Collection[Path], root: Path) -> None:
-    """Remove trees that no run uses, renaming them aside first. A submit that starts later does not find them; one
-    that started earlier is either still at work or has written a plan, so drafts are checked before plans are read.
+    """Remove trees of code that no run uses; each is renamed first, so that a submit that starts later does not find
+    it.
+
+    A tree is kept if a run's plan names it by then, or a submit that is still active may need it.
     """
     store = root / STORE
     aside = {tree: drafts.new_draft(store) for tree in trees}

@@ -1,4 +1,5 @@
-"""Wake a supervisor's thread from the coordinators that it has started, once they have written what others need."""
+"""An event that coordinators set, once they have written records that others need, to wake a thread of their
+supervisor."""
 
 import os
 import select
@@ -10,32 +11,32 @@ _TARGET = "anon_inode:[eventfd]"
 
 
 class SharedEvent:
-    """An event that processes share by a descriptor; it stays set until one wait has ended by it."""
+    """An event that processes share by a descriptor. Once set it stays set until a wait returns because of it."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def close(self) -> None:
-        """Close the descriptor of this process; setting a closed event does nothing."""
+        """Close this process's descriptor. To set the event afterwards does nothing."""
         os.close(self.fd)
         self.fd = -1
 
     def set(self) -> None:
-        """End a wait for the event, or the next one."""
+        """Wake the thread that waits for the event, or let the next wait return at once."""
         if self.fd != -1:
             os.eventfd_write(self.fd, 1)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the event is set, or for that long; return whether it was set."""
+        """Wait until the event is set, for at most `timeout_s` seconds; return whether it was set."""
         was_set, _, _ = select.select([self.fd], [], [], timeout_s)
         return bool(was_set and os.eventfd_read(self.fd))
 
 
 def setter_from(environ: MutableMapping[str, str]) -> Callable[[], None]:
-    """Remove the event from `environ` and return a function that sets it, or that does nothing if there is no event.
+    """Return a function that sets the event for which this process's supervisor waits, or that does nothing if
+    `environ` names no event.
 
-    The supervisor of this process waits for the event. Programs that this process executes do not inherit its
-    descriptor.
+    The variable is removed from `environ`, and programs that this process executes do not inherit the descriptor.
     """
     word = environ.pop(SHARED_EVENT, "")
     try:

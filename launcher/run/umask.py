@@ -8,7 +8,7 @@ _before: int | None = None  # this process's own, before it made its files priva
 
 
 def make_files_private() -> None:
-    """Make this process and its children create files that only their user can read, and remember the umask before."""
+    """Make this process and its children create files that only their user can read, and remember the user's umask."""
     global _before  # noqa: PLW0603 - a umask is of the whole process
     found = os.umask(_PRIVATE)
     _before = found if _before is None else _before

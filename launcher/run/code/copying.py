@@ -1,4 +1,5 @@
-"""Copy code, content and executable bit alone; each file is read once, however many copies are made."""
+"""Copy the files of a project's code: content and executable bit alone. Each file is read once, however many copies are
+made."""
 
 import contextlib
 import errno
@@ -29,7 +30,7 @@ class NewTree:
         self._kept: dict[int, bool] = {}  # by mode: whether a file gets it, whatever umask and ACL there are
 
     def place(self, path: str) -> str:
-        """Return the path of the file `path` in the tree, and create the folder that is to contain it."""
+        """Return the path at which the tree keeps the code file `path`, and create the folder that is to contain it."""
         folder = os.path.dirname(path)
         if folder not in self._folders:
             make_dir(self.root / folder)
@@ -39,7 +40,7 @@ class NewTree:
         return f"{self.root}/{path}"
 
     def create(self, file: CodeFile) -> int:
-        """Create the file empty and return a descriptor open for writing."""
+        """Create the file empty, executable if the listed file is, and return a descriptor open for writing."""
         mode = 0o400 | self._write | (0o100 * file.executable)
         out = os.open(self.place(file.path), _MAKE, mode)
         if mode not in self._kept:
@@ -55,10 +56,10 @@ class NewTree:
 
 
 def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True, watch: Watch = iter) -> None:
-    """Copy the listed files into a new folder, never through a link.
+    """Copy the listed files from `source` into the new folder `target`, and follow no link.
 
-    The copies can be changed; with `fsync` they are durable on return. `watch` passes the files on, and can report
-    the progress.
+    The copies can be changed; with `fsync` they are durable on return. The files are iterated through `watch`, which
+    can report progress.
     """
     tree = NewTree(target, writable=True)
     for file in watch(code.files):
@@ -75,7 +76,8 @@ def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True,
 
 
 class CopiedFile(NamedTuple):
-    """A regular file that was copied: its path, its digest, and its status when it was listed and in the copy."""
+    """A regular file that was copied: its path, its digest, its status when it was listed (`looked`), and the status of
+    its copy (`kept`)."""
 
     path: str
     digest: str  # of the bytes that were read and written
@@ -84,10 +86,10 @@ class CopiedFile(NamedTuple):
 
 
 def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:
-    """Copy the listed files into the tree `first`, and into `second` unless it is None, and yield each copied file;
-    raise CodeChanged for a file that has changed since it was listed.
+    """Copy the listed files into the tree `first`, and into `second` unless it is None; yield each copied file.
 
-    `watch` passes the files on, and can report the progress.
+    Raise CodeChanged for a file that has changed since it was listed. The files are iterated through `watch`, which can
+    report progress.
     """
     for file in watch(code.files):
         if file.link is not None:
@@ -119,7 +121,7 @@ def _closing(fd: int) -> Iterator[int]:
 
 
 def _write_hashed(source: int, out: int, size: int) -> str:
-    """Copy `size` bytes and return their digest."""
+    """Copy `size` bytes from descriptor `source` to descriptor `out` and return their digest."""
     hashed, left = hashlib.sha256(), size
     while left > 0 and (chunk := os.read(source, min(left, _CHUNK_BYTES))):
         hashed.update(chunk)
@@ -129,7 +131,8 @@ def _write_hashed(source: int, out: int, size: int) -> str:
 
 
 def _write(tree: NewTree, file: CodeFile, source: int) -> None:
-    """Copy a file's content; a large file shares its blocks with the source if the file system can."""
+    """Write a file's content, read from descriptor `source`, into the tree; a large file shares its disk blocks with
+    the source if the file system can do so."""
     with naming(tree.place(file.path)):
         out = tree.create(file)
         try:
@@ -144,9 +147,8 @@ def _write(tree: NewTree, file: CodeFile, source: int) -> None:
 
 
 def _share(source: int, out: int, begin: int, size: int) -> int:
-    """Copy bytes in the kernel from `begin` on and return how many; 0 means that none are left or that the kernel
-    cannot.
-    """
+    """Copy up to `size` bytes from offset `begin` within the kernel and return how many; 0 means the end of the file,
+    or that the kernel cannot."""
     try:
         return os.copy_file_range(source, out, size, offset_src=begin)
     except OSError as error:

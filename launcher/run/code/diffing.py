@@ -18,7 +18,11 @@ Content = tuple[str | None, str | None, bool]
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """One file that is new, gone or different, with its diff if it is text."""
+    """One file that is new, gone or changed: the number of lines added and removed, and the unified diff without its
+    header.
+
+    `note` says why there is no diff, or what changed besides the text.
+    """
 
     path: str
     kind: Literal["changed", "new", "gone"]
@@ -33,7 +37,7 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 def changes(before: CodeList, now: CodeList) -> list[FileChange]:
-    """Return each file that differs between the two lists of code, sorted by name."""
+    """Return each file that differs between the lists `before` and `now`, sorted by name."""
     old, new = _contents(before), _contents(now)
     left, found = _MOST_IN_ALL, list[FileChange]()
     for path in sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path)):
@@ -44,7 +48,8 @@ def changes(before: CodeList, now: CodeList) -> list[FileChange]:
 
 
 def shown(found: Sequence[FileChange], most: int | None = None) -> list[str]:
-    """Return the changes as one unified diff, of at most `most` lines and a line that counts the rest."""
+    """Return the changes as one unified diff. With `most`, it is cut to that many lines, and a last line counts those
+    left out."""
     lines = [line for change in found for line in _lines(change)]
     if most is None or len(lines) <= most:
         return lines
@@ -61,18 +66,19 @@ def _lines(change: FileChange) -> list[str]:
 
 
 def _contents(code: CodeList) -> dict[str, Content]:
-    """Return the content of each file by its name."""
+    """Return, by name, what makes each file equal to another: link target, digest, executable bit."""
     hashes = content_hashes(code, "compared")
     return {file.path: _content(file, hashes.get(file.path)) for file in code.files}
 
 
 def _content(file: CodeFile, digest: str | None) -> Content:
-    """Return the parts of a file that make two files equal: the link's target, the digest and the executable bit."""
+    """Return the three properties in which two equal files agree: link target, digest, executable bit."""
     return file.link, digest, file.executable
 
 
 def _text(path: Path, content: Content | None, most: int) -> str | None:
-    """Return the file's text, "" if there is no file, or None if it is not text or too long."""
+    """Return the file's text, "" if `content` is None because there is no file, or None if it is not text or is longer
+    than `most` bytes."""
     if content is None:
         return ""
     link, _, _ = content
@@ -89,7 +95,8 @@ def _text(path: Path, content: Content | None, most: int) -> str | None:
 
 
 def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str | None, str | None]) -> FileChange:
-    """Return the change of one file from `old` to `new`; `pair` has both texts, None for one that is no text."""
+    """Return the change of one file from `old` to `new`, where None means no file. `pair` has the texts before and
+    after, None for a file that is not text."""
     name = os.fsencode(path).decode(errors="replace")
     kind: Literal["changed", "new", "gone"] = "new" if old is None else "gone" if new is None else "changed"
     note = _other_than_text(old, new)
@@ -102,7 +109,8 @@ def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str
 
 
 def _other_than_text(old: Content | None, new: Content | None) -> str:
-    """Return as text a change that a diff does not show, such as of the executable bit, or "" if there is none."""
+    """Return, as text, a change that a diff does not show, such as one of the executable bit, or "" if there is
+    none."""
     if old is None or new is None:
         return ""
     if (old[0] is None) != (new[0] is None):

@@ -1,6 +1,7 @@
-"""Freezing code: hashed once, kept once, copied into each run, whose ranks may write into their copy as they like.
+"""Freeze a project's code: hash it, keep it once in a store under its digest, and copy it into each run, whose ranks
+may change their copy.
 
-    project ─ hash what changed ─► store/<digest>/ (pristine, read-only) ─ copy ─► <run>/code/ (private, writable)
+project ─ hash what changed ─► store/<digest>/ (pristine, read-only) ─ copy ─► <run>/code/ (private, writable)
        └── what the store does not have is read once, hashed, and written to both ──┘
 
 The digest names the content: same code, same folder, nothing stored a second time. What the store has is only taken
@@ -30,7 +31,8 @@ from launcher.run.ownership import is_ours_alone
 
 @dataclass(frozen=True, slots=True)
 class Freezing:
-    """The result of freezing code: the code's digest, and how much was hashed and stored."""
+    """The result of freezing code: its digest, how many bytes were hashed because they were new or changed, and how
+    many the store gained."""
 
     code: FrozenCode
     hashed_bytes: int
@@ -50,7 +52,8 @@ def freeze(
     return.
 
     Without a target only the store gets the code, durably. Raise BadInput for a file that cannot be read, or keeps
-    changing; what was copied to the target is then removed.
+    changing; the target is then removed. `now_ns` is the current time, and the files are iterated through `watch`,
+    which can report progress.
     """
     make_dir(store)
     if not is_ours_alone(store):  # made when others could write to the folder that it is in
@@ -70,7 +73,7 @@ def freeze(
 
 @contextlib.contextmanager
 def _new_folder(folder: Path | None) -> Iterator[None]:
-    """Create the folder, unless it is None, and remove it if the body fails."""
+    """Create the folder, unless it is None, and remove it if the body raises an error."""
     if folder is None:
         yield
         return
@@ -84,8 +87,9 @@ def _new_folder(folder: Path | None) -> Iterator[None]:
 
 
 def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
-    """Create the run's own durable copy of its code, if it is missing; raise BadInput if the store has lost or
-    changed it.
+    """Copy the code with this digest from the store into the run, durably, unless the run has its copy.
+
+    Raise BadInput if the store has lost or changed it. Files are iterated through `watch`, which can report progress.
     """
     if run.code.is_dir():
         return
@@ -107,7 +111,8 @@ def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
 
 
 def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
-    """Return the list of code of a tree in the store, or None if its content does not match `digest`."""
+    """Return the list of files of the tree `pristine` in the store, or None if their content does not match `digest` or
+    another user could have changed them."""
     if not (pristine.is_dir() and is_ours_alone(pristine.parent)):
         return None
     code, now_ns = list_frozen(pristine), time.time_ns()
@@ -122,9 +127,8 @@ def stored(run: RunDir, digest: str) -> Path:
 
 
 def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
-    """Copy the code into the store and the target, hashing what has changed; with `fsync` the target is durable on
-    return.
-    """
+    """Copy the code into the store and the target, and hash only what has changed; with `fsync` the target is durable
+    on return."""
     index, digest = CodeIndex(store, code.root, now_ns), ""
     if not index.is_empty:
         hashes = content_hashes(code, "frozen", index)
@@ -142,10 +146,10 @@ def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch
 def _store_and_copy(
     code: CodeList, store: Path, target: Path | None, index: CodeIndex, now_ns: int, watch: Watch, *, fsync: bool
 ) -> tuple[str, bool]:
-    """Write the code to the target and, read-only, to the store if it lacks it; return (digest, whether the store has
-    gained a tree).
+    """Write the code to the target and, read-only, to the store if the store lacks it; return (digest, whether the
+    store has gained a tree).
 
-    With `fsync` the target is durable on return. Of two processes that try, one wins and both succeed.
+    With `fsync` the target is durable on return. If two processes store the same code, one stores it and both succeed.
     """
     draft = new_draft(store)
     draft.mkdir(mode=0o700)
@@ -171,7 +175,7 @@ def _store_and_copy(
 
 
 def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Rename the draft into the store; return False if the store has the same code already."""
+    """Rename the complete draft to `pristine` in the store; return False if the store already has this code."""
     try:
         os.rename(draft, pristine)
     except OSError as error:
@@ -185,7 +189,8 @@ def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path,
 
 
 def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
-    """Return whether the store has all of the code byte for byte and no other user can change it."""
+    """Return whether the tree in the store has every file with the hash in `hashes`, and no other user can change
+    it."""
     index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
     folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)
     try:
@@ -204,7 +209,7 @@ def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the tree to a draft at once, then remove it."""
+    """Take the tree away from its path in one step, by a rename, and then delete it."""
     aside = new_draft(path.parent)
     os.rename(path, aside)
     remove(aside)

@@ -24,7 +24,8 @@ class Glob:
 
     @property
     def _anchored(self) -> bool:
-        """Return whether the pattern starts at the project, as it has a slash before its end."""
+        """Return whether the pattern is relative to the project's folder, as one with a slash before its end is, rather
+        than valid at any depth."""
         return "/" in self.pattern.removesuffix("/")
 
     @cached_property
@@ -35,14 +36,14 @@ class Glob:
         return re.compile(f"(?s:{start}{_path_regex(self._parts)}{end})")
 
     def matches(self, path: str) -> bool:
-        """Return whether the pattern matches the file or a folder above it; a folder's own path must end with a
-        slash.
-        """
+        """Return whether the pattern matches the path or a folder above it; the path of a folder must end with a
+        slash."""
         return bool(self._parts) and self._regex.fullmatch(path) is not None
 
     @cached_property
     def below(self) -> str:
-        """Return the folder or file, relative to the project, that contains every possible match."""
+        """Return the path of the innermost folder or file that contains every possible match, relative to the
+        project."""
         if not self._anchored:
             return ""
         plain = 0
@@ -52,12 +53,12 @@ class Glob:
 
     @property
     def leads_out(self) -> bool:
-        """Return whether the pattern has `..` in it."""
+        """Return whether the pattern has a part `..`, which would leave the project."""
         return ".." in self._parts
 
 
 def _path_regex(parts: list[str]) -> str:
-    """Return the regular expression for the parts of a pattern."""
+    """Return the regular expression for a pattern that was split at its slashes."""
     regex = ""
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
@@ -88,7 +89,7 @@ def _part_regex(part: str) -> str:
 
 
 def _class_regex(inside: str) -> str:
-    """Return the regular expression for a class in brackets."""
+    """Return the regular expression for a character class; `inside` is the text between its brackets."""
     negated = inside[0] in "!^"
     members = inside[1:] if negated else inside
     escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", members)

@@ -1,4 +1,5 @@
-"""Compute the digest of code, hashing only files that have changed since they were last hashed."""
+"""Compute the digest of a project's code; a file is only read and hashed again if its size, times or inode have
+changed."""
 
 import contextlib
 import errno
@@ -41,7 +42,7 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: str
 
     def fits(self, status: os.stat_result) -> bool:
-        """Return whether a file with this status has not changed since it was hashed."""
+        """Return whether a file with this status is unchanged since it was hashed."""
         return (
             self.inode == status.st_ino
             and self.size == status.st_size
@@ -51,7 +52,8 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CodeIndex:
-    """The hashes of one folder's files, kept in the store; losing it costs time, never correctness."""
+    """The hashes of the files in folder `root`, kept in a file of the store between two uses. Its loss costs time,
+    never correctness."""
 
     def __init__(self, store: Path, root: Path, now_ns: int) -> None:
         self._store, self._now_ns = store, now_ns
@@ -64,7 +66,7 @@ class CodeIndex:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no hash is known."""
+        """Return whether the index has no hash yet."""
         return not self._known
 
     def digest(self, name: str, path: StrPath, status: os.stat_result) -> str:
@@ -72,7 +74,7 @@ class CodeIndex:
         return self.known(name, status) or self.learn(name, status, file_hash(path))
 
     def known(self, name: str, status: os.stat_result) -> str | None:
-        """Return the hash of a file if its status has not changed since it was hashed, else None."""
+        """Return the hash of the file `name` if its status is that of an earlier hashing, else None."""
         key = _key(name)
         known = self._known.get(key)
         if known is None or not known.fits(status):
@@ -81,10 +83,10 @@ class CodeIndex:
         return known.digest
 
     def learn(self, name: str, status: os.stat_result, digest: str, *, at_rest: bool = False) -> str:
-        """Return `digest`, the hash of a file that had this status when it was read, and remember it if the file cannot
-        have changed unnoticed.
+        """Record and return `digest`, the hash of a file that had this status when it was read.
 
-        `at_rest` means that no process writes to the file, so that even a recent change cannot hide another.
+        A file changed only moments ago is not recorded, because another change could leave equal times; with `at_rest`,
+        no process writes to it and it is recorded.
         """
         looks = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         known = KnownFile(*looks, digest)
@@ -96,7 +98,8 @@ class CodeIndex:
         return digest
 
     def save(self) -> None:
-        """Save the hashes that were used this time, so that those of deleted files are dropped."""
+        """Write the hashes that were used or made since this index was loaded; others belong to deleted files and are
+        dropped."""
         if self._fresh == self._known:
             return
         draft = new_draft(self._store)
@@ -112,8 +115,8 @@ class CodeIndex:
 def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -> dict[str, str]:
     """Return the hash of each regular file by its name.
 
-    Raise BadInput for a file that cannot be read or has changed type; `doing` is the verb of its message. With an index
-    a file's listed status is trusted, and only files that must be read are checked again.
+    Raise BadInput for a file that cannot be read or has changed type; `doing` is the verb of its message, such as
+    "copied". With an index a file whose listed status is known is not read.
     """
     hashes = {}
     with readable(code.root, doing):
@@ -125,7 +128,7 @@ def content_hashes(code: CodeList, doing: str, index: CodeIndex | None = None) -
 
 
 def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) -> str:
-    """Return the hash of a file; raise CodeChanged if the file has changed since it was listed."""
+    """Return the hash of the file at `path`; raise CodeChanged if it has changed since it was listed."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
         raise CodeChanged(path, doing)
@@ -133,12 +136,13 @@ def _hash_now(path: str, file: CodeFile, doing: str, index: CodeIndex | None) ->
 
 
 def _key(name: str) -> str:
-    """Return the name as text that JSON can hold."""
+    """Return the file name, which may hold bytes that are not UTF-8, as text that JSON can hold."""
     return name if name.isascii() else os.fsencode(name).decode("latin-1")  # it need not be UTF-8, JSON must be
 
 
 def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
-    """Return one digest of the files together, from the content hash of each regular file."""
+    """Return one digest for all files together: of their names, links, executable bits, and the content hashes in
+    `hashes`."""
     tree = hashlib.sha256()
     for file in sorted(files, key=lambda file: os.fsencode(file.path)):
         kind = "link" if file.link is not None else "exec" if file.executable else "file"
@@ -156,9 +160,8 @@ def file_hash(path: StrPath) -> str:
 
 @contextlib.contextmanager
 def readable(path: Path, doing: str) -> Iterator[None]:
-    """Raise an OSError of the body, which reads the user's own files, as BadInput; `doing` is the verb of its
-    message.
-    """
+    """Turn an OSError in the body, which reads files of the user, into BadInput; `doing` is the verb of its message,
+    such as "copied"."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,5 @@
-"""Find what a script imports from neither the standard library nor the user's own code.
+"""Find which modules a script imports that are neither in the standard library nor the user's own code, by reading the
+text of files; nothing is run.
 
 Text is read and nothing is run. Preloading asks for everything that may be imported; the check for missing modules
 asks for what is certain to be.
@@ -22,7 +23,7 @@ _TELLING = (ast.Import, ast.ImportFrom, ast.Attribute, ast.Constant, ast.Name)
 
 
 class SureImport(NamedTuple):
-    """A module that is imported whenever the entry runs, with the file and line of the import."""
+    """A module that is imported whenever the program runs, with the file and line of the import statement."""
 
     path: str
     line: int
@@ -30,11 +31,11 @@ class SureImport(NamedTuple):
 
 
 def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> set[str]:
-    """Return the dotted names that the entry and its own modules may import, and their packages; some may name
-    attributes of a module.
+    """Return the dotted names that the program's entry file and its own modules may import, and their packages; some
+    may name attributes of a module.
 
-    Return {"*"} if a file is not valid Python or there is too much to read. `own_folders` are the code's folders on the
-    path.
+    `read` returns the content of a file, or None if there is none. `own_folders` are the folders of the code that are
+    on PYTHONPATH. Return {"*"} if a file is not valid Python or there is too much to read.
     """
     text_of = cache(read)
     own: set[str] = set()
@@ -59,10 +60,10 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
 
 
 def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> list[SureImport]:
-    """Return the imports at the top level of the entry and of the modules of its own that it imports at the top level.
+    """Return the imports at the top level of the entry, and of the modules of its own that it imports at the top level.
 
-    Imports in a `try`, an `if` or a function are left out. `read` returns a file's content, or None if there is no such
-    file. Return none if a file may change where modules come from.
+    Imports in a `try`, an `if` or a function are left out. `read` returns a file's content, or None if there is none.
+    Return none at all if a file could change where modules come from, for instance by `sys.path`.
     """
     bases = _bases(entry, own_folders)
     found = list[SureImport]()
@@ -83,7 +84,8 @@ def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: I
 
 
 def syntax_error(text: bytes, path: str) -> str:
-    """Return where and why the text is not valid Python for this interpreter, or "" if it is."""
+    """Return where and why the text is not valid Python for this interpreter, with `path` as its name, or "" if it is
+    valid."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -101,12 +103,16 @@ def _bases(entry: str, own_folders: Iterable[str]) -> list[str]:
 
 
 def _top(module: str) -> str:
-    """Return the first part of a module's name."""
+    """Return the part of a module's name before the first dot."""
     return module.partition(".")[0]
 
 
 class _FileImports(NamedTuple):
-    """The imports of one file, and whether the file may change where modules come from."""
+    """The imports of one file: `modules` that it may import, as (name, leading dots), and those that are `sure`, as
+    (name, leading dots, line).
+
+    `decides` is True if the file may change where modules come from.
+    """
 
     modules: frozenset[tuple[str, int]]  # (dotted name, dots before it) of everything that it may import
     sure: tuple[tuple[str, int, int], ...]  # (dotted name, dots, line) of what it imports whenever it is imported
@@ -129,7 +135,8 @@ def _read(text: bytes) -> _FileImports | None:
 
 
 def _imported(statement: ast.stmt) -> list[tuple[str, int]]:
-    """Return the modules that a statement imports, each with its level of relative import."""
+    """Return the modules that a statement imports, each with the number of its leading dots (0 for an absolute
+    import)."""
     if isinstance(statement, ast.Import):
         return [(alias.name, 0) for alias in statement.names]
     return [(statement.module or "", statement.level)] if isinstance(statement, ast.ImportFrom) else []
@@ -155,9 +162,8 @@ def _decides_of_imports(node: ast.AST) -> bool:
 
 
 def _named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Yield the modules that the syntax nodes import, and names imported from them that may be modules, each with its
-    level.
-    """
+    """Yield the modules that the syntax nodes import, and names imported from them that may be modules, each with the
+    number of its leading dots."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
@@ -175,7 +181,8 @@ def _with_packages(name: str) -> Iterable[str]:
 
 
 def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator[str]:
-    """Yield the paths of the files in the user's code to which an import may refer."""
+    """Yield the paths in the user's code that `module`, imported with `level` leading dots by the file `importer`, may
+    refer to."""
     if level:
         bases = _parents(importer)[level - 1 : level]
     for base in bases:

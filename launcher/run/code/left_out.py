@@ -10,10 +10,10 @@ _NOT_THERE = re.compile(r"No such file or directory: b?(['\"])(.+?)\1")
 
 
 def left_out(said: str, plan: Plan, run: Path) -> str:
-    """Return the name in the project of a file that an exception misses because the frozen code lacks it, or "" if that
-    is not the reason.
+    """Return the name, within the project, of a file that a rank did not find because the code snapshot leaves it out;
+    "" for any other reason.
 
-    `said` is the text of the exception, `run` the run's folder as its ranks know it.
+    `said` is the text of the rank's exception, `run` the run's folder as its ranks see it.
     """
     found = _NOT_THERE.search(said)
     if found is None:

@@ -24,7 +24,7 @@ _IMPORTED = ("/", ".py", ".so")  # what git ignores of a package all the same: `
 
 
 class CodeFile(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a list of code: a regular file, or a symbolic link with its target."""
+    """One file of a project's code: a regular file, or a symbolic link with its target in `link`."""
 
     path: str  # relative; os.fsencode gives back its bytes
     size: int
@@ -34,7 +34,11 @@ class CodeFile(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class CodeList:
-    """The files that make up the code, sorted, with the status of each when it was listed."""
+    """The files that make up a project's code, sorted.
+
+    `looks` has the status that each regular file had when it was listed, and `beside` the paths of files that are
+    outside `root`.
+    """
 
     root: Path
     files: tuple[CodeFile, ...]
@@ -47,15 +51,15 @@ class CodeList:
         return sum(file.size for file in self.files)
 
     def source(self, path: str) -> str:
-        """Return the path at which the file named `path` in the code is read."""
+        """Return the path from which the file named `path` in the code is read."""
         return os.fspath(self.beside[path]) if path in self.beside else f"{self.root}/{path}"
 
 
 def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> CodeList:
-    """Return the list of a project's code.
+    """Return the list of a project's code, as `code` of the spec includes and excludes files.
 
-    For its own packages, in `own_folders`, it also has importable files that git ignores. Raise BadInput if the code is
-    larger than the spec allows.
+    In `own_folders`, the folders of the project's own packages, importable files are listed even if git ignores them.
+    Raise BadInput if the code is larger than the spec allows.
     """
     runs = _runs_inside(project)
     excluded = [Glob(pattern) for pattern in code.exclude]
@@ -76,19 +80,18 @@ def list_code(project: Path, code: Code, own_folders: Sequence[str] = ()) -> Cod
 
 
 def list_frozen(folder: Path) -> CodeList:
-    """Return the list of everything in a folder that was frozen before."""
+    """Return the list of all files in a folder of code that was frozen earlier."""
     return _listed(folder, walk(folder, "", lambda _: False, everything=True))
 
 
 def list_again(code: CodeList) -> CodeList:
-    """Return the listed files as they are now, without files that have vanished."""
+    """Return the listed files with their current status, without files that no longer exist."""
     return with_files(_listed(code.root, {file.path for file in code.files} - {*code.beside}), code.beside)
 
 
 def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
-    """Return the code with the files in `beside`, regular files by their names in the code, in place of files with the
-    same names.
-    """
+    """Return the code with the regular files in `beside` added, by their names in the code; they replace files with
+    equal names."""
     if not beside:
         return code
     looks = {name: path.lstat() for name, path in beside.items()}
@@ -99,7 +102,7 @@ def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
 
 
 def _runs_inside(project: Path) -> str | None:
-    """Return the runs root as a folder of the project, with a slash, or None if it lies elsewhere."""
+    """Return the folder of runs as a path within the project, with a slash at its end, or None if it is outside."""
     root, home = os.path.realpath(runs_root(project)), os.path.realpath(project)
     if root == home:
         raise BadInput(f"LAUNCH_RUNS: {root} is the project itself", "hint: name a folder of its own for runs")
@@ -121,7 +124,8 @@ def _included(project: Path, pattern: str) -> set[str]:
 
 
 def _below(project: Path, name: str) -> set[str]:
-    """Return the file or link named `name`, or all files in the folder of that name, without following links."""
+    """Return {`name`} if that is a file or link, else the names of all files in the folder `name`; links are not
+    followed."""
     path = project / name
     behind_link = path.parent.resolve() != project.resolve() / os.path.dirname(name) if name else False
     if NEVER & set(name.split("/")) or behind_link:
@@ -132,7 +136,7 @@ def _below(project: Path, name: str) -> set[str]:
 
 
 def _listed(root: Path, names: set[str]) -> CodeList:
-    """Return the entries for these names."""
+    """Return the list of code with the files of these names below `root`."""
     looks: dict[str, os.stat_result] = {}
     home = os.fspath(root)
     entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(home, name, looks)) is not None]
@@ -152,7 +156,8 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile | None:
-    """Return the file's entry, or None for a file that is not code: tracked but deleted, a socket, a FIFO, a device."""
+    """Return the file's entry, and add its status to `looks`; return None for a deleted file, a socket, a FIFO or a
+    device."""
     path = f"{root}/{name}"
     try:
         status = os.lstat(path)
@@ -167,10 +172,9 @@ def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile |
 
 
 def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
-    """Return the entry with its link adjusted.
+    """Return the entry with its link adjusted to the copy of the code.
 
-    A link to a frozen file leads to the copy, even if it leaves the project and comes back by its name; any other link
-    keeps its target.
+    A link to a file in `frozen` becomes relative, so that it leads to the copied file; any other link keeps its target.
     """
     home, folder, link = os.path.realpath(root), os.path.dirname(entry.path), entry.link or ""
     target = os.path.normpath(os.path.join(home, folder, link))
@@ -182,9 +186,8 @@ def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
 
 
 def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int]]:
-    """Return (name, size) of the files and folders that hold most of the size, none within another; a folder's name
-    ends with a slash.
-    """
+    """Return (name, size) of at most `most` files and folders that make up most of the total size; none contains
+    another. A folder's name ends with a slash."""
     sizes: Counter[str] = Counter()
     inside: dict[str, set[str]] = {}
     for path, size in files.items():
@@ -209,9 +212,8 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
 
 
 def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
-    """Return the one file or folder inside the folder `name` that makes it large, or the folder itself if
-    several do.
-    """
+    """Return the innermost file or folder in the folder `name` that alone makes it large; if several do, return the
+    folder."""
     while name in inside:
         biggest = max(inside[name], key=lambda child: (sizes[child], child))
         if sizes[biggest] < _MOST_OF_IT * sizes[name]:
@@ -226,5 +228,5 @@ def _megabytes(size: int) -> str:
 
 
 def shown(name: str) -> str:
-    """Return the name in a printable form, as it may hold newlines and invalid bytes."""
+    """Return the file name in printable form, because it may contain newlines and invalid bytes."""
     return name if name.isprintable() else ascii(name)

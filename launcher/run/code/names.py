@@ -29,9 +29,8 @@ _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPT
 
 
 def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
-    """Return relative paths, without the files and folders for which `skip` returns True; a folder's path ends
-    with a slash.
-    """
+    """Return the relative paths of the project's code, without the files and folders for which `skip` returns True;
+    `skip` gets a folder's path with a slash at its end."""
     tracked = git_names(project)
     if tracked is None:
         return walk(project, "", skip)
@@ -71,11 +70,11 @@ def walk(
     everything: bool = False,
     most_files: int = _MOST_FILES,
 ) -> set[str]:
-    """Return the names of all files and links below a folder, without following links; leave out each for which `skip`
-    returns true.
+    """Return the names of all files and links in the folder `below` of `root`, without following links; leave out each
+    for which `skip` returns True.
 
-    Raise BadInput for more than `most_files`. With `everything`, the files of tools, such as `.git`, are included and
-    the number is unlimited, because the folder was accepted as code before.
+    Raise BadInput for more than `most_files`. With `everything`, folders of tools, such as `.git`, are included and the
+    number is unlimited.
     """
     names: set[str] = set()
     folders = [below]
@@ -107,7 +106,7 @@ def _environment() -> dict[str, str]:
 
 
 def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield each name that git lists, and whether it may be a repository of its own."""
+    """Yield each name that git lists, and whether it is a folder that may be a repository of its own."""
     left_out = [f"--exclude={name}/" for name in sorted(_NOT_CODE)] + [f"--exclude=*{_BYTECODE}"]
     listing = ["ls-files", "-z", "-t", "--stage", "--cached", "--others", "--exclude-standard", *left_out]
     for entry in os.fsdecode(git_output(folder, listing) or b"").split("\0"):
@@ -121,9 +120,11 @@ def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
 def git_output(
     folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
-    """Return what git prints, or None if git is missing or accepts no repository at the folder.
+    """Return what `git` with the arguments `words` prints, or None if git is missing, fails, or refuses the repository
+    at the folder.
 
-    `told` is passed to git's standard input. Git starts no program that the repository names.
+    `told` is passed to git's standard input. Programs that the repository's configuration names, such as hooks, are not
+    started.
     """
     env = _environment()
     names = _run_git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), env, timeout_s=timeout_s)
@@ -135,7 +136,8 @@ def git_output(
 def _run_git(
     folder: Path, words: Sequence[str], env: dict[str, str], told: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
-    """Return what git prints, or None if git is missing or fails; raise TimeoutExpired at the time limit."""
+    """Return what git prints, or None if git is missing or fails; raise TimeoutExpired after `timeout_s` seconds.
+    `told` is its standard input."""
     command = ["git", *_NO_PROGRAMS, *words]
     try:
         done = subprocess.run(

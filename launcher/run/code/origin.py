@@ -1,4 +1,4 @@
-"""Find the commit that a project is at, and how its files, or the code of a run, differ from it."""
+"""Find the git commit of a project, and how its files, or the frozen code of a run, differ from that commit."""
 
 import hashlib
 import os
@@ -24,7 +24,8 @@ _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid
 
 
 def origin_of(project: Path) -> Origin | None:
-    """Return the commit of the project, or None if git is missing, has no commit of the folder, or takes too long."""
+    """Return the project's commit and whether files differ from it, or None if git is missing, finds no commit, or
+    takes too long."""
     words = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
         said = git_output(project, words, timeout_s=_ENOUGH_S)
@@ -42,7 +43,7 @@ def origin_of(project: Path) -> Origin | None:
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
-    """A file as it is in a commit."""
+    """A file as a commit has it: git's mode, the id of its content (blob), and its size."""
 
     mode: str
     blob: str  # what git calls its content
@@ -50,9 +51,8 @@ class CommittedFile:
 
 
 def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence[str]) -> list[FileChange]:
-    """Return how frozen code differs from a commit, apart from submodules and files that the spec leaves out; raise
-    BadInput if git cannot tell.
-    """
+    """Return how frozen code differs from a commit, apart from submodules and files that the spec leaves out
+    (`excluded`); raise BadInput if git cannot read the commit."""
     committed = _committed(commit, project)
     modules = tuple(f"{path}/" for path, file in committed.items() if file.mode == SUBMODULE)
     left_out = [Glob(pattern) for pattern in excluded]
@@ -84,12 +84,13 @@ def _committed(commit: str, project: Path) -> dict[str, CommittedFile]:
 
 
 def _is_code(path: str, excluded: Sequence[Glob]) -> bool:
-    """Return whether the committed file would be frozen."""
+    """Return whether freezing would include a file with this path, which the spec's patterns may exclude."""
     return not any(glob.matches(path) for glob in excluded) and not (NEVER | {".."}) & set(path.split("/"))
 
 
 def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None) -> bool:
-    """Return whether the file in the code equals the committed file."""
+    """Return whether the file in the code and the committed file are equal in content, type and executable bit; None
+    stands for no file."""
     if file is None or committed is None or (file.link is not None) != (committed.mode == _LINK):
         return False
     if file.link is None and file.executable != (committed.mode == _EXECUTABLE):
@@ -100,13 +101,14 @@ def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None
 
 
 def _blob(content: bytes, such: str) -> str:
-    """Return git's object id of this content; `such` is an id that shows which hash the repository uses."""
+    """Return the id that git would give this content; `such` is another id of the repository, whose length shows its
+    hash function."""
     kind = "sha1" if len(such) == 40 else "sha256"
     return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _in_lfs(path: Path, committed: bytes | None) -> bool:
-    """Return whether git holds only a pointer to this content, which Git LFS stores."""
+    """Return whether `committed` is a Git LFS pointer to exactly the content of the file at `path`."""
     named = _LFS.match(committed or b"")
     return named is not None and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == named[1].decode()
 
@@ -119,7 +121,8 @@ def _texts(project: Path, blobs: Collection[str]) -> Mapping[str, bytes]:
 
 
 def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]":
-    """Yield each blob's id and content from the output of `git cat-file --batch`."""
+    """Yield the id and content of each blob that git found, from the output `told` of `git cat-file --batch` for the
+    ids in `wanted`."""
     at = 0
     for blob in wanted:
         end = told.find(b"\n", at)
@@ -130,7 +133,8 @@ def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]
 
 
 def _write(path: Path, file: CommittedFile, text: bytes | None) -> None:
-    """Write a committed file as a check-out would; one that is too long to compare becomes a hole of its size."""
+    """Write a committed file as `git checkout` would; if `text` is None because it is too long to compare, write a
+    sparse file of its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if file.mode == _LINK:
         path.symlink_to(os.fsdecode(text or b""))

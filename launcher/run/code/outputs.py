@@ -1,4 +1,4 @@
-"""Find what ranks have written beside their code, in the run's private copy of it, and separate it from the code."""
+"""Find the files that ranks have written into the run's own copy of its code, as opposed to the code itself."""
 
 import contextlib
 import os
@@ -16,13 +16,15 @@ from launcher.run.layout import RunDir
 
 
 def frozen_names(run: RunDir, plan: Plan) -> set[str]:
-    """Return the names of the code's own files."""
+    """Return the names of the files that were frozen as the run's code, or an empty set if the store has lost that
+    code."""
     pristine = as_frozen(run, plan.code.digest)
     return {file.path for file in pristine.files} if pristine.root != run.code else set()
 
 
 def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> list[str]:
-    """Return the files below the run's copy that are not part of its code; with patterns, only files that match one."""
+    """Return the files in the run's copy `code` that are not among the names `frozen`; with patterns, only those that
+    match one."""
     globs = [Glob(pattern) for pattern in patterns]
     names = walk(code, "", lambda name: name in frozen) if code.is_dir() else set()
     return sorted(name for name in names if not globs or any(glob.matches(name) for glob in globs))

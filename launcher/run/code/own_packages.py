@@ -1,6 +1,7 @@
-"""The project's own packages: from which of its folders Python imports them, and what it would take from elsewhere.
+"""The project's own packages: from which of its folders Python imports them, and which it would import from a folder
+outside the frozen code. Found by looking at files; nothing is imported.
 
-    pyproject.toml, src/, .pth files, finders of editable installs ─► folders in code/ that go onto PYTHONPATH
+pyproject.toml, src/, .pth files, finders of editable installs ─► folders in code/ that go onto PYTHONPATH
                                                                 └──► words about what stays live
 
 Found by looking at files; nothing is imported.
@@ -26,7 +27,12 @@ _HIDES_NOTHING = frozenset(("test", "this", "antigravity"))  # modules of the st
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A package, or a folder of packages, that an interpreter imports from the folder in which it is edited."""
+    """A package, or a folder of packages, that is installed as editable: an interpreter imports it from the folder in
+    which it is edited.
+
+    `path` is the folder on sys.path or, with `name`, that of the one package; `by_code` means that an import hook finds
+    it, whatever is on PYTHONPATH.
+    """
 
     path: Path  # the folder on sys.path; of a package by itself, the package
     name: str | None = None  # that package
@@ -34,7 +40,8 @@ class Installed:
 
     @property
     def folder(self) -> Path | None:
-        """Return the folder to put on sys.path for this package, or None if a path cannot import it."""
+        """Return the folder that has to be on sys.path to import this package, or None if only an import hook can find
+        it."""
         if self.name is None:
             return self.path
         parts = self.name.split(".")
@@ -63,7 +70,7 @@ def installed_live(sites: Collection[Path]) -> list[Installed]:
 
 
 def _of_site(site: Path) -> Iterator[Installed]:
-    """Yield the editable installs of one site-packages folder."""
+    """Yield the editable installations of one site-packages folder."""
     for file in sorted(site.glob("*.pth")):
         yield from (Installed(_real(folder)) for folder in path_lines(file) if "-packages" not in str(folder))
     for finder in sorted(site.glob("__editable___*_finder.py")):
@@ -77,7 +84,8 @@ def _of_site(site: Path) -> Iterator[Installed]:
 
 
 def own_folders(project: Path, installed: Sequence[Installed], sites: Collection[Path]) -> tuple[str, ...]:
-    """Return the project's folders, relative to it, from which its packages are imported, as far as the paths show."""
+    """Return the folders of the project, relative to it, from which its packages are imported, installed or only
+    declared."""
     home = _real(project)
     paths = (one.folder for one in installed if one.folder is not None)
     live = [folder for path in paths for folder in sorted(_behind_links(path))]
@@ -87,7 +95,8 @@ def own_folders(project: Path, installed: Sequence[Installed], sites: Collection
 
 
 def _behind_links(folder: Path) -> set[Path]:
-    """Return the targets of the links in a folder that holds only links to packages, else the folder itself."""
+    """Return the folders that hold the packages to which links in this folder lead, or the folder itself if it has no
+    such links."""
     linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
     return linked or {folder}
 
@@ -113,17 +122,19 @@ def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
 
 
 def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
-    """Return the folders that contain frozen files and hide no module of the standard library."""
+    """Return those of the folders that contain importable frozen files, none of which hides a module of the standard
+    library."""
     return tuple(folder for folder in folders if (names := _modules_in(folder, files)) and not _hidden(names))
 
 
 def _hidden(names: set[str]) -> set[str]:
-    """Return the modules of the standard library that modules of these names would hide."""
+    """Return the names among `names` that would hide modules of the standard library."""
     return names & sys.stdlib_module_names - _HIDES_NOTHING
 
 
 def _modules_in(folder: str, files: Collection[str]) -> set[str]:
-    """Return the names that can be imported from the folder. In the project's root a package needs an __init__.py."""
+    """Return the top-level names that can be imported from the folder, given all frozen `files`. In the project's root
+    only a package with an __init__.py counts."""
     start = "" if folder == "." else f"{folder}/"
     below = (file.removeprefix(start).split("/") for file in files if file.startswith(start) and file.endswith(".py"))
     return {parts[0].removesuffix(".py") for parts in below if start or len(parts) == 1 or parts[1:] == ["__init__.py"]}
@@ -132,9 +143,8 @@ def _modules_in(folder: str, files: Collection[str]) -> set[str]:
 def stays_live(
     modules: Collection[str], installed: Sequence[Installed], folders: Sequence[str], project: Path
 ) -> list[str]:
-    """Return a line for each package that ranks would import from the folder in which it is edited: the project's own,
-    and others among the `modules` that its code imports.
-    """
+    """Return a warning for each package that ranks would import from the folder in which it is edited, so that edits
+    reach the run: the project's own packages, and others among the `modules` that its code imports."""
     home = _real(project)
     frozen = {_real(home / folder) for folder in folders}
     live = [one for one in installed if not frozen & (_behind_links(one.folder) if one.folder is not None else set())]
@@ -146,7 +156,7 @@ def stays_live(
 
 
 def _word(name: str, path: Path, home: Path) -> str:
-    """Return the line that a package is not frozen, with a hint."""
+    """Return the warning that a package is not frozen, with a hint how to freeze it."""
     way_out = "install it without -e (editable) into the environment of the ranks"
     if path.is_relative_to(home):
         way_out += f", or have its files frozen: code.include: [{os.path.relpath(path, home)}]"
@@ -154,7 +164,7 @@ def _word(name: str, path: Path, home: Path) -> str:
 
 
 def packages_in(project: Path, folders: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the packages that are frozen, as folders relative to the project."""
+    """Return the packages in the frozen files `names`, as folders relative to the project."""
     found = (os.path.normpath(f"{folder}/{name}") for folder in folders for name in sorted(_modules_in(folder, names)))
     return [folder for folder in found if (project / folder).is_dir()]
 

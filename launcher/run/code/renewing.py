@@ -1,6 +1,7 @@
-"""Other code for a run that has ended: what differs is said, what the ranks wrote beside the old code goes along.
+"""Give new code to a run that has ended, when it is resumed: the new code is staged in the next attempt's folder, then
+swapped with the old, and files that ranks wrote go along.
 
-    project ─ freeze ─► attempts/N/code ─ swap ─► code/          the code that the attempts before ran with
+project ─ freeze ─► attempts/N/code ─ swap ─► code/          the code that the attempts before ran with
                                   code/ ─ swap ─► attempts/N-1/code, kept
 
 A submitter that is killed in between leaves attempts/N/code: whoever resumes the run next finishes the swap.
@@ -25,33 +26,35 @@ def frozen_digest(code: CodeList) -> str:
 
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
-    """Return a run's code as it was frozen or, if the store has lost it, as the ranks have left their copy of it."""
+    """Return the list of a run's code as it was frozen or, if the store has lost it, of the run's own copy, which ranks
+    may have changed."""
     return list_frozen(folder_as_frozen(run, digest))
 
 
 def folder_as_frozen(run: RunDir, digest: str) -> Path:
-    """Return the folder of a run's frozen code or, if the store has lost it, the run's own copy."""
+    """Return the folder in the store with the code of this digest or, if the store has lost it, the run's own copy."""
     pristine = stored(run, digest)
     return pristine if digest and pristine.is_dir() else run.code
 
 
 def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter) -> None:
-    """Prepare a durable copy of the code for an attempt."""
+    """Freeze the code and put a durable copy of it into the attempt's folder, for `swap`."""
     freeze(code, run.path.parent / STORE, attempt.code, watch=watch)
     sync_dir(attempt.path)
 
 
 def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
-    """Make the staged code the run's code.
+    """Make the staged code the run's code, and keep the old code with the previous attempt.
 
-    `frozen` are the files of the old code; all others are the ranks' outputs.
+    Files of the old code that are not in `frozen` are outputs of ranks; the new code gets links to them.
     """
     _link_outputs(run.code, attempt.code, frozen)
     finish_swap(run, attempt)
 
 
 def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
-    """Finish a swap of the code that a killed submitter left half done; the ranks' outputs stay with the old code."""
+    """Finish a swap of the code that a killed submitter left half done; do nothing if none is. Ranks' outputs that were
+    not linked yet stay with the old code."""
     if not attempt.code.is_dir():
         return
     before = run.attempt(attempt.number - 1)
@@ -63,7 +66,7 @@ def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _link_outputs(old: Path, new: Path, frozen: Collection[str]) -> None:
-    """Link the files that ranks wrote beside the old code into the new code."""
+    """Link files of the folder `old` that are not in `frozen`, the outputs of ranks, into the folder `new`."""
     for name in sorted(walk(old, "", lambda name: name in frozen)):
         place = new / name
         if not os.path.lexists(place) and not any(os.path.lexists(up) and not up.is_dir() for up in place.parents):
