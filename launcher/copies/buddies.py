@@ -1,6 +1,7 @@
-"""With `checkpoint.buddy` what a node's ranks keep in its memory has a copy in the memory of the next node.
+"""With `checkpoint.buddy`, copy the snapshots that a node's ranks keep in its memory to the memory of the next node, so
+that they survive the loss of the node.
 
-    ranks of node 0: snapshot 20 ─► memory of node 0 ◄── List, Get ── agent of node 1 ─► its copies
+ranks of node 0: snapshot 20 ─► memory of node 0 ◄── List, Get ── agent of node 1 ─► its copies
                                                                       once its own ranks have theirs of step 20
     node 0 is lost: the agent that gets its ranks ── List, Get ─► whoever has copies ─► its own memory; ranks load it
 
@@ -33,7 +34,7 @@ _FAILURES = (WireError, SaveGone, CheckpointDamaged, DiskFailed, OSError, Timeou
 
 
 class Buddies:
-    """The copying of snapshots between nodes' memories.
+    """The copying of snapshots between nodes' memories, in the background.
 
     Call `bring` before ranks are forked, `follow` for each generation, `note` for each snapshot.
     """
@@ -78,7 +79,8 @@ class Buddies:
             self._more.set()
 
     async def bring(self, start: Start) -> None:
-        """Fetch the snapshots that other nodes keep of the ranks to be forked here, as far as they can be had."""
+        """Fetch from other nodes the snapshots of the ranks that are about to be forked here, if there are newer ones
+        than here. A failure is recorded as an event."""
         names = names_of(start.group_rank, start.local_world_size)
         try:
             async with asyncio.timeout(self._patience_s):
@@ -96,7 +98,8 @@ class Buddies:
             self._say(Noted(self._node, "copy_failed", f"of ranks that start on node {self._node}: {_said(error)}"))
 
     async def follow(self, start: Start) -> None:
-        """Keep copies for the previous node in the ring from now on."""
+        """Keep copies of the snapshots of the previous node in the ring from now on, instead of those of an earlier
+        generation's."""
         await self._stop_keeping()
         self._noted = 0
         charge = ring_neighbour(start, -1)
@@ -112,7 +115,7 @@ class Buddies:
             await asyncio.wait([before])
 
     async def _look_at(self, server: ReplicaAddress) -> tuple[ReplicaAddress, list[Held]]:
-        """Return (the server, the snapshots that it has), which are none if it does not answer."""
+        """Return (the server, the snapshots that it has); the list is empty if it does not answer."""
         try:
             async with asyncio.timeout(_LIST_S), self._reach(server) as link:
                 return server, await peer.inventory(link)
@@ -122,16 +125,15 @@ class Buddies:
             return server, []
 
     async def _bring(self, held: Held, server: ReplicaAddress) -> None:
-        """Fetch one snapshot from a server, and record the result as an event."""
+        """Fetch one snapshot into this node's own memory, and record the result as an event."""
         async with self._reach(server) as link:
             megabytes = await self._fetch(link, self._memory.own, held) / 1e6
         text = f"node {self._node} fetched {megabytes:.1f} MB of step {held.step} from the memory of node {server.node}"
         self._say(Noted(self._node, "checkpoint_fetched", text))
 
     async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
-        """Keep copies of the snapshots of node `charge` for ever: fetch its newest after each snapshot of this node's
-        ranks.
-        """
+        """Keep copies of the snapshots of node `charge` for ever: after each snapshot of this node's ranks, fetch the
+        newest of that node."""
         failed, told = False, -1
         while True:
             await self._more.wait()
@@ -157,8 +159,10 @@ class Buddies:
             told, failed = max(told, step), problem != ""
 
     async def _mirror(self, link: ReplicaLink, names: frozenset[str]) -> int:
-        """Fetch the newest snapshot of the previous node, and keep the copy before it; return its step, or -1 if there
-        is none.
+        """Fetch the newest snapshot of the previous node, delete all copies but that one and the one before, and return
+        its step.
+
+        Return -1 if that node has no complete snapshot.
         """
         theirs = whole(await peer.inventory(link), names)
         if not theirs:
@@ -174,7 +178,7 @@ class Buddies:
         return newest.step
 
     async def _fetch(self, link: ReplicaLink, into: Snapshots, held: Held) -> int:
-        """Fetch one snapshot and return its size in bytes."""
+        """Fetch one snapshot into the folder `into` and return its size in bytes."""
         save = Save.of(held)
         whole_manifest, manifest = await peer.manifest(link, save)
         await asyncio.to_thread(into.make_place, save)
@@ -187,12 +191,12 @@ class Buddies:
         return sum(file.size for file in manifest.files)
 
     def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
-        """Return a connection to a server."""
+        """Return an authenticated connection to another node's server."""
         return linked(server, self._address, self._key, self._pool)
 
 
 def _others(start: Start, node: int) -> list[ReplicaAddress]:
-    """Return the servers of all other members."""
+    """Return the servers of all members of the generation except node `node`."""
     members = start.replicas[: start.group_world_size]
     return [one for one in members if one.node != node and one.port]
 

@@ -1,6 +1,5 @@
-"""Send and receive contents over a socket in a thread of their own, so that the agent's heartbeat waits for no
-disk or peer.
-"""
+"""Send and receive file contents over a socket in threads, so that the agent's heartbeat waits for no disk and no
+peer."""
 
 import contextlib
 import os
@@ -21,7 +20,7 @@ Heard = Callable[[int], None]
 
 
 def new_pool() -> ThreadPoolExecutor:
-    """Return a pool of threads for copying, which the kernel schedules after all other threads."""
+    """Return a pool of threads for copying, to which the kernel gives processor time only after all others."""
     return ThreadPoolExecutor(_THREADS, "server", initializer=step_back)
 
 
@@ -32,7 +31,7 @@ def step_back() -> None:
 
 
 class Throttle:
-    """A limit on the bytes that all transfers together send per second; None means no limit."""
+    """A limit on the bytes per second that all transfers of this node send together; None means no limit."""
 
     def __init__(self, limit_bytes_per_s: float | None = None) -> None:
         self._limit = limit_bytes_per_s
@@ -44,7 +43,7 @@ class Throttle:
         return PIECE_BYTES if self._limit is None else max(1, min(PIECE_BYTES, int(self._limit / 2)))
 
     def pay(self, count: int) -> None:
-        """Wait as long as sending `count` bytes may take under the limit."""
+        """Count `count` bytes as sent, and wait as long as the limit requires."""
         if self._limit is None:
             return
         now = time.monotonic()
@@ -58,9 +57,8 @@ def send_bytes(peer: socket.socket, data: bytes) -> None:
 
 
 def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
-    """Send exactly `size` bytes from the file's beginning; return False if it stopped because `unwanted`
-    returned True.
-    """
+    """Send exactly `size` bytes from the beginning of the file at the pace of the throttle. Return False if sending
+    stopped early because `unwanted` returned True."""
     sent = 0
     while sent < size:
         if unwanted():
@@ -77,7 +75,8 @@ def receive(peer: socket.socket, size: int, heard: Heard = lambda _: None) -> It
     """Yield exactly `size` bytes in pieces, each valid until the next is requested; raise WireError if the peer sends
     fewer.
 
-    An error of this node's disk stays an OSError, so that the peer is not blamed for it.
+    `heard` is called with the size of each piece. An error of this node's disk stays an OSError, so that it is not
+    taken for the peer's.
     """
     buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
     left = size
@@ -96,7 +95,8 @@ def receive_all(peer: socket.socket, size: int) -> bytes:
 
 
 def drain(peer: socket.socket, seconds: float) -> None:
-    """Receive and drop remaining bytes, so that the final message to the peer is not lost in a reset."""
+    """Receive and drop what the peer still sends, for at most `seconds`, so that a reset does not destroy our last
+    message to it."""
     end = time.monotonic() + seconds
     buffer = bytearray(PIECE_BYTES)
     with contextlib.suppress(OSError):
@@ -107,7 +107,8 @@ def drain(peer: socket.socket, seconds: float) -> None:
 
 
 def _read(peer: socket.socket, into: memoryview, left: int, size: int) -> int:
-    """Receive some of the `left` bytes into the buffer and return their number; raise WireError if the peer is gone."""
+    """Receive at most `left` of `size` bytes into the buffer and return their number; raise WireError if the peer has
+    closed."""
     try:
         count = peer.recv_into(into)
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Choose the checkpoint that a generation loads: the newest of which some node has every file. Pure."""
+"""Choose the checkpoint that a generation loads, when each node has its own disk: the newest of which every file is on
+some node. Pure functions of what the nodes have (`inventories`; None for a node that does not answer)."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,10 +20,10 @@ def decide(
     kept: bool = False,
     anew: bool = False,
 ) -> LoadDecision:
-    """Return which checkpoint ranks load.
+    """Return the checkpoint that ranks load, the best one that they keep, and the reason if none can be loaded.
 
-    `all_here` says that no further node may join; `kept` that the run had checkpoints, whatever is found; `anew` that a
-    user has allowed the run to start without one.
+    `all_here` means that no further node can join, `kept` that the run once had checkpoints, and `anew` that a user has
+    allowed the run to start without one.
     """
     load = choose(inventories, members, all_here=all_here)
     lacks = "" if load.save is not None or anew else _lacks(inventories, kept)
@@ -32,11 +33,11 @@ def decide(
 def choose(
     inventories: Inventories, members: Collection[int], kind: Kind = "step", *, all_here: bool = True
 ) -> SaveChoice:
-    """Return the choice of the newest checkpoint of which every file can be had.
+    """Return the newest checkpoint of which every file can be had from some node.
 
-    Drafts count if a node has committed the same one; a checkpoint that no node has committed does not exist. Newer,
-    incomplete ones are hopeless only if every node that may have files has answered and no other may join (`all_here`),
-    because a missing file may come back.
+    A draft counts if another node has committed the same checkpoint; one that no node has committed does not exist. A
+    newer, incomplete one is hopeless only if every node that may have files has answered and no other can join
+    (`all_here`).
     """
     saves = _saves(inventories, kind)
     chosen = next((found for found in reversed(saves) if found.whole), None)
@@ -57,7 +58,8 @@ def choose(
 
 
 def _lacks(inventories: Inventories, kept: bool) -> str:
-    """Return what is missing if no checkpoint is complete, or "" if the run never had one; `kept` says that it had."""
+    """Return as text which file is missing if no checkpoint is complete; return "" if there is none and, by `kept`,
+    never was."""
     newest = next(reversed(_saves(inventories, "step")), None)
     silent = _silent([node for node, held in sorted(inventories.items()) if held is None])
     if newest is None:
@@ -68,11 +70,11 @@ def _lacks(inventories: Inventories, kept: bool) -> str:
 
 
 def _silent(nodes: Sequence[int]) -> str:
-    """Return a text about the nodes that do not answer, short enough for one sentence."""
+    """Return a text about these nodes, which do not answer; it is cut if there are many."""
     more = f"; {len(nodes) - _MOST_NAMED} more do not either" if nodes[_MOST_NAMED:] else ""
     return "".join(f"; node {node} does not answer" for node in nodes[:_MOST_NAMED]) + more
 
 
 def _saves(inventories: Inventories, kind: Kind) -> list[SaveOnDisks]:
-    """Return all checkpoints of this kind, with the nodes that have their files."""
+    """Return all checkpoints of this kind, the oldest first, each with the nodes that have its files."""
     return committed_over(((node, held) for node, held in sorted(inventories.items()) if held is not None), kind)

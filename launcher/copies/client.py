@@ -1,4 +1,5 @@
-"""Send requests to another agent's server.
+"""Send requests to another agent's replica server. Each raises WireError, and its subclass Unwilling if the server
+refuses.
 
 All raise WireError, of which `Unwilling` is one kind.
 """
@@ -45,7 +46,7 @@ async def inventory(link: ReplicaLink) -> list[Held]:
 
 
 async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
-    """Return what the first member of the generation decided to load."""
+    """Return the decision of the generation's first member which checkpoint is loaded."""
     decided = await _record(link, protocol.Decide(generation), protocol.LoadDecision)
     if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):
         raise WireError("it chose a checkpoint that no node has")
@@ -53,13 +54,14 @@ async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
 
 
 async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
-    """Report to the first member that member `node` has all files, and return once all members have."""
+    """Report to the first member that node `node` has all files of the checkpoint, and return once all members have
+    theirs."""
     await link.send(protocol.Arrived(generation, node))
     await link.expect(protocol.Fine)
 
 
 async def manifest(link: ReplicaLink, save: protocol.Save) -> tuple[bytes, Manifest]:
-    """Return (a manifest's bytes, its content)."""
+    """Return (the manifest's bytes, its decoded content) of a checkpoint that the peer has committed."""
     data = await link.take(protocol.Get(save, MANIFEST), _at_most(protocol.MOST_MANIFEST_BYTES), receive_all)
     if digest_of(data) != save.digest:
         raise WireError(f"{save}: the peer has another manifest")
@@ -75,8 +77,10 @@ async def manifest(link: ReplicaLink, save: protocol.Save) -> tuple[bytes, Manif
 async def fetch(
     link: ReplicaLink, files: ReplicaFiles, whole: bytes, get: protocol.Get, file: FileEntry, heard: Heard
 ) -> None:
-    """Fetch one file and compare it with the manifest; raise CheckpointDamaged if the peer's file is damaged,
-    or DiskFailed.
+    """Fetch one file and compare it with the manifest, whose bytes are `whole`; `heard` is called with the size of each
+    piece.
+
+    Raise CheckpointDamaged if the peer's file is damaged, and DiskFailed if this node's disk refuses it.
     """
 
     def keep(peer: socket.socket, size: int) -> None:
@@ -90,13 +94,16 @@ async def fetch(
 
 
 async def report_damaged(link: ReplicaLink, get: protocol.Get) -> None:
-    """Ask the peer to check its own copy of a file that arrived here damaged."""
+    """Ask the peer to check its copy of a file that arrived here damaged."""
     await link.send(protocol.Doubt(get.save, get.name))
     await link.expect(protocol.Fine)
 
 
 async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: Throttle) -> None:
-    """Have the peer keep a copy of one file, which is on its disk on return; raise SaveGone if the file is not here."""
+    """Send the peer a file to keep, at the pace of the throttle; on return the file is on its disk.
+
+    Raise SaveGone if the file does not exist here.
+    """
     size = await asyncio.to_thread(files.size, put.save, put.name)
     if size != put.size:
         raise WireError(f"{put.name} has {size} bytes here, not {put.size}")
@@ -130,7 +137,7 @@ async def copy(link: ReplicaLink, files: ReplicaFiles, put: protocol.Put, pace: 
 
 
 async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
-    """Return the answer to a request, decoded."""
+    """Return the answer to the request `ask`, which is decoded as `kind`."""
     data = await link.take(ask, _at_most(protocol.MOST_LISTED_BYTES), receive_all)
     try:
         return decoder_of(kind).decode(data)
@@ -139,7 +146,7 @@ async def _record(link: ReplicaLink, ask: msgspec.Struct, kind: type[T]) -> T:
 
 
 def _at_most(most: int) -> Callable[[int], bool]:
-    """Return a check that a size is at most `most`."""
+    """Return a function that tells whether a size is at most `most`."""
     return functools.partial(_within, most)
 
 

@@ -1,4 +1,4 @@
-"""Copy each member's own files of a committed checkpoint to the next member, in the background."""
+"""Copy each node's own files of a committed checkpoint to the next node in the ring of members, in the background."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class Patience:
 
 
 class _Result(Enum):
-    """The result of copying one step's files."""
+    """How the copying of one checkpoint's files went."""
 
     COPIED = auto()
     GONE = auto()  # there is nothing to copy any more
@@ -40,12 +40,12 @@ class _Result(Enum):
 
 
 class Copier:
-    """The copying of checkpoints to the next member.
+    """The copying of checkpoints to the next node.
 
-    Call `follow` for each generation, `note` for each commit that a rank reports. One step is copied at a time, the
-    oldest first. Of the waiting steps the trainer keeps the oldest until all nodes have copied it: so all copy the same
-    ones, however slow they are, and the others may be pruned meanwhile. A step that fails is reported once and tried
-    again for as long as it exists. `settle` ends the work: the newest goes first.
+    Call `follow` for each generation, `note` for each commit that a rank reports, and `settle` at the end. One step is
+    copied at a time, the oldest first: of the waiting steps the trainer keeps the oldest until all nodes have copied
+    it, so that all copy the same ones, however slow they are. A step that fails is reported once and tried again for as
+    long as it exists.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Copier:
         self._working: asyncio.Task[None] | None = None
 
     def follow(self, node: int, start: Start) -> None:
-        """Copy the files of the ranks in `start`, which this node now has, to the next node in the ring from now on."""
+        """Copy, from now on, the files of the ranks in `start`, which run on node `node`, to the next node in the
+        ring."""
         before, self._working = self._working, None
         if before is not None:
             before.cancel()
@@ -96,7 +97,8 @@ class Copier:
         self._more.set()
 
     async def settle(self) -> str:
-        """Wait until the newest step has its copy, or was given up; return "" or the reason."""
+        """Wait until the newest step has been copied, or was given up; from now on the newest step goes first. Return
+        "" or the reason why it has no copy."""
         rest, working = self._rest, self._working
         self._ends = True
         if working is not None:
@@ -112,7 +114,8 @@ class Copier:
             await asyncio.wait([self._working])
 
     async def _work(self, node: int, start: Start, target: ReplicaAddress, before: "asyncio.Task[None] | None") -> None:
-        """Copy steps for ever, the next one as soon as it is committed."""
+        """Copy steps for ever, each once it is committed; begin after the task `before`, which an earlier generation
+        left, has ended."""
         if before is not None:
             await asyncio.wait([before])  # what it was sending has been cut off by then
         names = [data_name(start.first_rank + local) for local in range(start.local_world_size)]
@@ -147,9 +150,8 @@ class Copier:
                 self._rest.set()
 
     def _next(self, failed: int | None) -> int:
-        """Return the step to copy next: the oldest except `failed`, which has just failed; after `settle` the
-        newest.
-        """
+        """Return the step to copy next: the oldest waiting one except `failed`, the one that has just failed; after
+        `settle` the newest."""
         if self._ends:
             return max(self._waiting)
         return min(self._waiting - {failed} or self._waiting)
@@ -157,7 +159,7 @@ class Copier:
     async def _copied(
         self, node: int, save: Save, manifest: Manifest, names: Collection[str], target: ReplicaAddress
     ) -> _Result:
-        """Copy the files of a save and return the result; a failure has been reported by then."""
+        """Copy the files `names` of a checkpoint to `target` and return the result; a failure is reported here."""
         until = time.monotonic() + self._patience.give_up_s
         name, refused = "", False
         while True:
@@ -186,7 +188,8 @@ class Copier:
         return _Result.FAILED
 
     def _give_up(self, node: int, what: str, problem: str) -> bool:
-        """Record a failure, and return whether it is reported for the first time."""
+        """Record that copying `what` has failed, and return whether this is the first failure of it, which is reported
+        as an event."""
         self._problem = f"{what}: {problem}"
         first = what not in self._failed
         if first:

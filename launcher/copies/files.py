@@ -1,4 +1,4 @@
-"""One node's folder of checkpoints, as its server and its ranks' agent use it; every method waits for the disk."""
+"""One node's checkpoint directory, as its replica server and its agent use it; every method may wait for the disk."""
 
 import os
 import threading
@@ -25,14 +25,18 @@ class SaveGone(LaunchError):
 
 
 class ReplicaFiles:
-    """The checkpoints in one folder: it lists, reads and receives them, and sets damaged ones aside."""
+    """The checkpoints in one folder: it lists, reads and receives them, and sets damaged ones aside (renames them, so
+    that they are no longer loaded).
+
+    A draft is a checkpoint that has all its files but was not committed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._naming = threading.Lock()  # a peer that fetches commits a draft as well as this node itself
 
     def list(self) -> list[Held]:
-        """Return all checkpoints in the folder, drafts included, each with the files that exist."""
+        """Return all checkpoints in the folder, drafts included, each with the names of its files that exist."""
         return partial.inventory(self._folder)
 
     def manifest(self, save: Save) -> bytes:
@@ -55,7 +59,8 @@ class ReplicaFiles:
             return None
 
     def best(self) -> tuple[Save, Manifest] | None:
-        """Return (identity, manifest) of the newest checkpoint kept as the best, or None if there is none."""
+        """Return (identity, manifest) of the newest checkpoint of the kind "best" (by a metric), or None if there is
+        none."""
         kept = [entry.step for entry in entries(self._folder) if entry.kind == "best"]
         return self.look_at("best", max(kept)) if kept else None
 
@@ -85,16 +90,17 @@ class ReplicaFiles:
             return False
 
     def receive(self, save: Save, manifest: bytes, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write a copy of a file from its pieces; if another checkpoint has its folder's name, the copy waits for
-        `move_in`.
+        """Write a copy of a file from its pieces.
 
-        Raise CheckpointDamaged if it does not match the manifest; an OSError is this disk's.
+        If another checkpoint has the name of this one's folder, the copy goes to a folder of its own until `move_in`.
+        Raise CheckpointDamaged if the content does not match the manifest, and OSError if this disk fails.
         """
         folder = self._waiting(save) if self._is_taken(save) else self._folder
         partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
 
     def check_reported(self, save: Save, name: str) -> bool:
-        """Check every byte of a file that was reported as damaged; if it is, set it aside and return True."""
+        """Read every byte of a file that another node reported as damaged; if it is damaged, set the checkpoint's file
+        aside and return True."""
         found = self.look_at(save.kind, save.step)
         if found is None or found[0] != save:
             return False
@@ -111,7 +117,8 @@ class ReplicaFiles:
         return False
 
     def settle(self, save: Save) -> None:
-        """Commit the draft of a checkpoint that another node has committed; raise SaveGone if it does not exist."""
+        """Commit the draft of a checkpoint that another node has committed, unless it is committed here too; raise
+        SaveGone if there is none."""
         with self._naming:
             data = self._manifest(save)
             if data is not None and digest_of(data) == save.digest:
@@ -119,7 +126,7 @@ class ReplicaFiles:
             partial.promote(self._folder, save.step, self._held(save, self.list()).nonce)
 
     def set_aside(self, save: Save) -> bool:
-        """Rename the checkpoint, so that no process takes it for one any more; return False if it does not exist."""
+        """Rename the checkpoint, so that it is no longer loaded; return False if it does not exist."""
         data = self._manifest(save)
         if data is None or digest_of(data) != save.digest:
             return False
@@ -127,20 +134,23 @@ class ReplicaFiles:
         return True
 
     def make_room(self, save: Save) -> bool:
-        """Set aside a different checkpoint that has the name of this one; return False if there is none."""
+        """Set aside another checkpoint that has the folder name of `save`; return False if there is none."""
         if not self._is_taken(save):
             return False
         partial.set_aside(self._folder, save.step, save.kind)
         return True
 
     def make_room_for_draft(self, save: Save) -> bool:
-        """Do as `make_room` if a draft of the checkpoint exists, else return False; raise SaveGone if the one in its
-        place is complete and newer.
+        """Set aside another checkpoint that has the folder name of `save`, of which a draft exists; return False if
+        there is no other.
+
+        Raise SaveGone if the other one is complete and newer, or if no draft exists.
         """
         return self._is_taken(save) and self._give_way(save, self._held(save, self.list()))
 
     def move_in(self, save: Save) -> bool:
-        """Move a waiting draft to its name, making room for it, and return True; return False if none waits."""
+        """Rename a received copy that waits in its own folder to its proper name, after setting aside another
+        checkpoint of that name. Return False if none waits."""
         waiting = self._waiting(save)
         if not waiting.is_dir():
             return False
@@ -151,9 +161,8 @@ class ReplicaFiles:
         return True
 
     def _give_way(self, save: Save, to: Held) -> bool:
-        """Set aside the checkpoint with the save's name and return True; raise SaveGone if it is complete and newer
-        than `to`.
-        """
+        """Set aside the checkpoint with the save's kind and step and return True; raise SaveGone if it is complete and
+        newer than `to`."""
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]
         if any(not held.missing and order(held) > order(to) for held in here):
@@ -162,35 +171,35 @@ class ReplicaFiles:
         return True
 
     def _is_taken(self, save: Save) -> bool:
-        """Return whether another checkpoint has the name of this save."""
+        """Return whether another checkpoint, with another manifest, has the folder name of this save."""
         if not os.path.lexists(self._place(save)):
             return False
         data = self._manifest(save)
         return data is None or digest_of(data) != save.digest
 
     def _held(self, save: Save, among: Iterable[Held]) -> Held:
-        """Return the listed copy of a save; raise SaveGone if it is not in the list."""
+        """Return the entry of this save in the list `among`; raise SaveGone if it is not listed."""
         found = next((held for held in among if Save.of(held) == save), None)
         if found is None:
             raise SaveGone(f"{save}: no such checkpoint is here")
         return found
 
     def _waiting(self, save: Save) -> Path:
-        """Return the folder of a draft that waits for its name."""
+        """Return the folder for copies of this save that wait because another checkpoint has its name."""
         return self._folder / waiting_name(folder_name(save.step, save.kind), save.digest)
 
     def _place(self, save: Save) -> Path:
-        """Return the folder of the checkpoint."""
+        """Return the folder of the committed checkpoint."""
         return self._folder / folder_name(save.step, save.kind)
 
     def _manifest(self, save: Save) -> bytes | None:
-        """Return the manifest of the committed checkpoint that has the save's kind and step, or None if there is
-        none.
-        """
+        """Return the manifest of the committed checkpoint of the save's kind and step, whichever it is, or None if
+        there is none."""
         return self._read(save.kind, save.step)
 
     def _read(self, kind: Kind, step: int) -> bytes | None:
-        """Return the manifest of the committed checkpoint of this kind and step, or None if there is none."""
+        """Return the bytes of the manifest of the committed checkpoint of this kind and step, or None if there is
+        none."""
         try:
             return partial.read_manifest(self._folder, step, kind)
         except NOT_HERE:

@@ -1,4 +1,5 @@
-"""A connection to or from a replica server: messages by the event loop, contents by a thread on its socket."""
+"""A connection to or from a replica server: messages pass through the event loop, and file contents through a thread on
+the same socket."""
 
 import asyncio
 import contextlib
@@ -29,9 +30,9 @@ class Unwilling(WireError):
 
 
 class ReplicaLink:
-    """A connection to another agent's server, dropped if the peer sends or accepts nothing for `stall_s`.
+    """A connection to another agent's server, dropped if the peer sends or accepts nothing for `stall_s` seconds.
 
-    Raises WireError if the peer or the network fails; an OSError comes from `work` alone.
+    Methods raise WireError if the peer or the network fails. An OSError can only come from the caller's `work`.
     """
 
     def __init__(self, wire: Wire[Any, Any], pool: ThreadPoolExecutor, stall_s: float = STALL_S) -> None:
@@ -39,9 +40,8 @@ class ReplicaLink:
         self.send, self.receive_message = wire.deliver, wire.receive
 
     async def expect(self, *kinds: type[M]) -> M:
-        """Return the next message if it is one of these types; raise Unwilling for a refusal, WireError for any
-        other.
-        """
+        """Return the next message if it is of one of these types. Raise Unwilling for a refusal, and WireError for any
+        other message."""
         message = await self.receive_message()
         if isinstance(message, Refusal):
             raise Unwilling(message)
@@ -52,9 +52,8 @@ class ReplicaLink:
     async def take(
         self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
     ) -> T:
-        """Send a request for contents and, if `check` accepts their size, receive them by `work` in a thread; return
-        its result.
-        """
+        """Send a request for contents; if `check` accepts the size that is offered, receive them by `work` (socket,
+        size) in a thread, and return its result."""
         await self.send(ask)
         offer = await self.expect(Offer)
         if not check(offer.size):
@@ -62,7 +61,8 @@ class ReplicaLink:
         return await self.receive(lambda peer: work(peer, offer.size))
 
     async def receive(self, work: Callable[[socket.socket], T]) -> T:
-        """Send Go and run `work` in a thread, which receives all that the peer sends; return its result."""
+        """Tell the peer to send, run `work` on the socket in a thread until it has received everything, and return its
+        result."""
         self._wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await self.send(Go())
         answer = await self.in_thread(work)
@@ -70,17 +70,15 @@ class ReplicaLink:
         return answer
 
     async def give(self, size: int, work: Callable[[socket.socket], T]) -> T:
-        """Offer contents of `size` bytes and, once the peer wants them, have `work` send them in a thread; return its
-        result.
-        """
+        """Offer contents of `size` bytes; once the peer wants them, run `work` in a thread to send them, and return its
+        result."""
         await self.send(Offer(size))
         await self.expect(Go)
         return await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[socket.socket], T]) -> T:
-        """Run `work` on the socket in a thread and return its result; if this call is cancelled, the peer is cut off
-        and the thread ends first.
-        """
+        """Run `work` on the socket in a thread and return its result. If this call is cancelled, the socket is shut
+        down and the thread ends first."""
         peer = socket.socket(fileno=os.dup(self._wire.writer.get_extra_info("socket").fileno()))
         peer.settimeout(self._stall_s)
         task = asyncio.get_running_loop().run_in_executor(self._pool, work, peer)
@@ -101,7 +99,7 @@ class ReplicaLink:
 async def linked(
     server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
 ) -> AsyncIterator[ReplicaLink]:
-    """Open a connection to a server; raise WireError if that fails."""
+    """Open an authenticated connection to a server for the body; raise WireError if that fails."""
     wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
     try:
         yield ReplicaLink(wire, pool, stall_s)

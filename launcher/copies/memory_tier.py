@@ -1,6 +1,7 @@
-"""The folder in this node's memory where ranks keep their newest snapshot between saves to disk.
+"""The folder in this node's memory (/dev/shm) where ranks keep their newest snapshot between saves to disk. It outlives
+ranks and agents, and a later attempt that follows by itself takes it over.
 
-    /dev/shm/launch-<run>-<digest of its folder>-n00-a0001     one per run, node and attempt
+/dev/shm/launch-<run>-<digest of its folder>-n00-a0001     one per run, node and attempt
 
 It outlives the ranks, so that a regroup finds it, and a killed agent, so that its successor does. An attempt that
 follows by itself takes it over by renaming it, and so out of the hands of an older one that may still live. One that a
@@ -38,7 +39,7 @@ _OWNER = "owner.json"
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The run and the agent that use a memory folder."""
+    """The record in a memory folder: the run and the agent that use it."""
 
     run_dir: str
     agent: ProcessId
@@ -56,7 +57,7 @@ class Tier:
 def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: Path = MEMORY) -> Path:
     """Return the node's memory folder for the attempt, private to the user; folders of older attempts are removed.
 
-    `inherit` says that the attempt continues where the previous one was cut short, and takes over its folder. Raise
+    With `inherit` the attempt continues one that was cut short, and its folder is renamed for this attempt. Raise
     OSError if no memory is available.
     """
     mine = None
@@ -75,9 +76,8 @@ def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: 
 
 
 def close_tier(run_dir: Path, attempt: int, node: int | None = None, memory: Path = MEMORY) -> None:
-    """Remove the memory folders of the attempt on this node, or for None of all nodes simulated here; a newer attempt's
-    stays.
-    """
+    """Remove the memory folders of this attempt and older ones, of one node or, for None, of all nodes on this machine.
+    A newer attempt's folder stays."""
     for tier in _tiers(run_dir, memory):
         if tier.attempt <= attempt and node in (None, tier.node):
             remove_folder(tier.path)
@@ -94,7 +94,8 @@ def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a memory folder as far as possible; it may be in use, and the run's end removes the rest."""
+    """Remove a memory folder as far as possible: another process may still use it, and the end of the run removes what
+    remains."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -112,7 +113,7 @@ def _tiers(run_dir: Path, memory: Path) -> Iterator[Tier]:
 
 
 def _prefix(run_dir: Path) -> str:
-    """Return the beginning of the names of the run's folders."""
+    """Return the beginning of the names of the run's memory folders, which contains a digest of its directory."""
     digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
     return f"launch-{run_dir.name}-{digest}-"
 
@@ -123,12 +124,13 @@ def _nonce() -> str:
 
 
 def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
-    """Return the name of a memory folder."""
+    """Return the name of a memory folder; `nonce` are random letters for a second folder of the same node and
+    attempt."""
     return f"{_prefix(run_dir)}n{node:02d}-a{attempt:04d}" + (f"-{nonce}" if nonce else "")
 
 
 def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
-    """Create a memory folder and return its path; if its name is taken, it gets random letters in its name."""
+    """Create a memory folder and return its path; if the name is taken, random letters are added to it."""
     path = memory / _name(run_dir, node, attempt)
     try:
         path.mkdir(mode=0o700)
@@ -140,7 +142,8 @@ def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
 
 
 def _take_over(path: Path, new: Path) -> Path | None:
-    """Rename an older folder for the new attempt; return None if its agent has just removed it."""
+    """Rename an older attempt's folder for the new attempt and return the new path, or None if its agent has just
+    removed it."""
     try:
         os.rename(path, new)
     except FileNotFoundError:
@@ -149,9 +152,8 @@ def _take_over(path: Path, new: Path) -> Path | None:
 
 
 def _make_private(path: Path) -> bool:
-    """Make a folder private to this user and return True; return False if it is a link, not a folder or another
-    user's.
-    """
+    """Make a folder private to this user and return True. Return False if it is a link, no folder, or another
+    user's."""
     try:
         fd = os.open(path, _FOLDER)
     except OSError:
@@ -175,7 +177,8 @@ def sweep(memory: Path = MEMORY) -> list[Path]:
 
 
 def _is_abandoned(owner: Owner) -> bool:
-    """Return whether the folder's agent is dead and no later agent of its run can start without a user."""
+    """Return whether the folder's agent is dead and no later agent of its run can start unless a user resumes the
+    run."""
     run = RunDir(Path(owner.run_dir))
     if alive(owner.agent) is not False:
         return False

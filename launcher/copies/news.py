@@ -1,4 +1,5 @@
-"""Report progress to users who wait; interfaces that show it register a listener."""
+"""Report progress to users who wait: functions call `say`, and an interface that shows the lines registers a
+listener."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,8 @@ _watchers: list[Callable[[str], None]] = []
 
 
 def listen(show: Callable[[str], None], *, watching: bool = False) -> None:
-    """Pass every line to `show` from now on; with `watching`, also lines on progress, which are of no use later."""
+    """Call `show` with every line from now on; with `watching`, also with lines about progress, which soon become
+    outdated."""
     _listeners.append(show)
     if watching:
         _watchers.append(show)
@@ -24,7 +26,8 @@ def say(text: str) -> None:
 
 
 def counted(items: Sequence[T], doing: str, monotonic: Callable[[], float] = time.monotonic) -> Iterator[T]:
-    """Yield the items, and report progress to watchers once this takes more than a second."""
+    """Yield the items, and once this has taken more than a second report their number to listeners that watch progress;
+    `doing` begins the line."""
     due = monotonic() + _FIRST_S
     for done, item in enumerate(items):
         if _watchers and monotonic() >= due:

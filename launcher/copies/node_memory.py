@@ -1,6 +1,5 @@
-"""The checkpoints in a node's memory that its server offers: snapshots of its own ranks, and copies of another
-node's.
-"""
+"""The snapshots in a node's memory, as its replica server offers them: those of its own ranks, and copies of another
+node's."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -38,11 +37,12 @@ class NodeMemory(ReplicaFiles):
         return self._holder(save).open(save, name)
 
     def settle(self, save: Save) -> None:
-        """Raise SaveGone unless this node has the snapshot; in memory nothing has to be committed."""
+        """Raise SaveGone unless this node has the snapshot; a snapshot in memory needs no commit."""
         self.manifest(save)
 
     def _holder(self, save: Save) -> ReplicaFiles:
-        """Return the folder that has this save; snapshots of one step on two nodes have different manifests."""
+        """Return the folder, own or copies, that has this save: snapshots of one step on two nodes have different
+        manifests."""
         try:
             self.own.manifest(save)
         except SaveGone:
@@ -62,7 +62,7 @@ class Snapshots(ReplicaFiles):
         return whole(self.list(), names)
 
     def make_place(self, save: Save) -> None:
-        """Delete a stale snapshot that has the same name as `save`."""
+        """Delete another snapshot whose folder has the name of `save`."""
         if self._is_taken(save):
             commit.remove([self._path / folder_name(save.step, save.kind)])
 
@@ -83,5 +83,5 @@ def whole(listed: Collection[Held], names: Collection[str]) -> list[Held]:
 
 
 def names_of(group_rank: int, ranks_per_node: int) -> frozenset[str]:
-    """Return the names of the files of a node's ranks."""
+    """Return the names of the files that the ranks of the node with this group rank write."""
     return frozenset(data_name(group_rank * ranks_per_node + local) for local in range(ranks_per_node))

@@ -1,12 +1,13 @@
-"""Messages between replica servers: frozen structs, one JSON line each, tagged by `t`; contents follow after a Go.
+"""Messages between agents and replica servers, which copy checkpoint files: one JSON line each. File contents follow
+after a Go.
 
-    peer → server   List | Decide | Get             server → peer   Offer(size)
+peer → server   List | Decide | Get             server → peer   Offer(size)
     peer → server   Go                              server → peer   exactly so many bytes
 
-    peer → server   Put(size)                       server → peer   Go | InPlace | Refusal
+peer → server   Put(size)                       server → peer   Go | InPlace | Refusal
     peer → server   exactly so many bytes           server → peer   Fine; or Refusal, also before the last byte
 
-    peer → server   Arrived                         server → peer   Fine, when all members have
+peer → server   Arrived                         server → peer   Fine, when all members have
     peer → server   Doubt                           server → peer   Fine, when it has looked
 
 A checkpoint is named by its kind, its step and the digest of its manifest, a file by what the manifest calls it: no
@@ -33,7 +34,8 @@ Step = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
 
 
 class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """The identity of one checkpoint, on whatever disks its files are."""
+    """The identity of one checkpoint: its kind, its step, and the digest of its manifest, which is equal on all
+    disks."""
 
     kind: Literal["step", "best"]
     step: Step
@@ -41,7 +43,7 @@ class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     @classmethod
     def of(cls, held: "Held") -> "Save":
-        """Return the identity of a checkpoint that a disk holds."""
+        """Return the identity of a checkpoint from a disk's entry about it."""
         return cls(held.kind, held.step, held.digest)
 
     def __str__(self) -> str:
@@ -49,7 +51,12 @@ class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class SaveChoice(msgspec.Struct, frozen=True):
-    """The checkpoint that every member must have, and the nodes that have it."""
+    """The checkpoint that every member of a generation must have (None for none), and which nodes have its manifest and
+    each file.
+
+    `hopeless` are newer ones that cannot be completed, `passed_over` newer ones that an absent node may complete;
+    `fetches` is True if some member lacks a file.
+    """
 
     save: Save | None = None  # None: there is none
     with_manifest: tuple[int, ...] = ()  # nodes that have its manifest
@@ -60,8 +67,9 @@ class SaveChoice(msgspec.Struct, frozen=True):
 
 
 class LoadDecision(msgspec.Struct, frozen=True):
-    """The checkpoint that all members of a generation load, and the best one that they keep; `lacks` is why none can be
-    loaded, or "".
+    """The checkpoint that all members of a generation load, and the best one, which they only keep.
+
+    `lacks` is "" or why none can be loaded although the run had some; then no rank is started.
     """
 
     load: SaveChoice  # what their ranks load
@@ -74,21 +82,21 @@ class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):
 
 
 class Get(msgspec.Struct, frozen=True, tag="get", tag_field="t"):
-    """A request for a file of a checkpoint that some node has committed, or for its manifest."""
+    """A request for a file of a checkpoint, or with an empty name for its manifest."""
 
     save: Save
     name: Name
 
 
 class Doubt(msgspec.Struct, frozen=True, tag="doubt", tag_field="t"):
-    """A request to check a file that arrived damaged, and if it is damaged, to offer it to no other node."""
+    """A request to check a file that arrived damaged at this side; if it is damaged, the peer stops offering it."""
 
     save: Save
     name: Name
 
 
 class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
-    """A request to keep a copy of a file, which belongs to a checkpoint that the peer has committed too."""
+    """An offer of a file of `size` bytes to keep, which belongs to a checkpoint that the peer has as well."""
 
     save: Save
     name: Name
@@ -96,36 +104,35 @@ class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
 
 
 class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
-    """A request to the first member of a generation for the checkpoint that is loaded."""
+    """A request to the first member of a generation for its decision which checkpoint is loaded."""
 
     generation: int
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
-    """A report to the first member that this member has all files that its ranks load; the answer comes when all
-    members have.
-    """
+    """A report to the first member that node `node` has all files that its ranks load; the answer comes once all
+    members have theirs."""
 
     generation: int
     node: int
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer", tag_field="t"):
-    """The answer that contents of `size` bytes can be sent."""
+    """The answer that `size` bytes of content can be sent."""
 
     size: Size
 
 
 class Go(msgspec.Struct, frozen=True, tag="go", tag_field="t"):
-    """The answer that the contents are wanted now."""
+    """The message that the content may now be sent."""
 
 
 class InPlace(msgspec.Struct, frozen=True, tag="have", tag_field="t"):
-    """The answer that the peer has the file already."""
+    """The answer to an offer that the peer has this file."""
 
 
 class Fine(msgspec.Struct, frozen=True, tag="fine", tag_field="t"):
-    """The answer that the request is carried out and its result is on disk."""
+    """The answer that the request was carried out and its result is on disk."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
@@ -140,5 +147,6 @@ FromServer = Offer | Go | InPlace | Fine | Refusal
 
 
 def refusal(text: str, *, gone: bool = False) -> Refusal:
-    """Return a refusal with the text cut to what the wire allows; `gone` says that the checkpoint no longer exists."""
+    """Return a refusal with the text cut to the length that the protocol allows; `gone` means that the checkpoint no
+    longer exists."""
     return Refusal(text[:REASON_CHARS], gone)

@@ -1,8 +1,9 @@
-"""All that an agent does for checkpoints on disks apart: its server, what its ranks load, and second copies.
+"""The agent's work with checkpoints where each node has its own disk: it serves its files, fetches what its ranks load,
+and has second copies made.
 
 Before ranks of a generation are forked:
 
-    first member    List of every server → choose() → SaveChoice          the others    Decide → SaveChoice
+first member    List of every server → choose() → SaveChoice          the others    Decide → SaveChoice
     each member     sets aside what is hopeless, commits its draft of the chosen one
     where some member lacks a file: each fetches what it lacks, then Arrived, until all have arrived
 """
@@ -42,14 +43,15 @@ class NotBrought(LaunchError):
 
 
 class NothingToLoad(LaunchError):
-    """Raised when the run had checkpoints, and none is complete on the nodes that are present."""
+    """Raised when the run has saved checkpoints, and none is complete on the nodes that are present."""
 
 
 class Replication:
-    """The agent's part in checkpoints on disks apart.
+    """The agent's work with checkpoints where each node has its own disk.
 
-    Call `bring` before ranks start and `note` for what they commit. `fetched` is the number of bytes so far while it
-    fetches, else None; `keeps` is True once the ranks' commits turned out to be checkpoints as the trainer writes them.
+    Call `bring` before ranks start and `note` for each step that they commit. `fetched` is the number of bytes fetched
+    so far during a fetch, else None; `keeps` becomes True once a committed step is found to be a checkpoint of the
+    trainer's.
     """
 
     def __init__(
@@ -95,24 +97,27 @@ class Replication:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def note(self, step: int) -> None:
-        """Record that a rank of this node has reported a commit."""
+        """Record that a rank of this node has reported a commit of `step`."""
         self._copier.note(step)
         if not self.keeps and step != self._seen and (self._looking is None or self._looking.done()):
             self._seen = step
             self._looking = asyncio.create_task(self._look_for(step))
 
     async def _look_for(self, step: int) -> None:
-        """Set `keeps` if the committed step is a checkpoint in this node's folder."""
+        """Set `keeps` if a checkpoint of the committed step is in this node's folder."""
         with suppress(OSError):  # the copier reports a disk that cannot be read
             self.keeps = await asyncio.to_thread(self._files.look_at, "step", step) is not None
 
     async def settle(self) -> str:
-        """Wait until no file of this node's ranks waits for its second copy; return why the newest has none, or ""."""
+        """Wait until every file of this node's ranks has its second copy or was given up; return why the newest has
+        none, or ""."""
         return await self._copier.settle()
 
     async def bring(self, start: Start) -> None:
-        """Fetch the checkpoint that the ranks of this generation load; raise NothingToLoad, NotBrought, or DiskFailed
-        if this node's disk fails.
+        """Fetch the checkpoint that the ranks of this generation load, if this node lacks it.
+
+        Raise NothingToLoad if no complete one exists, NotBrought if it cannot be fetched, and DiskFailed if this node's
+        disk fails.
         """
         try:
             decision = await self._decided(start)
@@ -141,7 +146,8 @@ class Replication:
     # -- which one
 
     async def _decided(self, start: Start) -> LoadDecision:
-        """Return the decision on what to load: the first member makes it, the others ask for it."""
+        """Return the decision which checkpoint is loaded: the first member makes it, and the other members ask for
+        it."""
         if start.group_rank != 0:
             return await self._ask_first(start, lambda link: peer.decision(link, start.generation))
         members = _members(start)
@@ -158,10 +164,10 @@ class Replication:
         return decision
 
     async def _ask_first(self, start: Start, ask: Callable[[ReplicaLink], Awaitable[T]]) -> T:
-        """Return the first member's answer; ask repeatedly for a while, because it refuses some when all members
-        connect at once.
+        """Return the answer of `ask`, called with a connection to the first member; repeat it for a while, because a
+        server refuses connections when all members come at once.
 
-        Raise NotBrought if it does not answer.
+        Raise NotBrought if the first member does not answer.
         """
         until = time.monotonic() + self._patience.members_s
         while True:
@@ -174,8 +180,10 @@ class Replication:
             await asyncio.sleep(self._patience.retry_s)
 
     async def _look_at(self, server: ReplicaAddress, member: bool) -> Sequence[Held] | None:
-        """Return the checkpoints that a server has, or None for a server that does not answer and is no member
-        (`member`).
+        """Return the checkpoints that a server has.
+
+        If it does not answer, return None unless it is a `member` of the generation; for a member, try for a while and
+        then raise NotBrought.
         """
         if server.node == self._node:
             return await asyncio.to_thread(self._files.list)
@@ -194,9 +202,8 @@ class Replication:
             await asyncio.sleep(patience.retry_s)
 
     async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
-        """Return those of the reported checkpoints that this node finds hopeless too: none is set aside because of
-        another node's report alone.
-        """
+        """Return those of the checkpoints in `told`, which the first member reports as impossible to complete, that
+        this node finds impossible too. Only these may be set aside."""
         if not told or start.group_rank == 0:
             return told
         listed = await asyncio.gather(*(self._look_at(server, False) for server in start.replicas))
@@ -211,9 +218,8 @@ class Replication:
         return seen & set(told)
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
-        """Set aside checkpoints that cannot be loaded and commit the chosen one, in a thread; return texts on those set
-        aside.
-        """
+        """Set aside checkpoints that cannot be completed and commit the chosen one; return texts about those set aside.
+        It runs in a thread."""
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"
         said = [
@@ -238,7 +244,7 @@ class Replication:
             self._say(Noted(self._node, "copy_failed", str(error)))
 
     async def _fetch(self, start: Start, choice: SaveChoice) -> None:
-        """Fetch the files of the chosen checkpoint that this node lacks."""
+        """Fetch the files of the chosen checkpoint that this node lacks; raise NotBrought if one cannot be had."""
         if choice.save is None or not choice.fetches:
             return
         save = choice.save
@@ -275,7 +281,8 @@ class Replication:
     async def _manifest(
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
-        """Return (the manifest's bytes, its content) of the chosen checkpoint."""
+        """Return (the manifest's bytes, its decoded content) of the chosen checkpoint, from this node or another
+        one."""
         if self._node in choice.with_manifest:
             here = await asyncio.to_thread(self._files.manifest, save)
             return here, await asyncio.to_thread(decode, here)
@@ -292,7 +299,8 @@ class Replication:
         raise NotBrought(f"the manifest of {save}: {problem}")
 
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
-        """Fetch a file from one node after the other, repeating as long as any data arrives."""
+        """Fetch a file, of which `whole` is the manifest, from one holder after another; repeat this for as long as any
+        data arrives."""
         holders = list(holders)
         problem = "no node that is here has it"
         while holders:
@@ -312,25 +320,27 @@ class Replication:
         raise NotBrought(f"{file.name} of {get.save}: {problem}")
 
     async def _report_damaged(self, server: ReplicaAddress, get: Get) -> None:
-        """Ask the server to check a damaged file, so that it is not chosen again."""
+        """Ask the server to check its copy of a file that arrived damaged, so that the copy is not offered again."""
         with suppress(WireError):  # files of an unreachable node do not count
             async with self._reach(server) as link:
                 await peer.report_damaged(link, get)
 
     def _count_fetched(self, count: int) -> None:
-        """Count fetched bytes, from the threads that fetch; the total is only shown, so a lost update does no harm."""
+        """Add to the number of fetched bytes, from several threads; a lost update does no harm, because the number is
+        only displayed."""
         self._heard_at = time.monotonic()
         self.fetched = (self.fetched or 0) + count
 
     async def _wait_for_others(self, start: Start) -> None:
-        """Wait for all members, because ranks that start early would wait for late ones with shorter limits."""
+        """Wait until all members have the checkpoint: ranks that started early would wait for late ones with shorter
+        time limits."""
         if start.group_rank == 0:
             await self._server.agreement.arrive(start.generation, self._node)
             return
         await self._ask_first(start, lambda link: peer.arrive(link, start.generation, self._node))
 
     def _reach(self, server: ReplicaAddress) -> AbstractAsyncContextManager[ReplicaLink]:
-        """Return a connection to a server."""
+        """Return an authenticated connection to another node's server."""
         return linked(server, self._address, self._key, self._pool, self._patience.stall_s)
 
 
@@ -345,17 +355,17 @@ def _said(server: ReplicaAddress, error: Exception) -> str:
 
 
 def _as_reported(start: Start, text: str) -> str:
-    """Return the text marked as a statement of the first member."""
+    """Return the text preceded by the node number of the first member, which has said it."""
     return f"node {start.replicas[0].node} says: {text}"
 
 
 def _gave_way(save: Save, holder: int) -> str:
-    """Return the text that another checkpoint was set aside for this one."""
+    """Return a text that a different checkpoint was set aside in favour of `save`, which node `holder` has."""
     return f"another {save} is set aside for that of node {holder}"
 
 
 def _passed_over(choice: SaveChoice) -> str:
-    """Return the text that a newer checkpoint is incomplete and an older one is loaded."""
+    """Return a text that a newer checkpoint is incomplete, and what ranks load instead."""
     newest = choice.passed_over[-1]
     instead = "ranks begin anew" if choice.save is None else f"ranks load {choice.save}"
     return f"of {newest} some files are on no node that is here: {instead}; it stays, for who is away may bring them"

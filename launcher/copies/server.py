@@ -1,4 +1,5 @@
-"""A node's server: it lists, sends and receives files of checkpoints, for agents of this attempt only.
+"""A node's replica server: it lists, sends and receives files of checkpoints, for agents of the same attempt only. The
+first member's server also passes on its decision which checkpoint all load, and lets them start together.
 
 At the first member it also decides for all which checkpoint they load, and lets them start together: if each chose for
 itself, two that see different nodes might choose two checkpoints, and their ranks would have none in common.
@@ -32,7 +33,8 @@ MOST_SESSIONS = 64
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """The decision of one generation, and which members have not arrived yet."""
+    """What the first member keeps of one generation: its decision, a future that is set once all members have the
+    files, and the members still missing."""
 
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     complete: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -46,9 +48,8 @@ class Agreement:
         self._sessions: dict[int, _Session] = {}
 
     def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
-        """Give the decision to all present and later callers of `decision`; those of older generations are
-        cancelled.
-        """
+        """Publish the decision for a generation to present and later callers of `decision`; callers that wait for an
+        older generation are cancelled."""
         for number in [number for number in self._sessions if number < generation]:
             session = self._sessions.pop(number)
             session.decision.cancel()
@@ -58,11 +59,12 @@ class Agreement:
         session.decision.set_result(decision)
 
     async def decision(self, generation: int) -> LoadDecision:
-        """Wait for the decision and return it; raise CancelledError if a newer generation replaces this one."""
+        """Wait for the decision of this generation and return it; raise CancelledError if a newer generation replaces
+        it."""
         return await asyncio.shield(self._session(generation).decision)
 
     async def arrive(self, generation: int, node: int) -> None:
-        """Record that member `node` has all files, and return once all members have."""
+        """Record that node `node` has all files of the checkpoint, and return once all members have."""
         session = self._session(generation)
         session.awaited.discard(node)
         if not session.awaited and session.decision.done() and not session.complete.done():
@@ -70,14 +72,15 @@ class Agreement:
         await asyncio.shield(session.complete)
 
     def _session(self, generation: int) -> _Session:
-        """Return the session of a generation; raise WireError if a peer asks for one too far ahead."""
+        """Return the session of a generation, new if necessary; raise WireError for a generation that is implausibly
+        far ahead."""
         if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
             raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
         return self._sessions.setdefault(generation, _Session())
 
 
 class ReplicaServer:
-    """A server of this node's checkpoints on its own address, once `start` was called."""
+    """A server of this node's checkpoints, which listens on its own address from `start` on."""
 
     def __init__(
         self, files: ReplicaFiles, address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
@@ -98,7 +101,7 @@ class ReplicaServer:
         await self._listener.close()
 
     async def _serve(self, wire: Wire[protocol.ToServer, protocol.FromServer]) -> None:
-        """Answer the requests of one peer."""
+        """Answer the requests of one peer until it closes the connection."""
         link = ReplicaLink(wire, self._pool, self._stall_s)
         while (request := await wire.receive()) is not None:
             await self._answer(link, request)
@@ -126,7 +129,7 @@ class ReplicaServer:
                 assert_never(request)
 
     async def _get(self, link: ReplicaLink, get: protocol.Get) -> None:
-        """Send a file or a manifest, or refuse it."""
+        """Send a file or a manifest, or a refusal if there is none."""
         try:
             await asyncio.to_thread(self._files.settle, get.save)
             if get.name == MANIFEST:
@@ -140,9 +143,8 @@ class ReplicaServer:
         await link.give(size, lambda peer: self._send(peer, get, size))
 
     def _send(self, peer: socket.socket, get: protocol.Get, size: int) -> None:
-        """Send a file from the thread that also opens it, because a cancel could leave open a file that crosses an
-        await.
-        """
+        """Send `size` bytes of a file to the peer. The sending thread opens the file itself, because a cancelled call
+        could otherwise leave it open."""
         try:
             with self._files.open(get.save, get.name) as file:
                 send_file(peer, file, size, Throttle(), lambda: False)
@@ -150,7 +152,7 @@ class ReplicaServer:
             raise WireError(str(gone)) from gone
 
     async def _put(self, link: ReplicaLink, put: protocol.Put) -> None:
-        """Receive a file that a peer offers, unless this node has it already."""
+        """Receive a file that a peer offers, or answer that this node has it or does not want it."""
         try:
             manifest = await asyncio.to_thread(self._wanted, put)
             if manifest is None:
@@ -171,9 +173,8 @@ class ReplicaServer:
         await link.receive(lambda peer: self._files.receive(put.save, manifest, put.name, receive(peer, put.size)))
 
     def _wanted(self, put: protocol.Put) -> bytes | None:
-        """Return the manifest for an offered file, or None if this node has the file already; raise SaveGone if its
-        checkpoint does not exist.
-        """
+        """Return the manifest to which an offered file belongs, or None if this node has the file; raise SaveGone if it
+        lacks the checkpoint."""
         manifest = self._files.manifest(put.save)
         file = entry(decode(manifest), put.name)
         if file.size != put.size:
@@ -181,7 +182,8 @@ class ReplicaServer:
         return None if self._files.has(put.save, put.name, put.size) else manifest
 
     def _why(self, put: protocol.Put, error: Exception) -> protocol.Refusal:
-        """Return the refusal for an error; a checkpoint that was removed meanwhile is no failure of this node."""
+        """Return the refusal for an error while receiving a file; if the checkpoint was removed meanwhile, the refusal
+        says so."""
         try:
             self._files.manifest(put.save)
         except SaveGone as gone:

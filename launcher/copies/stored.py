@@ -1,4 +1,5 @@
-"""Find a run's checkpoints in its object store (`checkpoint.copy_to`), and fetch them when nothing nearer has them."""
+"""Find a run's checkpoints in its object store (`checkpoint.copy_to`), and download them if no disk of the run has
+them."""
 
 import contextlib
 import importlib
@@ -29,24 +30,23 @@ _OF_PROGRAMS = ("LD_", "PATH", "PYTHON")  # how variables begin that change what
 
 
 def variables_for_store(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of the spec, from which a store's package reads its credentials."""
+    """Return those variables of the spec's environment that the object store's package may need, such as
+    credentials."""
     given = {**plan.spec.env, **secrets}
     return {name: value for name, value in given.items() if not name.startswith(_OF_PROGRAMS)}
 
 
 def open_store(plan: Plan) -> ObjectStore:
-    """Return the part of the object store that the plan names for this run; raise StoreFailed if it cannot be
-    opened.
-    """
+    """Return the object store that the plan names, restricted to the folder of this run; raise StoreFailed if it cannot
+    be opened."""
     hidden = credentials_in(os.environ, plan.secrets)
     address = f"{plan.spec.checkpoint.copy_to}/{plan.run_id}"
     return ObjectStore(address, lambda text: without_secrets(text, hidden))
 
 
 def borrow_packages(python: str) -> None:
-    """Make the packages of the interpreter `python` importable here, after this one's own, because fsspec may be
-    missing here.
-    """
+    """Make packages of the interpreter `python` importable in this process if fsspec is missing here; this process's
+    own come first."""
     if find_spec("fsspec") is not None:
         return
     words = [
@@ -66,15 +66,16 @@ def has_store(run: RunDir) -> bool:
 
 
 def whole_here(run: RunDir) -> list[int]:
-    """Return the steps whose checkpoints are complete in the run's folder, oldest first; no bytes are read."""
+    """Return the steps whose checkpoints are complete in the run's folder, oldest first; only names and sizes are
+    compared."""
     return [held.step for held in partial.whole_over([partial.inventory(_folder(run))])]
 
 
 def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
     """Download a checkpoint (`newest`, or a step) from the object store unless this disk has it or a newer one.
 
-    Return one line that describes it, or none if none was downloaded. If it is damaged, the previous one is tried.
-    Raise Unreachable if the store does not answer, and LaunchError with exit code 6 if all are damaged.
+    Return a list with one line about it, or an empty list if none was downloaded. If it is damaged, the one before it
+    is tried. Raise Unreachable if the store does not answer, and LaunchError with exit code 6 if all are damaged.
     """
     here, damaged = whole_here(run), list[str]()
     try:
@@ -99,14 +100,15 @@ def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
-    """Return whether the stored checkpoint is to be downloaded."""
+    """Return whether to download the stored checkpoint: for "newest" one newer than all in `here`, else the one of that
+    step unless it is here."""
     if checkpoint == "newest":
         return not here or held.step > here[-1]
     return held.step == int(checkpoint) and held.step not in here
 
 
 def _bring(store: ObjectStore, held: Held, folder: Path) -> None:
-    """Download one checkpoint, and set aside a different one with its name."""
+    """Download one checkpoint into the folder, and set aside another one with the same folder name."""
     save = Save.of(held)
     if ReplicaFiles(folder).make_room(save):
         news.say(f"another {save} that was here is set aside")
@@ -121,7 +123,7 @@ def _folder(run: RunDir) -> Path:
 
 @contextlib.contextmanager
 def _store(run: RunDir) -> Iterator[ObjectStore]:
-    """Open the store in the environment that the run's ranks have, which is restored afterwards."""
+    """Open the object store for the body, with environment variables as the run's ranks have them."""
     plan, before = read_plan(run, last_attempt(run).number), dict(os.environ)
     given = variables_for_store(plan, read_record(run.secrets, dict[str, str]) or {})
     os.environ.update(given)

@@ -1,5 +1,5 @@
-"""Upload copies of checkpoints to an object store in the background: the files of each due one, its manifest last, then
-delete old ones.
+"""Upload copies of checkpoints to an object store in the background, and delete old ones there. A daemon thread does
+it; only `settle` waits for it.
 
 One daemon thread does it and may wait for the network as long as it likes: only `settle` waits for it.
 """
@@ -32,7 +32,12 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class UploadRules:
-    """Rules for uploads: which checkpoints are copied, how fast, and how many stay."""
+    """Rules for uploads: how many checkpoints stay in the store, at which distance they are copied, and how fast.
+
+    `apart` means that each node's disk has the files of its own ranks only; otherwise the first node uploads all. A
+    failure is retried after `retry_s`, then longer, up to `retry_max_s`; at the end of a run `give_up_s` without
+    progress ends the wait.
+    """
 
     keep: int = 3
     every_steps: int | None = None
@@ -45,13 +50,12 @@ class UploadRules:
 
 
 class _Stopped(Exception):
-    """Raised in the thread when another generation has begun, or the agent exits."""
+    """Raised in the uploading thread when another generation has begun, or the agent exits."""
 
 
 class _Superseded(Exception):
-    """Raised in the thread when the run has ended, after which all nodes upload the newest checkpoint and the rest of
-    this one may never come.
-    """
+    """Raised in the uploading thread when the run has ended: all nodes then upload the newest checkpoint, so that an
+    older one may stay incomplete."""
 
 
 class Uploads:
@@ -66,7 +70,8 @@ class Uploads:
         self._noted: int | None = None
 
     def follow(self, start: Start) -> None:
-        """Upload the files of the ranks in `start` from now on, after looking at what an earlier generation left."""
+        """Upload the files of the ranks in `start` from now on, beginning with checkpoints that an earlier generation
+        committed."""
         self.close()
         if start.group_rank == 0 or self._rules.apart:
             names = {data_name(start.first_rank + local) for local in range(start.local_world_size)}
@@ -77,7 +82,7 @@ class Uploads:
             threading.Thread(target=self._work.run, name="uploads", daemon=True).start()
 
     def note(self, step: int) -> None:
-        """Wake the upload, because a rank reported that `step` is committed."""
+        """Wake the uploading thread, because a rank reported that `step` is committed."""
         if self._work is not None and step != self._noted:
             self._noted = step
             self._work.more.set()
@@ -106,7 +111,10 @@ class Uploads:
 
 
 class _Work:
-    """The uploads of one generation, in a thread; `mine` are the files that this node uploads, or None for all."""
+    """The uploads of one generation, in a thread.
+
+    `mine` are the files that this node uploads, or None for all; the `first` node commits the checkpoint in the store.
+    """
 
     def __init__(
         self, folder: Path, open_store: Callable[[], ObjectStore], rules: UploadRules, say: Say,
@@ -125,19 +133,19 @@ class _Work:
         self.more.set()
 
     def finish(self, over: Callable[[], None]) -> None:
-        """Call `over` once the newest checkpoint is in the store, whatever else is due."""
+        """Make the newest checkpoint due, and call `over` once it is in the store or has failed for good."""
         self._at_end, self.moved_at = over, time.monotonic()
         self.more.set()
         if self.hopeless:
             over()
 
     def stop(self) -> None:
-        """Stop before the next piece."""
+        """Stop the thread before it uploads the next piece."""
         self._stopped.set()
         self.more.set()
 
     def run(self) -> None:
-        """Upload what is due until stopped or finished."""
+        """Upload each checkpoint that is due until `stop` is called or the last one is done."""
         step_back()
         store, wait_s = None, self._rules.retry_s
         while True:
@@ -170,9 +178,9 @@ class _Work:
                 wait_s = min(2 * wait_s, self._rules.retry_max_s)
 
     def _upload_due(self, store: ObjectStore, *, ends: bool) -> bool:
-        """Upload the next checkpoint that is due; return whether another may be.
+        """Upload the next checkpoint that is due; return whether another one may be due.
 
-        With `ends` the newest is due in any case.
+        With `ends`, when the run has ended, the newest is due whatever the rules say.
         """
         if self._stopped.is_set():
             raise _Stopped
@@ -206,9 +214,8 @@ class _Work:
         return self._first
 
     def _is_due(self, held: Held, newest: Held | None, *, last: bool) -> bool:
-        """Return whether the checkpoint is due by the rules, given the newest one in the store; with `last`, any that
-        the store lacks is due unless it is older.
-        """
+        """Return whether the checkpoint is due by the rules, given the newest one in the store; if it is the run's
+        `last`, it is due unless the store has it or a newer one."""
         if newest is None or (last and held.step >= newest.step and held.digest != newest.digest):
             return True
         if held.step <= newest.step:
@@ -218,9 +225,9 @@ class _Work:
         return self._rules.every_s is None or held.saved_unix_s - newest.saved_unix_s >= self._rules.every_s
 
     def _upload(self, store: ObjectStore, manifest: Manifest, *, ends: bool) -> None:
-        """Upload this node's files; the first node also waits until all other files are in the store.
+        """Upload this node's files; the first node waits until all other files are in the store as well.
 
-        Unless `ends`, raise _Superseded if the run ends during that wait.
+        Raise _Superseded if the run ends during that wait, unless `ends` says that it has ended before.
         """
         folder = save_name(manifest)
         files = [file for file in manifest.files if self._mine is None or file.name in self._mine]
@@ -255,7 +262,7 @@ class _Work:
             raise CheckpointDamaged(f"{file.name}: is damaged here, and is not copied")
 
     def _prune(self, store: ObjectStore) -> None:
-        """Delete all but the newest checkpoints from the store, and what older uploads have left unfinished."""
+        """Delete from the store all checkpoints but the newest `keep`, and unfinished uploads that are older."""
         saves = store.saves()
         kept = {held.folder for held in saves[-self._rules.keep :]}
         for folder, step in store.folders().items():
@@ -263,7 +270,7 @@ class _Work:
                 store.remove(folder)
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call the function in the agent's event loop, unless that has ended."""
+        """Call the function in the agent's event loop; do nothing if the loop has ended."""
         with contextlib.suppress(RuntimeError):  # the agent has left
             self._loop.call_soon_threadsafe(function)
 

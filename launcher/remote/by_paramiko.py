@@ -1,4 +1,5 @@
-"""Log in by paramiko: over the jump hosts, with the host's key checked first, then the user's keys one by one."""
+"""Log in with paramiko: through the jump hosts, after a check of the host's key, with the user's keys one after
+another."""
 
 import base64
 import os
@@ -33,7 +34,7 @@ _MOST = 256 * 1024
 
 
 class ParamikoChannel:
-    """A command over a connection of paramiko's: its streams and its exit code."""
+    """A command that runs over a paramiko connection: its streams and its exit code."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -43,13 +44,12 @@ class ParamikoChannel:
 
     @property
     def ready_fd(self) -> int:
-        """Return a descriptor that is readable when `take` may return something."""
+        """Return a descriptor that is readable when `take` may have output to return."""
         return self._session.fileno()
 
     def give(self, data: bytes, wait_s: float) -> int:
-        """Return how many bytes of the data the command's stdin accepted within `wait_s`; raise EOFError if it is
-        closed.
-        """
+        """Write data to the command's stdin and return how many bytes were accepted within `wait_s`; raise EOFError if
+        stdin is closed."""
         try:
             sent = self._session.send(data)
         except TimeoutError:
@@ -69,7 +69,7 @@ class ParamikoChannel:
             return
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return (new stdout, new stderr), waiting up to `wait_s`, or None once no more will come."""
+        """Return (new stdout, new stderr) after waiting up to `wait_s`, or None once both have ended."""
         ended = self._session.eof_received or self._session.closed
         if said := self._said():
             return said
@@ -80,7 +80,7 @@ class ParamikoChannel:
         return self._said() or (b"", b"")
 
     def code(self, wait_s: float) -> int | None:
-        """Return the exit code, or None if the command has not ended after `wait_s`."""
+        """Return the exit code, or None if the command has not ended within `wait_s`."""
         return self._session.exit_status if self._session.status_event.wait(wait_s) else None
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class ParamikoChannel:
             return
 
     def _said(self) -> tuple[bytes, bytes] | None:
-        """Return (new stdout, new stderr), or None if there is no new output."""
+        """Return (new stdout, new stderr), or None if there is no new output now."""
         out, err = bytearray(), bytearray()
         while self._session.recv_ready() and len(out) < _MOST:
             out += self._session.recv(_MOST)
@@ -107,9 +107,9 @@ class ParamikoChannel:
 
 
 class Offers(ClosedAtTheEnd):
-    """The keys to offer to a host: those of files first, then the ssh-agent's if it was asked for.
+    """The private keys to offer to a host: those in files first, then the ssh-agent's if the target asks for these.
 
-    The agent signs until this object is closed.
+    The agent can sign until this object is closed.
     """
 
     def __init__(self, target: Target) -> None:
@@ -133,7 +133,7 @@ class Offers(ClosedAtTheEnd):
             self._agent.close()
 
     def refused(self, what: str) -> NoAccess:
-        """Return the error that no key gave access, with the keys that were offered."""
+        """Return the error that no key gave access, with `what` as its first words and the keys that were offered."""
         target = self._target
         agent = "" if target.agent else ", or `agent: true` of the pool has your ssh-agent asked"
         return NoAccess(
@@ -144,7 +144,7 @@ class Offers(ClosedAtTheEnd):
         )
 
     def _ask_agent(self) -> None:
-        """Add the ssh-agent's keys, or note why the agent does not answer."""
+        """Add the ssh-agent's keys, or note why the agent gave none."""
         try:
             self._agent = Agent(self._target.agent_socket or os.environ.get("SSH_AUTH_SOCK", ""))
         except (*BROKEN, ValueError) as error:
@@ -169,9 +169,8 @@ def _public(path: Path) -> bytes | None:
 
 
 def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
-    """Return a logged-in connection; raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another
-    Unreachable.
-    """
+    """Return a logged-in connection. Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the
+    user's, and Dropped or another Unreachable for the network."""
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
@@ -183,7 +182,7 @@ def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """Return the key that the host presents, without logging in to it; only jump hosts are logged in to."""
+    """Return the key that the host presents, without a login on that host; its jump hosts are logged in to."""
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
@@ -196,7 +195,7 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
 
 
 class ParamikoTransport:
-    """A connection of paramiko's, through the connections to the jump hosts."""
+    """A connection made with paramiko, which may pass through connections to jump hosts."""
 
     def __init__(self, target: Target, connection: ParamikoConnection, via: "ParamikoTransport | None") -> None:
         self.peer_address = connection.peer_address
@@ -205,11 +204,12 @@ class ParamikoTransport:
         self._via = via
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as this side can tell."""
         return self._connection.is_active()
 
     def start(self, command: Sequence[str] | str) -> ParamikoChannel:
-        """Start the command on the host, and return its channel; raise Broken or Unreachable."""
+        """Start the command on the host and return its channel. Raise Broken if the connection has ended, and
+        Unreachable if the host refuses."""
         try:
             session = self._connection.open_session(timeout=AUTHENTICATION_S)
         except NoChannel as error:
@@ -226,9 +226,8 @@ class ParamikoTransport:
         return ParamikoChannel(session)
 
     def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
-        """Return a connection from the host to a port that is named as the host sees it; raise Unreachable if that
-        fails.
-        """
+        """Return a connection from the host to a port of `hostname`, a name that the host resolves; raise Unreachable
+        if that fails."""
         try:
             return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
         except NoChannel as error:
@@ -238,7 +237,8 @@ class ParamikoTransport:
             raise Broken(f"{who(self._target)}: the connection broke: {why(error)}") from None
 
     def way_to(self, target: Target, limit_s: float) -> Session:
-        """Open a channel from this host to another host; raise Unreachable if that fails."""
+        """Return a channel from this host to another host, over which that one is logged in to; raise Unreachable if
+        that fails."""
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
         except NoChannel as error:
@@ -264,7 +264,7 @@ def _refuse_proxy_commands(target: Target) -> None:
 
 
 def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
-    """Return the connection to the last jump host, or None if the target has no jump host."""
+    """Return the connection to the target's last jump host, or None if it has no jump host."""
     via: ParamikoTransport | None = None
     for hop in target.jumps:
         try:
@@ -277,7 +277,8 @@ def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
 
 
 def _login(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoTransport:
-    """Return a connection that is logged in with one of the user's keys."""
+    """Return a connection that is logged in with one of the user's keys; `via` is the connection to the last jump host,
+    or None."""
     connection = _recognized(target, via, deadline)
     try:
         with Offers(target) as offers:
@@ -299,9 +300,8 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 
 
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
-    """Return a connection to the host after checking the host's key; nothing that proves the user's identity has been
-    sent yet.
-    """
+    """Return a connection to the host after a check of the host's key; nothing that proves the user's identity is sent
+    before."""
     connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
     try:
         known_hosts.check(target, key)
@@ -312,7 +312,7 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
-    """Return (a connection with keys exchanged, the host's key, which is still unchecked)."""
+    """Return (a connection with the encryption agreed on, the host's key, which is still unchecked)."""
     inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(
         inner,
@@ -336,7 +336,7 @@ def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> 
 
 
 def _dial(target: Target, deadline: float) -> socket.socket:
-    """Return a socket to the first of the host's addresses that answers; raise Unreachable if none does."""
+    """Return a socket connected to the first of the host's addresses that answers; raise Unreachable if none does."""
     addresses = _addresses(target, deadline)
     failed = silent(target)
     for number, (family, address) in enumerate(addresses):
@@ -351,7 +351,8 @@ def _dial(target: Target, deadline: float) -> socket.socket:
 
 
 def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) -> socket.socket:
-    """Return a socket connected to the address within `limit_s`."""
+    """Return a socket connected to the address within `limit_s`; it breaks after `silence_limit_s` without an
+    acknowledgement."""
     dialled = socket.socket(family, socket.SOCK_STREAM)
     try:
         dialled.settimeout(limit_s)
@@ -366,7 +367,7 @@ def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) 
 
 
 def _addresses(target: Target, deadline: float) -> list[tuple[int, Any]]:
-    """Return the addresses of the host's name.
+    """Return the addresses to which the host's name resolves.
 
     They are resolved in a thread of their own, because a resolver has no time-out.
     """

@@ -1,4 +1,5 @@
-"""One connection to one host: the host is authenticated first, then the user, then commands run.
+"""Connect to a host and run commands there; the host is authenticated first, then the user. A command continues on the
+host when its connection ends.
 
 What was started there continues when its connection ends.
 """
@@ -14,21 +15,21 @@ from launcher.remote.target import Target, who
 
 
 class Transport(Protocol):
-    """One open connection to a host."""
+    """An open connection to a host, by paramiko or by the ssh program."""
 
     peer_address: str  # the host's address; empty if unknown, as behind a jump host
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as this side can tell."""
 
     def start(self, command: Sequence[str] | str) -> Channel:
-        """Start the command, as words or as a line for the user's shell, and return its channel; raise Broken or
-        Unreachable.
-        """
+        """Start the command, given as words or as a line for the user's shell, and return its channel. Raise Broken if
+        the connection has ended, and Unreachable if the host refuses."""
 
     def channel_to(self, hostname: str, port: int) -> Channel:
-        """Connect from the host to a port that is named as the host sees it; if that fails, raise Unreachable or return
-        a channel that ends.
+        """Return a connection from the host to a port of `hostname`, a name that the host resolves.
+
+        If that fails, raise Unreachable or return a channel that ends at once.
         """
 
     def close(self) -> None:
@@ -36,8 +37,10 @@ class Transport(Protocol):
 
 
 def connect(target: Target, *, deadline: float | None = None) -> "Line":
-    """Log in and return the connection; raise UnknownKey, ChangedKey, RevokedKey, NoAccess, Dropped or another
-    Unreachable.
+    """Log in to the host before the deadline (by `time.monotonic`) and return the connection.
+
+    Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the user's, and Dropped or another
+    Unreachable for the network.
     """
     if target.transport == "openssh":
         from launcher.remote.openssh import connected  # late: only one of the two is needed
@@ -49,7 +52,7 @@ def connect(target: Target, *, deadline: float | None = None) -> "Line":
 
 
 def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
-    """Return the key that the host presents, without logging in to it; only jump hosts are logged in to."""
+    """Return the key that the host presents, without a login on that host; its jump hosts are logged in to."""
     if target.transport == "openssh":
         from launcher.remote.openssh import shown_key  # late: only one of the two is needed
     else:
@@ -58,7 +61,7 @@ def host_key(target: Target, *, deadline: float | None = None) -> HostKey:
 
 
 class Line(ClosedAtTheEnd):
-    """One connection to one host, for one caller at a time."""
+    """A connection to one host, for one caller at a time."""
 
     def __init__(self, target: Target, transport: Transport) -> None:
         self.target = target
@@ -71,11 +74,12 @@ class Line(ClosedAtTheEnd):
 
     @property
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as this side can tell."""
         return self._transport.alive()
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
-        """Run the command and return its result; raise Lost if its end is not seen, as it may continue on the host."""
+        """Run the command and return its result; raise Lost if its end cannot be observed, in which case it may
+        continue on the host."""
         deadline = time.monotonic() + limit_s
         with self.start(argv) as running:
             for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
@@ -87,13 +91,12 @@ class Line(ClosedAtTheEnd):
         return done
 
     def start(self, command: Sequence[str] | str) -> Running:
-        """Start the command, as words or as a line for the user's shell, and return it with its stdin open."""
+        """Start the command, given as words or as a line for the user's shell, and return it with its stdin open."""
         return Running(who(self.target), self._transport.start(command))
 
     def to_port(self, port: int) -> Channel:
-        """Connect to a port of the host's own loopback; if that fails, raise Unreachable or return a channel
-        that ends.
-        """
+        """Return a connection to a port on the host's loopback address; if that fails, raise Unreachable or return a
+        channel that ends at once."""
         return self._transport.channel_to("127.0.0.1", port)
 
     def close(self) -> None:

@@ -17,9 +17,10 @@ _lock = threading.Lock()
 
 
 def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dict[str, Way]:
-    """Return for each target's name an open connection, which may exist already, or the error.
+    """Return by name, for each target, an open connection or the error why there is none. An existing connection is
+    used again.
 
-    `tell` is called with the name and a line on each new connection.
+    `tell` is called with the target's name and one line for each connection that had to be made.
     """
     mine: dict[Target, Future[Way]] = {}
     replaced: list[Future[Way]] = []
@@ -40,7 +41,7 @@ def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dic
 
 
 def _is_usable(way: Future[Way] | None) -> bool:
-    """Return whether the connection is alive, or is being opened."""
+    """Return whether the connection is open, or is being opened by another thread; None means no connection."""
     if way is None or not way.done():
         return way is not None
     line = way.result()
@@ -48,7 +49,8 @@ def _is_usable(way: Future[Way] | None) -> bool:
 
 
 def _make(mine: dict[Target, Future[Way]], tell: Callable[[str, str], None]) -> None:
-    """Open the connections, and set the result of every future whatever happens."""
+    """Open the connections and set the results of their futures, in the end to an error, so that no other thread waits
+    for ever."""
     made: dict[str, Way] = {}
     try:
         made = connect_all(list(mine), tell)
@@ -67,7 +69,7 @@ def close() -> None:
 
 
 def _leave(ways: Sequence[Future[Way]]) -> None:
-    """Close the connections that were opened."""
+    """Close those of the connections that were opened."""
     for way in ways:
         line = way.result()
         if isinstance(line, Line):

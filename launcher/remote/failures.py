@@ -1,4 +1,4 @@
-"""Errors of a connection. None of them says that a run has failed: it cannot be seen.
+"""Errors of a connection. Each means that a host cannot be observed, and none that a run has failed there.
 
 Unreachable
   Dropped     the host hung up before it said a word
@@ -49,23 +49,22 @@ def why(error: BaseException | None) -> str:
 
 
 class SilentMachines(Generic[T]):
-    """The machines that did not answer a moment ago, so that a process that watches runs does not wait for them each
-    time.
-    """
+    """The machines that did not answer a moment ago, which a process that watches runs does not ask again for a
+    while."""
 
     def __init__(self) -> None:
         self._found: dict[T, tuple[float, LaunchError]] = {}
 
     def note(self, machine: T, why: LaunchError) -> LaunchError:
-        """Record that the machine did not answer, so that it is skipped for a while, and return the error."""
+        """Record that the machine did not answer, so that it is skipped for a while; return the error `why`."""
         self._found[machine] = (time.monotonic() + _QUIET_S, why)
         return why
 
     def why(self, machine: T) -> LaunchError | None:
-        """Return why the machine is skipped, or None if it may be asked."""
+        """Return the error why the machine is skipped, or None if it may be asked."""
         until, why = self._found.get(machine, (0.0, None))
         return why if time.monotonic() < until else None
 
     def forget(self, machine: T) -> None:
-        """Record that the machine answers again."""
+        """Stop skipping the machine, because it has answered."""
         self._found.pop(machine, None)

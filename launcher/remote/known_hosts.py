@@ -1,4 +1,4 @@
-"""Check a host's key against the known-hosts files, and add keys to them.
+"""Check a host's key against OpenSSH's known-hosts files, and add keys to them.
 
 paramiko's own reader takes `@revoked` for a host's name and forgets all but a line's first key of a kind, so it is not
 used.
@@ -24,7 +24,8 @@ _NOT_OURS = Path("/etc")
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """The public key that a host presented."""
+    """The public key that a host presented: the host's name in known-hosts files, the algorithm, and the key's
+    bytes."""
 
     name: str  # of the host, as files of known hosts have it
     kind: str  # such as ssh-ed25519
@@ -43,7 +44,11 @@ class HostKey:
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """One line of a known-hosts file."""
+    """One line of a known-hosts file.
+
+    `marker` is `@revoked`, `@cert-authority` or "", `names` the list of host names or patterns, `kind` the algorithm,
+    `blob` the key's bytes.
+    """
 
     file: Path
     number: int
@@ -67,7 +72,7 @@ class UnknownKey(BadKey):
 
 
 class ChangedKey(BadKey):
-    """Raised when another key of the host is known."""
+    """Raised when the host presents another key than the known one."""
 
 
 class RevokedKey(BadKey):
@@ -80,21 +85,20 @@ def fingerprint(blob: bytes) -> str:
 
 
 def known_keys(target: Target, name: str | None = None) -> list[KnownKey]:
-    """Return every line about the host, or about `name`, in all known-hosts files."""
+    """Return every line about the host, or if given about `name` instead, in all known-hosts files."""
     name = name or target.known_as
     return [known for file in target.known_hosts for known in _lines(file) if _about(known.names, name)]
 
 
 def expected_kinds(target: Target) -> tuple[str, ...]:
-    """Return the kinds of keys by which the host can be recognised, for which the server is asked first."""
+    """Return the algorithms of the host's known keys, which the server is asked to use first."""
     lines = [*known_keys(target), *_without_port(target)]
     return tuple(dict.fromkeys(known.kind for known in lines if not known.marker))
 
 
 def check(target: Target, key: HostKey) -> None:
-    """Raise BadKey unless the key is the host's; this must be called before anything is sent that proves the user's
-    identity.
-    """
+    """Raise BadKey unless the key is known as the host's. Call this before anything is sent that proves the user's
+    identity."""
     lines = known_keys(target)
     more = _without_port(target)
     for known in (*lines, *more):
@@ -115,7 +119,7 @@ def check(target: Target, key: HostKey) -> None:
 
 
 def add(target: Target, key: HostKey) -> Path:
-    """Record the key as the host's from now on, and return the file; earlier keys are removed from the user's file."""
+    """Write the key to the user's known-hosts file in place of earlier keys of the host, and return that file."""
     file = _users_file(target)
     old = [known for known in known_keys(target) if not known.marker and known.blob != key.blob]
     for known in old:
@@ -135,7 +139,7 @@ def add(target: Target, key: HostKey) -> Path:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line in a single write, because an ssh may append a line of its own meanwhile."""
+    """Append a line in a single write, because an ssh program may append a line at the same time."""
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
@@ -147,7 +151,8 @@ def _append(file: Path, line: str) -> None:
 
 
 def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
-    """Rewrite the file in one step, with `name` removed from the lines `numbers`, and with `more` at its end."""
+    """Replace the file in one step: the host `name` is removed from the lines with these numbers, and `more` is added
+    at the end."""
     real = file.resolve()
     lines = real.read_text(errors="surrogateescape").split("\n")
     kept = [_without_name(line, name) if number in numbers else line for number, line in enumerate(lines, 1)]
@@ -157,7 +162,7 @@ def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
 
 
 def _without_name(line: str, name: str) -> str | None:
-    """Return the line with the name removed, or None if no other name is left in it."""
+    """Return the line with the name removed from its list, or None if the list is then empty."""
     names, blank, rest = line.strip().partition(" ")
     left = [one for one in names.split(",") if not _is_name(one, name)]
     return f"{','.join(left)}{blank}{rest}" if left else None
@@ -195,14 +200,15 @@ def _lines(file: Path) -> Iterator[KnownKey]:
 
 
 def _without_port(target: Target) -> list[KnownKey]:
-    """Return lines that know the host at any port, which OpenSSH accepts too."""
+    """Return lines that name the host without its port; OpenSSH accepts these for any port."""
     if target.known_as != known_name(target.hostname, target.port) or target.known_as == target.hostname:
         return []
     return known_keys(target, target.hostname)
 
 
 def _about(names: str, name: str) -> bool:
-    """Return whether the host is named itself, or matches a pattern among `names` and none that begins with `!`."""
+    """Return whether the list `names` contains the host's name, or a pattern that matches it and no matching pattern
+    that begins with `!`."""
     patterns = names.lower().split(",")
     fits = any(_like(name, one) for one in patterns) and not any(
         _like(name, one[1:]) for one in patterns if one[:1] == "!"
@@ -211,17 +217,18 @@ def _about(names: str, name: str) -> bool:
 
 
 def _like(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern with `*` and `?`, in little time however many of them the pattern has."""
+    """Return whether a name matches a pattern with `*` and `?`; the time is short however many of these the pattern
+    has."""
     return fnmatchcase(name.lower(), pattern.replace("[", "[[]"))
 
 
 def _named(names: str, name: str) -> bool:
-    """Return whether the name is among `names`, in plain text or hashed."""
+    """Return whether the list `names` contains the name, in plain text or hashed."""
     return any(_is_name(one, name) for one in names.split(","))
 
 
 def _is_name(one: str, name: str) -> bool:
-    """Return whether the entry, in plain text or hashed, is the name."""
+    """Return whether the entry `one`, in plain text or hashed, stands for the name."""
     if not one.startswith("|1|"):
         return one.lower() == name.lower()
     try:
@@ -232,9 +239,8 @@ def _is_name(one: str, name: str) -> bool:
 
 
 def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
-    """Return the error for a host without a known key; `by_authority` says that a certificate authority is known for
-    it.
-    """
+    """Return the error for a host without a known key; `by_authority` is True if only a certificate authority is known
+    for it."""
     file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
     words = (
         ["  a certificate authority is known for it: certificates of hosts are not supported"] if by_authority else []
@@ -250,7 +256,7 @@ def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
 
 
 def _changed(target: Target, key: HostKey, expected: list[KnownKey]) -> ChangedKey:
-    """Return the error for a host whose key differs from the known one."""
+    """Return the error for a host whose key differs from the expected ones."""
     first = next((known for known in expected if known.kind == key.kind), expected[0])
     return ChangedKey(
         key,

@@ -1,5 +1,5 @@
-"""Connect by the user's own ssh program, with its configuration, certificates, Kerberos, hardware keys and open
-connections.
+"""Connect with the user's own ssh program, so that its configuration, certificates, Kerberos, hardware keys and open
+connections apply.
 
 A host of a pool gets one connection for all commands: the user's, if ssh has a master open, else a new one, held by a
 command on the host that ends as soon as its stdin is closed. A login node gets a connection for each command.
@@ -58,7 +58,8 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class SshCommand:
-    """The options with which ssh is called for one host."""
+    """How ssh is called for one host: its name (perhaps user@name), options that override our own, further flags, and
+    in `without` the variables that ssh must not get."""
 
     name: str  # as the user calls it, with the user there perhaps
     options: tuple[str, ...] = ()  # before our own, and so instead of them
@@ -66,30 +67,34 @@ class SshCommand:
     without: frozenset[str] = frozenset()  # variables that must not reach ssh
 
     def argv(self, *line: str) -> list[str]:
-        """Return the arguments of ssh with which a shell on the host runs the line."""
+        """Return the command line of ssh that runs `line` in a shell on the host."""
         options = (word for option in (*self.options, *_OPTIONS) for word in ("-o", option))
         return ["ssh", *configured(), *options, *self.flags, "--", self.name, *line]
 
     def forward(self, hostname: str, port: int) -> "SshProcess":
-        """Start and return an ssh whose stdin and stdout are a connection from the host to that port."""
+        """Start an ssh whose stdin and stdout are a connection from the host to the port of `hostname`, and return
+        it."""
         onwards = replace(self, flags=(*self.flags, "-W", f"{hostname}:{port}"))
         return SshProcess(onwards.argv(), self.without, lambda: False)
 
     def start(self, line: str, shared: Callable[[], bool] = lambda: False) -> "SshProcess":
-        """Start and return an ssh that runs the line on the host; `shared` returns whether the connection still exists
-        once that ssh has ended.
+        """Start an ssh that runs the line on the host, and return it.
+
+        Once it has ended, `shared` is called to learn whether the connection that it shares with others still exists;
+        if so, exit code 255 is the command's own.
         """
         return SshProcess(self.argv(line), self.without, shared)
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
-        """Return (a command that opens a shared connection, a command that uses it)."""
+        """Return (the command that opens a connection for others at `socket`, the command that uses this
+        connection)."""
         flags = (*self.flags, "-S", str(socket).replace("%", "%%"))
         master = replace(self, options=("ControlMaster=yes", "ControlPersist=no", *self.options), flags=flags)
         return master, replace(self, flags=flags)
 
 
 class SshProcess(ProgramChannel):
-    """A running ssh program."""
+    """A running ssh program as a channel to the command on the host."""
 
     def __init__(self, argv: Sequence[str], without: Collection[str], shared: Callable[[], bool]) -> None:
         """Start ssh; `shared` returns whether the connection that it shares still exists."""
@@ -106,7 +111,7 @@ class SshProcess(ProgramChannel):
 
 
 class OpenSshTransport:
-    """One connection of ssh, which all commands share."""
+    """One connection of ssh over which all commands of this process run."""
 
     peer_address = ""  # ssh alone knows
 
@@ -118,7 +123,7 @@ class OpenSshTransport:
         self._folder = folder
 
     def alive(self) -> bool:
-        """Return whether the connection is open, as far as is known."""
+        """Return whether the connection is open, as far as this side can tell."""
         if self._master is None:
             return _has_master(self._command)
         return self._master.process.poll() is None
@@ -131,15 +136,14 @@ class OpenSshTransport:
         return self._command.start(line, self._outlives)
 
     def channel_to(self, hostname: str, port: int) -> SshProcess:
-        """Return a connection from the host to a port that is named as the host sees it; raise Broken if the connection
-        has ended.
-        """
+        """Return a connection from the host to a port of `hostname`, a name that the host resolves; raise Broken if the
+        connection to the host has ended."""
         if not self.alive():
             raise Broken(f"{who(self._target)}: the connection broke")
         return self._command.forward(hostname, port)
 
     def _outlives(self) -> bool:
-        """Return whether the connection still exists, now that a command over it has ended."""
+        """Return whether the connection still exists after the end of a command that used it."""
         if self._master is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._master.process.wait(_NOTICE_S)
@@ -153,9 +157,8 @@ class OpenSshTransport:
 
 
 def connected(target: Target, deadline: float | None) -> OpenSshTransport:
-    """Return a transport over the user's open connection, or a new one; raise BadKey, NoAccess, Dropped or
-    another Unreachable.
-    """
+    """Return a transport over the user's open connection, or over a new one. Raise BadKey for the host's key, NoAccess
+    for the login, and Dropped or another Unreachable for the network."""
     command = _command(target)
     folder = Path(tempfile.mkdtemp(prefix="launch-ssh-", dir=_short_folder()))
     try:
@@ -175,9 +178,8 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
-    """Return the key that the host presents, without logging in to it: ssh passes the key to a program that accepts
-    none.
-    """
+    """Return the key that the host presents, without a login there: ssh gives the key to a program of ours that accepts
+    none."""
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
     with tempfile.TemporaryDirectory(prefix="launch-ssh-") as folder:
@@ -208,14 +210,14 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
 
 
 def _command(target: Target) -> SshCommand:
-    """Return the ssh command for this host."""
+    """Return how ssh is called for this host."""
     said = (f"{keyword}={value}" for keyword, value in target.said)
     keys = (f'IdentityFile="{path}"' for path in target.keys)
     return SshCommand(target.name, ("StrictHostKeyChecking=yes", *said, *keys))
 
 
 def _has_master(command: SshCommand) -> bool:
-    """Return whether the user has a connection open that other commands may share."""
+    """Return whether the user has an open connection to the host that other ssh commands may share (ControlMaster)."""
     argv = replace(command, flags=("-O", "check", *command.flags)).argv()
     try:
         done = subprocess.run(
@@ -241,7 +243,7 @@ def _no_ssh() -> Unreachable:
 
 
 def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
-    """Wait until the login succeeds, skipping what a shell prints before that."""
+    """Wait until the command on the host prints our mark, which proves the login; skip what a shell prints before."""
     try:
         while (line := master.readline(max(0.0, deadline - time.monotonic()))) != f"{_MARK}\n".encode():
             if not line:
@@ -251,9 +253,9 @@ def _wait_for_mark(target: Target, master: Running, deadline: float) -> None:
 
 
 def _refused(target: Target, master: Running) -> Unreachable:
-    """Return the error for the lines that ssh printed.
+    """Return the error that fits the lines which ssh printed.
 
-    If a jump host is the reason, ssh's last line only says that the connection was closed.
+    If a jump host is the reason, ssh's last line only says that the connection was closed, so earlier lines are used.
     """
     said = master.last_error_lines(_SAID_LINES)
     words = [line for line in said if not line.lstrip().startswith((*_HUNG_UP, *_CLOSED))] or said
@@ -277,7 +279,7 @@ def _refused(target: Target, master: Running) -> Unreachable:
 
 
 def _proxy(target: Target) -> str:
-    """Return as text the jump hosts or the proxy command, for a message."""
+    """Return the jump hosts or the proxy command as text for a message."""
     with contextlib.suppress(BadInput):  # what ssh understands need not be known to us
         whole = resolved(target)
         return ", ".join(jump.name for jump in whole.jumps) or whole.proxy_command
@@ -285,7 +287,8 @@ def _proxy(target: Target) -> str:
 
 
 def hint(name: str, words: Iterable[str]) -> list[str]:
-    """Return a hint for the message of ssh, or an empty list."""
+    """Return a list with one hint that fits the lines which ssh printed, or an empty list; `name` is the host's
+    name."""
     said = "\n".join(words)
     return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
 

@@ -33,8 +33,8 @@ def connect_all(
 ) -> dict[str, Line | LaunchError]:
     """Connect to all targets; return the connections or errors by name, in the order given.
 
-    `tell` is called in this thread with the result of each as soon as it is known. A host that closed the connection
-    before it sent anything is tried again for `patience_s`.
+    `tell` is called in this thread with a target's name and "connected" or the error's first line, as soon as that is
+    known. A host that closes the connection before it sends anything is tried again for `patience_s`.
     """
 
     def heard(name: str, result: Line | LaunchError) -> None:
@@ -49,20 +49,19 @@ def connect_all(
 def for_all(
     lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
 ) -> dict[str, T | LaunchError]:
-    """Return the result of `work` for each line by name, or the LaunchError that it raised; at most `at_once` run at
-    the same time, or all.
-    """
+    """Return by name the result of `work` for each connection, or the LaunchError that it raised; at most `at_once` run
+    at the same time, or all if it is None."""
     each = {name: partial(work, name, line) for name, line in lines.items()}
     return _at_once(each, len(lines) if at_once is None else at_once)
 
 
 def failures(results: Mapping[str, object]) -> dict[str, LaunchError]:
-    """Return the errors among the results."""
+    """Return only those of the results that are errors, by name."""
     return {name: one for name, one in results.items() if isinstance(one, LaunchError)}
 
 
 def answers(results: Mapping[str, T | LaunchError]) -> dict[str, T]:
-    """Return the results that are not errors."""
+    """Return only those of the results that are no errors, by name."""
     return {name: one for name, one in results.items() if not isinstance(one, LaunchError)}
 
 
@@ -72,9 +71,8 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
 
 
 def _patiently(target: Target, patience_s: float) -> Line:
-    """Return a connection, trying again if the host closed it before it sent anything; a refused key or login is
-    final.
-    """
+    """Return a connection; if the host closes it before sending anything, try again for `patience_s`. A refused key or
+    login is final."""
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     for tries in itertools.count(1):
         try:
@@ -96,11 +94,12 @@ def _at_once(
     heard: Callable[[str, T | LaunchError], None] | None = None,
     undo: Callable[[T], None] | None = None,
 ) -> dict[str, T | LaunchError]:
-    """Return the results in the order of `work`, or the errors, running `most` at a time; `heard` gets each as it
-    comes.
+    """Run the functions in `work` in threads, `most` at a time, and return the results or errors in the order of
+    `work`.
 
-    If this ends early, `undo` gets the results that are not returned. The threads are daemons, so that a program that
-    ends, for instance by Ctrl-C, does not wait for a silent host.
+    `heard` is called with each result as it comes. If this call is interrupted, `undo` is called with each result that
+    is not returned. Threads are daemons, so that a program that ends, for instance by Ctrl-C, does not wait for a
+    silent host.
     """
     futures = {name: Future[T]() for name in work}
     waiting = queue.SimpleQueue[str | None]()
@@ -142,7 +141,7 @@ def _at_once(
 def _next(ended: "queue.SimpleQueue[str]") -> str:
     """Return the next name whose work has finished.
 
-    It waits in short turns, because a Ctrl-C just before a wait is noticed only at its end.
+    Waiting is done in short turns, because Python handles a Ctrl-C that comes just before a wait only at its end.
     """
     while True:
         with contextlib.suppress(queue.Empty):
@@ -150,6 +149,6 @@ def _next(ended: "queue.SimpleQueue[str]") -> str:
 
 
 def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:
-    """Call `undo` with the result, if the future has one."""
+    """Call `undo`, unless it is None, with the result of the future, if it has one."""
     if undo is not None and future.exception() is None:
         undo(future.result())

@@ -1,4 +1,4 @@
-"""Replace `invoke`, half of paramiko's import time, by a stub; import this before paramiko.
+"""Replace `invoke`, which takes half of paramiko's import time, by a stub; this must be imported before paramiko.
 
 paramiko needs it for `Match exec` in its own reader of configurations, which is not used here. Other users of that
 reader in this process get the real `invoke`.

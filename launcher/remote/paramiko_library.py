@@ -1,4 +1,5 @@
-"""Adapt paramiko: silence has a time limit, the wall clock does not matter, and deaths by signals are reported.
+"""Adapt paramiko: silence on a connection has a time limit, changes of the wall clock do no harm, and a command's death
+by a signal is reported.
 
 This is the only module that depends on paramiko 5.1's undocumented behaviour, which tests/remote checks.
 """
@@ -45,7 +46,7 @@ _log.propagate = False
 
 
 class KeyAnswer(Enum):
-    """A host's answer to an offered key."""
+    """A host's answer to an offered key: accepted, refused, accepted but more is needed, or no answer in time."""
 
     YES = "yes"
     NO = "no"
@@ -74,9 +75,10 @@ class ParamikoConnection(paramiko.Transport):
         self._channel_handler_table = {**table, MSG_CHANNEL_REQUEST: _note_signal}
 
     def agree(self, kinds: Collection[str], deadline: float) -> bool:
-        """Exchange keys, of these kinds if possible; return False if the host is silent until the deadline.
+        """Agree on the encryption, with host keys of these algorithms if possible; return False if the host is silent
+        until the deadline.
 
-        Otherwise `active` tells whether the exchange succeeded.
+        True means only that the attempt is over; `is_active` says whether it succeeded.
         """
         options = self.get_security_options()
         options.key_types = sorted(options.key_types, key=lambda name: _kind(name) not in kinds)
@@ -108,7 +110,8 @@ class ParamikoConnection(paramiko.Transport):
         return self.open_channel("direct-tcpip", (hostname, port), ("127.0.0.1", 0), timeout=limit_s)
 
     def leave(self) -> None:
-        """End the connection; its own thread closes the socket, whose number could belong to another one by then."""
+        """End the connection. Its own thread closes the socket, because the descriptor's number could by then belong to
+        another socket."""
         self.wire.end()
         if self.is_alive():
             self.join(_LEAVE_S)
@@ -116,9 +119,8 @@ class ParamikoConnection(paramiko.Transport):
         self.wire.close()
 
     def _on_quiet(self) -> None:
-        """Send a keepalive, or end the connection after too long a silence; called ten times a second in the
-        connection's thread while nothing is received.
-        """
+        """Send a keepalive, or end the connection after too long a silence. The connection's thread calls this ten
+        times a second while it receives nothing."""
         now, heard_at = time.monotonic(), self.wire.heard_at
         if self._asked_at > heard_at:
             if now - self._asked_at > self.silence_limit_s - self.asked_after_s:
@@ -135,7 +137,7 @@ class ParamikoConnection(paramiko.Transport):
 def _came(event: threading.Event, deadline: float) -> bool:
     """Return whether the event was set by the deadline.
 
-    It waits in short turns, because a Ctrl-C just before a wait is noticed only at its end.
+    Waiting is done in short turns, because Python handles a Ctrl-C that comes just before a wait only at its end.
     """
     while not event.wait(min(_TURN_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:
@@ -144,7 +146,7 @@ def _came(event: threading.Event, deadline: float) -> bool:
 
 
 class _Wire:
-    """The socket or channel under a connection, which is given up if the other side stops accepting data."""
+    """The socket or channel under a connection, which is closed if the other side accepts no data for `limit_s`."""
 
     def __init__(self, inner: Any, limit_s: float) -> None:
         self._inner, self._limit_s = inner, limit_s
@@ -153,7 +155,7 @@ class _Wire:
 
     @property
     def _closed(self) -> bool:  # paramiko looks at it before it waits for its thread
-        """Return whether the socket or channel is closed."""
+        """Return whether the socket or channel is closed; paramiko reads this attribute."""
         return bool(self._inner._closed)  # noqa: SLF001 - the same
 
     def send(self, data: bytes) -> int:
@@ -170,7 +172,7 @@ class _Wire:
         return sent
 
     def recv(self, size: int) -> bytes:
-        """Return received bytes, and note the time."""
+        """Return received bytes, and record the time in `heard_at`."""
         data = bytes(self._inner.recv(size))
         self.heard_at = time.monotonic()
         return data
@@ -195,14 +197,13 @@ class _Wire:
 
 
 class _Packets(Packetizer):
-    """A packetizer without paramiko's thread for a handshake's time-out, which stays if the handshake fails, and
-    without keepalives by the wall clock.
-    """
+    """A packetizer without paramiko's own timers: for the handshake, whose thread would outlive a failure, and for
+    keepalives, which depend on the wall clock."""
 
     on_quiet: Callable[[], None] | None = None
 
     def start_handshake(self, timeout: float) -> None:
-        """Do nothing, because the handshake has a deadline already."""
+        """Do nothing: the caller's deadline applies to the handshake."""
 
     def _check_keepalive(self) -> None:
         """Call `on_quiet`, in place of paramiko's keepalives by the wall clock."""
@@ -211,7 +212,8 @@ class _Packets(Packetizer):
 
 
 class Agent(AgentSSH):
-    """The user's ssh-agent, used to sign and never forwarded; it raises one of BROKEN, or ValueError."""
+    """The user's ssh-agent, used to sign and never forwarded; its failures are raised as one of the types in BROKEN, or
+    as ValueError."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -232,8 +234,10 @@ class Agent(AgentSSH):
 
 
 def configuration(files: Sequence[Path], name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the host's options from OpenSSH's configuration, for a machine without ssh; raise BadInput if it cannot be
-    read.
+    """Return the host's options from files of OpenSSH's configuration, for a machine without ssh; options in `said`
+    override them.
+
+    Raise BadInput if the files cannot be read or contain an Include that applies.
     """
     config = paramiko.SSHConfig()
     try:
@@ -264,12 +268,13 @@ def read_key(path: Path) -> Key:
 
 @lru_cache(maxsize=64)
 def _read_key(path: Path, _changed_ns: int) -> Key:
-    """Return the key in a file, cached until the file changes."""
+    """Return the key in a file; the cached result is used for as long as the time of the file's last change is the
+    same."""
     return paramiko.PKey.from_path(path)
 
 
 def _note_signal(channel: Session, message: paramiko.Message) -> None:
-    """Record an exit signal, which paramiko ignores, as the exit code."""
+    """Record a signal that ended the command, which paramiko ignores, as exit code 128 + n."""
     if message.get_text() == "exit-signal":
         message.get_boolean()
         name = f"SIG{message.get_text()}"

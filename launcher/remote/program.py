@@ -1,4 +1,5 @@
-"""A program of this machine as a `Channel`: its stdin and stdout are pipes, and its stderr is kept."""
+"""A program on this machine as a `Channel`, the interface of a remote command: its stdin and stdout are pipes, and its
+stderr is kept in a file."""
 
 import contextlib
 import os
@@ -15,7 +16,7 @@ _MOST_COMPLAINTS = 16 << 20
 
 
 class ProgramChannel:
-    """A program of this machine in a session of its own, so that a Ctrl-C reaches it only if it is passed on."""
+    """A program on this machine in a session of its own, so that a Ctrl-C at the terminal does not reach it."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         # A file, so that no full pipe stops it.
@@ -40,13 +41,12 @@ class ProgramChannel:
 
     @property
     def ready_fd(self) -> int:
-        """Return a descriptor that is readable when `take` may return something."""
+        """Return a descriptor that is readable when `take` may have output to return."""
         return self._stdout.fileno()
 
     def give(self, data: bytes, wait_s: float) -> int:
-        """Return how many bytes of the data the program's stdin accepted within `wait_s`; raise EOFError if it is
-        closed.
-        """
+        """Write data to the program's stdin and return how many bytes were accepted within `wait_s`; raise EOFError if
+        stdin is closed."""
         if self._stdin.closed:
             raise EOFError
         try:
@@ -63,7 +63,7 @@ class ProgramChannel:
             self._stdin.close()
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return (new stdout, new stderr), waiting up to `wait_s`, or None once no more will come."""
+        """Return (new stdout, new stderr) after waiting up to `wait_s`, or None once both have ended."""
         if self._ended:
             return None
         ready, _, _ = select.select([self._stdout.fileno()], [], [], wait_s)
@@ -75,7 +75,7 @@ class ProgramChannel:
         return data, self._complained()
 
     def code(self, wait_s: float) -> int | None:
-        """Return the exit code, -1 after a signal, or None if the program has not ended after `wait_s`."""
+        """Return the exit code, -1 after a signal, or None if the program has not ended within `wait_s`."""
         try:
             code = self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -83,9 +83,8 @@ class ProgramChannel:
         return -1 if code < 0 else code
 
     def close(self) -> None:
-        """End the program so that no process of it is left here; what it has started on another machine ends by
-        itself.
-        """
+        """End the program and its children on this machine. A command that it runs on another machine ends, if at all,
+        by itself."""
         _end(self.process)
         self.end_input()
         self._ended = True
@@ -93,9 +92,9 @@ class ProgramChannel:
         self._complaints.close()
 
     def _complained(self) -> bytes:
-        """Return new output on the program's stderr, or only the end of very much.
+        """Return new output on the program's stderr, cut to the last part if there is very much.
 
-        The file is cleared so that it does not fill the disk.
+        The file that receives it is emptied, so that it does not fill the disk.
         """
         fd = self._complaints.fileno()
         end = os.fstat(fd).st_size
@@ -108,7 +107,7 @@ class ProgramChannel:
 
 
 def _end(process: "subprocess.Popen[Any]") -> None:
-    """Terminate the program, then kill it; it and its children are in a session of their own."""
+    """Send SIGTERM to the program and its children, then SIGKILL if they do not end."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return  # its number may be another's by now

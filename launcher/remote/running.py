@@ -19,27 +19,25 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class Channel(Protocol):
-    """A command that a transport has started; each method works in the thread that calls it."""
+    """A command that a transport has started; all work is done in the thread that calls a method."""
 
     @property
     def ready_fd(self) -> int:
-        """Return a descriptor for waiting only: it is readable when `take` may return something."""
+        """Return a descriptor for waiting only: it is readable when `take` may have output to return."""
 
     def give(self, data: bytes, wait_s: float) -> int:
-        """Return how many bytes of the data the command's stdin accepted within `wait_s`; raise EOFError if it is
-        closed.
-        """
+        """Write data to the command's stdin and return how many bytes were accepted within `wait_s`; raise EOFError if
+        stdin is closed."""
 
     def end_input(self) -> None:
         """Close the command's stdin."""
 
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
-        """Return (new stdout, new stderr), waiting up to `wait_s`, or None once no more will come."""
+        """Return (new stdout, new stderr) after waiting up to `wait_s`, or None once both have ended."""
 
     def code(self, wait_s: float) -> int | None:
-        """Return the exit code, 128 + n for signal n, -1 if the connection ended before the code was known, or None if
-        the command has not ended.
-        """
+        """Return the exit code, 128 + n for signal n, or -1 if the connection ended before the code was known. Return
+        None if the command has not ended within `wait_s`."""
 
     def close(self) -> None:
         """Close the channel; the command continues on the other machine with its pipes closed."""
@@ -47,7 +45,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of a command that has ended."""
+    """The result of a command that has ended: its exit code, or None if unknown, its stdout and its stderr."""
 
     code: int | None  # 128 + n if signal n ended it; None: the connection ended before it was known
     out: bytes
@@ -70,7 +68,8 @@ class ClosedAtTheEnd:
 
 
 class Running(ClosedAtTheEnd):
-    """A command on another machine; its output is read in the caller's thread while a method waits."""
+    """A command on another machine. Its output is read only while a method of this class waits, in the caller's
+    thread."""
 
     def __init__(self, who: str, channel: Channel) -> None:
         """Use a channel to a program on the host `who`, which messages name."""
@@ -81,11 +80,11 @@ class Running(ClosedAtTheEnd):
 
     @property
     def ready_fd(self) -> int:
-        """Return a descriptor for waiting only: it is readable when new output may be there."""
+        """Return a descriptor for waiting only: it is readable when there may be new output."""
         return self._channel.ready_fd
 
     def feed(self, data: bytes, limit_s: float) -> bool:
-        """Write data to the command's stdin; return False if that is closed."""
+        """Write all data to the command's stdin within `limit_s`; return False if stdin is closed."""
         deadline = time.monotonic() + limit_s
         rest = memoryview(data)
         while rest:
@@ -101,7 +100,7 @@ class Running(ClosedAtTheEnd):
         return True
 
     def write(self, data: bytes, limit_s: float = 60.0) -> None:
-        """Write data to the command's stdin; raise Broken if that is closed."""
+        """Write all data to the command's stdin within `limit_s`; raise Broken if stdin is closed."""
         if not self.feed(data, limit_s):
             raise Broken(f"{self.who}: the command or the connection has ended")
 
@@ -137,13 +136,12 @@ class Running(ClosedAtTheEnd):
         return Done(code if code >= 0 else None, bytes(self._out), bytes(self._err))
 
     def code(self, limit_s: float) -> int | None:
-        """Return the exit code, 128 + n for signal n, -1 if the connection ended before the code was known, or None if
-        the command has not ended.
-        """
+        """Return the exit code, 128 + n for signal n, or -1 if the connection ended before the code was known. Return
+        None if the command has not ended within `limit_s`."""
         return self._channel.code(limit_s)
 
     def last_error_lines(self, most: int = 1) -> list[str]:
-        """Return the last lines of the command's stderr, for a message about its end or failed start."""
+        """Return at most `most` of the last lines of the command's stderr, for a message."""
         lines = [line.strip() for line in bytes(self._err[-_TAIL_BYTES:]).decode(errors="replace").splitlines()]
         return [f"  {line[:500]}" for line in lines if line][-most:]
 
@@ -152,7 +150,7 @@ class Running(ClosedAtTheEnd):
         self._channel.close()
 
     def _wait_for(self, there: Callable[[], bool], limit_s: float) -> None:
-        """Read output until the condition `there` holds or no more will come; raise an error after `limit_s`."""
+        """Read output until the condition `there` holds or the output has ended; raise Silent after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
             left = deadline - time.monotonic()
@@ -161,7 +159,7 @@ class Running(ClosedAtTheEnd):
                 raise self._late()  # however much else it prints
 
     def _take(self, wait_s: float) -> bool:
-        """Store new output; return whether any came."""
+        """Store output that comes within `wait_s`; return whether any came."""
         said = None if self._ended else self._channel.take(wait_s)
         if said is None:
             self._ended = True
@@ -174,15 +172,15 @@ class Running(ClosedAtTheEnd):
         return bool(said[0] or said[1])
 
     def _late(self) -> Silent:
-        """Return the error that the command did not answer in time."""
+        """Return the error for a command that did not answer in time."""
         return Silent(f"{self.who}: no answer in time: the command may still run there")
 
 
 def command_line(argv: Sequence[str], *, told: bool = False) -> str:
-    """Return a line for any shell that the user may have on the other machine, which passes one quoted word of harmless
-    letters to sh.
+    """Return the command as a line for any shell that the user may have on the other machine. The shell only passes one
+    quoted word of harmless letters to sh.
 
-    With `told` a death by a signal becomes an exit code, for a transport that reports no signals.
+    With `told` a death by a signal becomes exit code 128 + n, for a transport that reports no signals.
     """
     if any("\0" in word for word in argv):
         raise ValueError("a word of a command line with a NUL")

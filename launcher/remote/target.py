@@ -1,4 +1,4 @@
-"""Resolve where a host is and how to log in there from OpenSSH's own configuration, without connecting.
+"""Find out from OpenSSH's configuration where a host is and how to log in there, without connecting.
 
 `ssh -G` interprets the configuration; without ssh, paramiko's reader does, which does not support Include.
 """
@@ -35,7 +35,13 @@ _JUMP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One host, and everything that is needed to log in to it."""
+    """One host, and everything that is needed to log in to it.
+
+    `agent` allows the ssh-agent's keys, `only_these_keys` no others of them than `keys`; `jumps` are the jump hosts,
+    nearest first; `known_as` is the host's name in the `known_hosts` files. After `asked_after_s` of silence a
+    keepalive is sent, after `silence_limit_s` the connection is given up. With the transport openssh, ssh itself looks
+    up all but the options in `said`.
+    """
 
     name: str  # as the user calls it
     hostname: str
@@ -57,10 +63,9 @@ class Target:
 
 
 def target_of(host: SshHost, *, agent: bool = False) -> Target:
-    """Return how to reach a host of the clusters file or of a spec from this machine; raise BadInput if its options are
-    wrong.
+    """Return how to reach a host of the clusters file or of a spec; raise BadInput if its options are wrong.
 
-    With `agent`, keys of the user's ssh-agent are tried too.
+    `agent` allows the keys of the user's ssh-agent.
     """
     said = {"user": host.user, "port": None if host.port is None else str(host.port)}
     own = () if host.key is None else (Path(host.key).expanduser(),)
@@ -79,14 +84,14 @@ def target_of(host: SshHost, *, agent: bool = False) -> Target:
 
 
 def resolved(target: Target) -> Target:
-    """Return a target that was left to ssh with all options resolved."""
+    """Return a target of the transport openssh with all options filled in that ssh would look up for itself."""
     return replace(
         _target(target.name, dict(target.said), target.keys, agent=target.agent, passed=()), transport="openssh"
     )
 
 
 def configured() -> list[str]:
-    """Return the options that name a configuration file for ssh, or none for the usual file."""
+    """Return the ssh options that name the configuration file in use, or none for the usual one."""
     named = os.environ.get("LAUNCH_SSH_CONFIG")
     if not named:
         own = Path.home() / ".ssh" / "config"
@@ -97,9 +102,9 @@ def configured() -> list[str]:
 def _target(
     name: str, said: Mapping[str, str], keys: tuple[Path, ...], *, agent: bool, passed: tuple[str, ...]
 ) -> Target:
-    """Return how to reach a host.
+    """Return how to reach a host; options in `said` override the SSH configuration.
 
-    With `agent`, keys of the user's ssh-agent are tried too; `passed` are the hosts for which it is a jump host.
+    `agent` allows the keys of the user's ssh-agent; `passed` are the hosts for which this one is a jump host.
     """
     if name in passed or len(passed) > _MOST_JUMPS:
         raise BadInput(
@@ -146,7 +151,8 @@ def _target(
 
 
 def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the keywords of the SSH configuration for this host, in lower case, with their values."""
+    """Return the SSH options of this host, with keywords in lower case, where those in `said` override the
+    configuration."""
     files = _configuration_files()
     if shutil.which("ssh") is None:
         from launcher.remote.paramiko_library import configuration  # late: only where there is no ssh
@@ -162,7 +168,7 @@ def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def parse_options(text: str) -> dict[str, tuple[str, ...]]:
-    """Return the options that `ssh -G` prints."""
+    """Return the options in the output of `ssh -G`, by keyword in lower case."""
     found: dict[str, tuple[str, ...]] = {}
     for line in text.split("\n"):
         keyword, _, value = line.partition(" ")
@@ -186,35 +192,35 @@ def _configuration_files() -> list[Path]:
 
 
 def known_name(hostname: str, port: int) -> str:
-    """Return the host's name in known-hosts files."""
+    """Return the name under which known-hosts files list a host: `[name]:port` for other ports than 22."""
     return hostname if port == DEFAULT_PORT else f"[{hostname}]:{port}"
 
 
 def silent(target: Target) -> Unreachable:
-    """Return the error that the host does not answer."""
+    """Return the error for a host that does not answer."""
     return Unreachable(f"{who(target)} does not answer", TRY)
 
 
 def dropped(target: Target, *words: str) -> Dropped:
-    """Return the error that the host closed the connection at once."""
+    """Return the error for a host that closed the connection at once; `words` are what it printed."""
     hint = "hint: its sshd may have too many logins at the moment; a larger `MaxStartups` there lets more in"
     return Dropped(f"{who(target)} hung up at once", *words, hint)
 
 
 def earlier(limit_s: float, deadline: float | None) -> float:
-    """Return the earlier of this step's deadline and the overall one."""
+    """Return the earlier of `deadline` (None for none) and the time `limit_s` from now, by `time.monotonic`."""
     own = time.monotonic() + limit_s
     return own if deadline is None else min(own, deadline)
 
 
 def who(target: Target) -> str:
-    """Return the user's name for the host, with its address."""
+    """Return the host as text for messages: the user's name for it and, if different, its address."""
     where = target.hostname if target.port == 22 else f"{target.hostname} port {target.port}"
     return target.name if where == target.name else f"{target.name} ({where})"
 
 
 def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str], name: str) -> tuple[Path, ...]:
-    """Return those of the key files that exist: the host's own, then the configuration's or the default ones."""
+    """Return those of the key files that exist: the host's own, or else the configuration's or the usual ones."""
     if own and (not named or set(_DEFAULT_KEYS) <= set(named)):
         return own
     said = [word for word in named or _DEFAULT_KEYS if word not in _NOT_FOR_US]
@@ -223,9 +229,10 @@ def _keys(own: tuple[Path, ...], named: Sequence[str], tokens: Mapping[str, str]
 
 
 def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, agent: bool) -> tuple[Target, ...]:
-    """Return the jump hosts on the way; with `agent`, keys of the user's ssh-agent are tried for them too.
+    """Return the jump hosts that a ProxyJump option names, nearest first; `agent` allows the keys of the user's
+    ssh-agent for them.
 
-    `passed` are the hosts beyond them.
+    `passed` are the hosts that are reached through them.
     """
     if said.lower() == "none":
         return ()
@@ -242,12 +249,12 @@ def _jumps(said: str, tokens: Mapping[str, str], passed: tuple[str, ...], *, age
 
 
 def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[Path]:
-    """Return the paths of files with variables filled in."""
+    """Return the paths of files in an SSH option, with tokens and variables filled in."""
     return [Path(_path(word, tokens, name)) for word in words if word.lower() != "none"]
 
 
 def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
-    """Return the path with ~, %x and ${NAME} filled in."""
+    """Return the path in an SSH option with `~`, tokens such as %h, and ${NAME} filled in."""
 
     def variable(found: re.Match[str]) -> str:
         """Return the value of an environment variable; raise BadInput if it is not set."""
@@ -260,7 +267,7 @@ def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
-    """Return the path of the ssh-agent's socket, or "" for the usual one."""
+    """Return the path that the option IdentityAgent gives, or "" for the socket in SSH_AUTH_SOCK."""
     if said.lower() in {"", "none"} or said == "SSH_AUTH_SOCK":
         return ""
     if said.startswith("$") and not said.startswith("${"):
@@ -269,7 +276,7 @@ def _agent_socket(said: str, tokens: Mapping[str, str], name: str) -> str:
 
 
 def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
-    """Return the text with tokens such as %h filled in; raise BadInput for an unknown token."""
+    """Return the text with tokens such as %h filled in; raise BadInput for an unknown token in the option `what`."""
 
     def token(found: re.Match[str]) -> str:
         """Return the text for which a token stands."""
@@ -284,14 +291,14 @@ def _filled(text: str, tokens: Mapping[str, str], name: str, what: str) -> str:
 
 
 def _port(text: str, name: str) -> int:
-    """Return the port number; raise BadInput if the text is none."""
+    """Return the port number in the text; raise BadInput if the text is no port."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
         raise BadInput(f"{name}: Port of the SSH configuration: expected 1 to 65535, got {text!r}")
     return int(text)
 
 
 def _seconds(text: str, name: str) -> float:
-    """Return the seconds in the text, or the default for `none` or 0."""
+    """Return the number of seconds in the text, or the default time-out for `none` or 0."""
     if text.lower() == "none":
         return CONNECT_TIMEOUT_S
     if not text.isascii() or not text.isdigit():

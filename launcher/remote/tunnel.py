@@ -17,10 +17,9 @@ _MOST = 64  # connections at once
 
 
 class Tunnel:
-    """A relay for connections to the socket `listening`, which it closes at its end; each gets a channel of its own
-    from `dial`.
+    """A relay that accepts connections on the socket `listening` and connects each to a new channel from `dial`.
 
-    If there are too many, the one that has been silent longest is closed.
+    If there are too many connections, the one that has been silent longest is closed. The socket is closed at the end.
     """
 
     def __init__(self, listening: socket.socket, dial: Callable[[], Channel], *, most: int = _MOST) -> None:
@@ -46,13 +45,13 @@ class Tunnel:
                     self._end(peer)
 
     def _end(self, peer: socket.socket) -> None:
-        """Shut down one connection, so that the thread that relays it ends."""
+        """Shut down one accepted connection, so that the thread that relays it ends."""
         self._heard_at.pop(peer, None)
         with contextlib.suppress(OSError):  # it has left
             peer.shutdown(socket.SHUT_RDWR)
 
     def _carry(self, peer: socket.socket) -> None:
-        """Relay one connection until either side ends it."""
+        """Relay one accepted connection until either side ends it."""
         with peer:
             try:
                 channel = self._dial()
@@ -92,7 +91,7 @@ class Tunnel:
                     self._heard_at[peer] = time.monotonic()
 
     def _give(self, channel: Channel, data: bytes) -> None:
-        """Write all of the data to the channel."""
+        """Write all of the data to the channel; return once it is accepted."""
         until = time.monotonic() + _TAKE_S
         while data and time.monotonic() < until:
             data = data[channel.give(data, 1.0) :]

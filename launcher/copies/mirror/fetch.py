@@ -1,6 +1,5 @@
-"""Fetch results of a run from other machines: what a user asks for, and the checkpoint from which it continues
-elsewhere.
-"""
+"""Fetch results of a run from other machines: logs and checkpoints that a user asks for, and the checkpoint from which
+the run continues on another cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,7 +23,7 @@ _AGAIN = 3  # a run that lets its checkpoints go faster than they can be fetched
 
 
 def checkpoint_folder(run: RunDir) -> str:
-    """Return the checkpoint directory relative to the run's folder, which is the same on every machine."""
+    """Return the path of the checkpoint directory within the run's folder, which is the same on every machine."""
     return read_plan(run, last_attempt(run).number).spec.checkpoint.dir
 
 
@@ -38,7 +37,9 @@ def fetch(
 ) -> list[str]:
     """Fetch logs, metrics and a checkpoint (`newest` with the best, `none`, or a step); return a line of text for each.
 
-    If a checkpoint cannot be fetched, the previous one is fetched, and then the error is raised.
+    If a checkpoint cannot be fetched, the one before it is fetched and then the error is raised. `theirs` tells whether
+    an attempt's ranks wrote on other machines; `bring_logs` fetches logs and returns errors by machine; `holders`
+    returns the machines that have checkpoints.
     """
     before = logs.size(run)
     troubles = bring_logs()
@@ -63,14 +64,16 @@ def fetch(
 
 
 def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """Fetch the newest and the best checkpoint; return the lines that report them."""
+    """Fetch the newest and the best checkpoint; return lines about them. Errors of checkpoints that could not be
+    fetched are added to `passed_over`."""
     lines = _fetch_newest(look, None, "step", passed_over) or ["no checkpoint yet"]
     return lines + _fetch_newest(look, None, "best", passed_over)
 
 
 def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """Fetch the checkpoint of `step`, or the best one of that step, which may be all that is left; return the lines
-    that report it.
+    """Fetch the checkpoint of `step`, or the one kept as the best if it is of that step; return lines about it.
+
+    Raise Refused if there is none. Errors of checkpoints that could not be fetched are added to `passed_over`.
     """
     lines = _fetch_newest(look, step, "step", passed_over) or _fetch_newest(look, step, "best", passed_over)
     if not lines:
@@ -81,9 +84,10 @@ def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over
 def _fetch_newest(
     look: Callable[[], Holders], step: int | None, kind: Kind, passed_over: list[LaunchError]
 ) -> list[str]:
-    """Fetch the newest checkpoint, or that of `step`; return the lines that report it, none if there is none.
+    """Fetch the newest checkpoint of this kind, or that of `step`; return a line about it, or none if there is none.
 
-    The look-up is repeated if an active run has replaced all that was found.
+    `look` finds the machines that have checkpoints, and is called again if an active run has replaced all that were
+    found. Errors of checkpoints that could not be fetched are added to `passed_over`.
     """
     holders = look()
     found = holders.newest_first(step, kind)
@@ -99,7 +103,8 @@ def _fetch_newest(
 
 
 def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
-    """Return the line that reports a fetched checkpoint, or none if none was fetched."""
+    """Return the line about a fetched checkpoint, given with the number of files that had to be fetched; none for
+    None."""
     if brought is None:
         return []
     held, count = brought
@@ -109,7 +114,7 @@ def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[st
 
 
 def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
-    """Return the error with lines on what was fetched instead."""
+    """Return the error with lines added about what was fetched in spite of it."""
     *words, hint = trouble.lines
     error = LaunchError(*words, *(f"here now: {line}" for line in lines), hint)
     error.exit_code = trouble.exit_code
@@ -117,18 +122,18 @@ def _less_came(trouble: LaunchError, lines: Sequence[str]) -> LaunchError:
 
 
 def bring_newest(run: RunDir, holders: Holders) -> None:
-    """Fetch the checkpoint from which the run will resume elsewhere, and the best one if possible.
+    """Fetch the newest checkpoint, from which the run will resume on another cluster, and the best one if possible.
 
-    Raise Unreachable if no host knows of any, NotTransferred if no known one can be fetched.
+    Raise Unreachable if the run had checkpoints and no machine that answers has one; raise NotTransferred if none that
+    is found can be fetched.
     """
     newest = fetch_to_resume_from(run, holders, holders.bring_home)
     _set_incomplete_aside(holders, newest.step if newest is not None else -1)
 
 
 def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
-    """Fetch and return the newest checkpoint that can be had, or None if there is none; fetch the best one too if
-    possible.
-    """
+    """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if there is none; fetch
+    the best one as well if possible."""
     brought = first_that_comes(holders.newest_first(), bring, _pass_over)
     newest = brought[0] if brought is not None else None
     settle_for(run, newest, holders)
@@ -141,9 +146,10 @@ def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], 
 
 
 def settle_for(run: RunDir, wanted: Held | None, holders: Holders) -> None:
-    """Report that a run resumes from an older step than it had reached.
+    """Report it to the user if `wanted`, the checkpoint from which the run resumes (None for none), is older than the
+    last one that it saved.
 
-    Raise Unreachable if the run would begin anew although a host that does not answer may have its checkpoint, unless a
+    Raise Unreachable if the run would begin without any although a machine that does not answer may have one, unless a
     user has allowed that.
     """
     state = read_record(run.state, RunState)
@@ -170,14 +176,13 @@ def _may_begin_anew(run: RunDir) -> bool:
 
 
 def _pass_over(trouble: NotTransferred) -> None:
-    """Report that a checkpoint cannot be fetched and the previous one is used."""
+    """Report to the user that this checkpoint cannot be fetched and that the one before it is tried."""
     news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 
 
 def _set_incomplete_aside(holders: Holders, above: int) -> None:
-    """Set aside checkpoints above step `above` that an interrupted fetch left incomplete: the run will save those steps
-    again.
-    """
+    """Set aside checkpoints above step `above` that an interrupted fetch left incomplete, because the run will save
+    those steps again."""
     for held in partial.inventory(holders.home):
         if held.committed and held.missing and (held.kind == "best" or held.step > above):
             partial.set_aside(holders.home, held.step, held.kind)

@@ -1,4 +1,5 @@
-"""List which machines have which files of a run's checkpoints, and move these here or to machines that lack some."""
+"""List which machines have which files of a run's checkpoints, and copy files to this machine or to machines that lack
+some."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,18 +24,18 @@ T = TypeVar("T")
 
 
 class CheckpointHolder(Protocol):
-    """A machine that has checkpoints of the run; all methods raise Unreachable if it does not answer."""
+    """A machine that has files of the run's checkpoints; all methods raise Unreachable if it does not answer."""
 
     def held(self) -> Sequence[Held]:
-        """Return the files that this holder has of each checkpoint."""
+        """Return which files of each checkpoint this machine has."""
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """Return the result of `take`, which gets the bytes of the file as they arrive; an empty name means the
-        manifest.
-        """
+        """Call `take` with the bytes of the file as they arrive, and return its result; an empty name stands for the
+        manifest."""
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Store the file; raise LaunchError, with Exit.DAMAGED if the file does not match the manifest."""
+        """Store the file on that machine; raise LaunchError, with Exit.DAMAGED if the file does not match the
+        manifest."""
 
 
 class NotTransferred(LaunchError):
@@ -56,9 +57,9 @@ class NotTransferred(LaunchError):
 
 
 class Holders:
-    """The machines that have files of a run's checkpoints, and the folder for them on this machine.
+    """The machines that have files of a run's checkpoints, and the folder for these files on this machine (`home`).
 
-    A machine that does not answer is not asked again, and is named in errors.
+    A machine that does not answer is not asked again; errors name it.
     """
 
     def __init__(
@@ -77,13 +78,15 @@ class Holders:
         self._holders, self._held = holders, held
 
     def newest_first(self, step: int | None = None, kind: Kind = "step") -> list[Held]:
-        """Return the checkpoints, or those of `step`, of which every file is on some disk, this machine's included."""
+        """Return the checkpoints of this kind, or only that of `step`, of which every file is on some disk, this
+        machine's included."""
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 
     def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
-        """Fetch all files of the checkpoint, or those in `only`, and return how many had to be fetched.
+        """Fetch those files of the checkpoint that this machine lacks, or of these only those in `only`; return how
+        many were fetched.
 
-        Raise NotTransferred if one cannot be; the files that have arrived by then stay.
+        Raise NotTransferred if one cannot be fetched; files that arrived before stay.
         """
         mine = next((one for one in partial.inventory(self.home) if _same(one, wanted) and one.committed), None)
         missing = _names(wanted) if mine is None else mine.missing
@@ -101,7 +104,8 @@ class Holders:
         return len(fetched)
 
     def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
-        """Send the named files of a local checkpoint to a machine; raise NotTransferred if one is damaged here."""
+        """Send the named files of a checkpoint from this machine's disk to the machine `to`; raise NotTransferred if
+        one is damaged here."""
         manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}
         for name in names:
@@ -115,7 +119,7 @@ class Holders:
                 raise
 
     def _bring_file(self, wanted: Held, manifest: bytes, name: str) -> None:
-        """Fetch one file from the first machine that gives it undamaged."""
+        """Fetch one file from the first machine that has it undamaged."""
 
         def take(host: str, pieces: Iterator[bytes]) -> None:
             """Write the file as its bytes arrive."""
@@ -126,7 +130,7 @@ class Holders:
         self._first_that_gives(having, wanted, name, take)
 
     def _manifest(self, wanted: Held) -> bytes:
-        """Return the manifest of a checkpoint that is committed on a reachable machine."""
+        """Return the manifest of a checkpoint from this disk or from a machine that has it committed."""
 
         def take(_host: str, pieces: Iterator[bytes]) -> bytes:
             """Return the manifest if it is that of the wanted checkpoint."""
@@ -143,7 +147,8 @@ class Holders:
     def _first_that_gives(
         self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
     ) -> T:
-        """Return the result of `take` on the bytes of the first host that has the file undamaged."""
+        """Ask the hosts one after another for the file, and return the result of `take` (host, bytes) for the first
+        that has it undamaged."""
         what = name or "its manifest"
         troubles: dict[str, LaunchError] = {}
         for host in hosts:
@@ -162,17 +167,19 @@ class Holders:
 
 
 def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind: Kind = "step") -> list[Held]:
-    """Return the checkpoints, or those of `step`, of which every file is on one of the disks, the newest first."""
+    """Return the checkpoints of this kind, or only that of `step`, of which every file is on one of the disks, the
+    newest first."""
     return [held for held in reversed(partial.whole_over(disks, kind)) if step is None or held.step == step]
 
 
 def first_that_comes(
     found: Sequence[Held], bring: Callable[[Held], T], passed_over: Callable[[NotTransferred], None]
 ) -> tuple[Held, T] | None:
-    """Return (the first of the checkpoints that can be fetched, the result of `bring`), or None if `found` is empty.
+    """Try to fetch the checkpoints in this order with `bring`; return (the first that can be fetched, the result of
+    `bring`).
 
-    `bring` fetches one; `passed_over` is called for each that could not be fetched before it succeeds. Raise the first
-    NotTransferred if none can be fetched.
+    Return None if `found` is empty. `passed_over` is called with the error of each that failed before another
+    succeeded. Raise the first NotTransferred if none can be fetched.
     """
     troubles: list[NotTransferred] = []
     for held in found:
@@ -190,27 +197,28 @@ def first_that_comes(
 
 
 def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
-    """Return the files of a checkpoint that none of the disks has."""
+    """Return the names of the checkpoint's files that none of the disks has."""
     there = {name for held in disks for name in _present(wanted, held)}
     return [name for name in _names(wanted) if name not in there]
 
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
-    """Write a fetched file once its content matches the manifest; another checkpoint with its name is set aside."""
+    """Write a fetched file into the folder if its content matches the manifest; another checkpoint with the same folder
+    name is set aside."""
     make_dir(folder)
     ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
     partial.receive(folder, manifest, name, pieces, kind)
 
 
 def _contents(home: Path, wanted: Held, name: str) -> Iterator[bytes]:
-    """Yield the bytes of a local file."""
+    """Yield the bytes of a checkpoint's file in the folder `home` of this machine."""
     with partial.open_file(home, wanted.step, name, wanted.kind) as file:
         while piece := file.read(_PIECE):
             yield piece
 
 
 def _present(wanted: Held, held: Iterable[Held]) -> set[str]:
-    """Return the names of those files of the checkpoint that one disk has."""
+    """Return the names of the checkpoint's files that a disk has, of which `held` lists the contents."""
     return {name for one in held if _same(one, wanted) for name in one.present}
 
 
@@ -220,5 +228,5 @@ def _names(held: Held) -> tuple[str, ...]:
 
 
 def _same(one: Held, other: Held) -> bool:
-    """Return whether both are copies of the same checkpoint."""
+    """Return whether both entries are of the same checkpoint, by kind, step and digest of the manifest."""
     return Save.of(one) == Save.of(other)

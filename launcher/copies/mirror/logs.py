@@ -1,4 +1,4 @@
-"""Copy the logs and metrics that ranks write on other machines until all of them are here."""
+"""Copy the logs and metrics that ranks write on other machines into the run's folder on this machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +21,10 @@ _asked: set[Path] = set()  # who follows what a run writes here does not wait fo
 
 
 def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
-    """Copy what is new of the logs, again and again until the run has ended or continues elsewhere, and all of them are
-    here.
+    """Copy what is new of the remote attempts' logs and metrics by one call of `bring`; once the run has ended and
+    everything is here, mark the attempts and do nothing any more.
+
+    `theirs` tells whether an attempt's ranks wrote on other machines.
     """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]
@@ -41,9 +43,10 @@ def bring_logs(run: RunDir, theirs: Theirs, bring: Bring) -> None:
 
 
 def known(run: RunDir, theirs: Theirs) -> dict[str, int]:
-    """Return by name how many bytes of each file this machine has.
+    """Return by name how many bytes of each file this machine has, which are not fetched again.
 
-    Files that ranks on this machine write are left out, because a remote file may have the same name.
+    A file that ranks on this machine write counts as known completely, because a remote file may have the same name.
+    `theirs` tells whether an attempt's ranks wrote on other machines.
     """
     every = attempts(run)
     there = [attempt for attempt in every if theirs(attempt)]
@@ -68,6 +71,6 @@ def size(run: RunDir) -> int:
 
 
 def folders_of(run: RunDir) -> tuple[str, ...]:
-    """Return the folders with logs and metrics, including those of roles beside the main one."""
+    """Return the names of the folders with logs and metrics, those of the run's other roles included."""
     roles = [f"{run.roles.name}/{path.name}/{folder}" for path in role_dirs(run) for folder in FOLDERS]
     return (*FOLDERS, *roles)

@@ -1,4 +1,5 @@
-"""Keep the records of a run that is on other machines in its folder here.
+"""Copy the records of a run that is on other machines into its folder on this machine. Fields that only this machine
+can decide, such as the run's name here, are not taken over.
 
 What another machine sends is data of declared types. Where the run is, its name and the meaning of an exit code stay
 this machine's own.
@@ -22,7 +23,7 @@ _ENDS = frozenset(Exit) - {Exit.INTERRUPTED, Exit.PIPE_CLOSED} - {code for code 
 
 
 class _OurPlan(msgspec.Struct, frozen=True):
-    """The part of this machine's plan that has the run's name."""
+    """The part of this machine's plan that names the run here."""
 
     run_id: str
     name: str
@@ -38,7 +39,8 @@ def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
 
 
 def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
-    """Write the coordinator's newest state, with the names that the run and its place have on this machine."""
+    """Write the coordinator's newest state `last`, with the run's and the cluster's names on this machine and with our
+    own exit code."""
     ours = plan_as(run, attempt.number, _OurPlan)
     named = {"run": ours.run_id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
     code = _exit_code(last.state, last.cause, last.exit_code) if last.state.ended else None
@@ -56,7 +58,8 @@ def renew(path: Path, record: T | None, kind: type[T]) -> None:
 
 
 def _exit_code(state: State, cause: Cause | None, reported: int | None) -> int:
-    """Return the exit code for `launch wait`: 0 only for success, and none that has another meaning."""
+    """Return the exit code for `launch wait`: 0 only for success, else `reported` if it is one for an ended run, else
+    that of the cause."""
     if state is State.SUCCEEDED:
         return Exit.OK
     return reported if reported in _ENDS else Exit.LOST if cause is None else exit_of(cause)

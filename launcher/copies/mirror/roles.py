@@ -1,4 +1,4 @@
-"""Report the roles of a run beside its main one, and keep such reports in the run's folder here."""
+"""Exchange, between machines, the state of a run's roles (its programs other than the main one)."""
 
 import shutil
 import time
@@ -20,7 +20,11 @@ from launcher.status.facts import role_dirs
 
 
 class RoleReport(msgspec.Struct, frozen=True):
-    """The state of a role beside the main one, or of one of its ranks that restart alone."""
+    """The state of one role: its newest attempt, its coordinator's last state, and how the attempt ended (None if it
+    has not).
+
+    A role whose ranks restart independently has a report per rank.
+    """
 
     name: RunId
     attempt: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]  # of the role, the newest
@@ -29,7 +33,7 @@ class RoleReport(msgspec.Struct, frozen=True):
 
 
 def reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
-    """Yield the state of each role's newest attempt, as this machine knows it."""
+    """Yield the state of each role's newest attempt, as the records in the run's folder show it."""
     for role in map(RunDir, role_dirs(run)):
         if there := attempts(role):
             last = there[-1]
@@ -38,13 +42,13 @@ def reports_of_roles(run: RunDir) -> Iterator[RoleReport]:
 
 
 def next_attempts_of_roles(run: RunDir) -> dict[RunId, int]:
-    """Return by role the number after that of its newest attempt, for the places where the run continues."""
+    """Return, by the role's name, the number that its next attempt must have when the run continues elsewhere."""
     found = {parse_run_id(path.name): attempts(RunDir(path)) for path in role_dirs(run)}
     return {name: there[-1].number + 1 for name, there in found.items() if there}
 
 
 def keep_roles(run: RunDir, attempt: AttemptDir, reports: Sequence[RoleReport], kind: str) -> None:
-    """Keep the records of the roles that our own plan has beside the main one; `kind` is that of their place."""
+    """Write the reports into the run's folder, for roles that our own plan has; `kind` is the kind of their cluster."""
     plans = {Path(plan.run_dir).name: plan for plan in read_plan(run, attempt.number).roles} if reports else {}
     for one in reports:
         if (plan := plans.get(one.name)) is None:

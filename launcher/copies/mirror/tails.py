@@ -1,4 +1,4 @@
-"""Transfer the new part of growing files, from where the other side's copy ends."""
+"""Copy growing files from another machine: only what follows the bytes that this machine has."""
 
 import os
 import re
@@ -19,7 +19,8 @@ _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on how much is transferred at once."""
+    """Limits on how much is transferred: bytes and files in one answer, bytes in all answers together, and files that
+    are new here."""
 
     answer_bytes: int = 8 << 20
     answer_files: int = 5000
@@ -31,7 +32,7 @@ LIMITS = Limits()
 
 
 class Tail(NamedTuple):
-    """A piece of a file, with the offset at which it belongs."""
+    """A piece of a file, named relative to the run's folder, with the offset at which it belongs."""
 
     name: Annotated[str, msgspec.Meta(max_length=4096)]  # from the run's folder
     at: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -39,7 +40,7 @@ class Tail(NamedTuple):
 
     @property
     def is_plainly_named(self) -> bool:
-        """Return whether the name is a relative path that is safe to write to."""
+        """Return whether the name is a relative path of plain characters, without `..`, that is safe to write to."""
         return _FILE.fullmatch(self.name) is not None
 
 
@@ -56,16 +57,17 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_of(found: Iterable[Tail]) -> tuple[Part, ...]:
-    """Return the list of parts that announces these pieces."""
+    """Return the list of parts (name, offset, size) that is sent before the content of these pieces."""
     return tuple(Part(one.name, one.at, len(one.content)) for one in found)
 
 
 def grown(
     root: Path, folders: Sequence[str], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return (the new ends of all files below the folders, as much as one answer may hold; whether there is more).
+    """Return (pieces with what the files below the folders have beyond `known`, whether there is more than one answer
+    may hold).
 
-    `known` is how many bytes the other side has of each file.
+    `known` is the number of bytes of each file that the other side has.
     """
     return grown_of(root, _files(root, folders), known, limits)
 
@@ -73,7 +75,7 @@ def grown(
 def grown_of(
     root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return (the new ends of the files, whether there is more), as `grown` does."""
+    """Return what `grown` does, for the given files."""
     found: list[Tail] = []
     left = limits.answer_bytes
     for path in files:
@@ -96,7 +98,7 @@ def grown_of(
 
 
 def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
-    """Yield each part of the received content as a piece; raise ValueError if the sizes do not match the content."""
+    """Yield the received content as one piece per part; raise ValueError if the sizes do not add up to it."""
     start = 0
     for part in parts:
         yield Tail(part.name, part.at, content[start : start + part.size])
@@ -106,9 +108,7 @@ def parted(parts: Iterable[Part], content: bytes) -> Iterator[Tail]:
 
 
 def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
-    """Append a piece to the local copy of its file; raise LaunchError for a name that is not below one of the
-    folders.
-    """
+    """Append a piece to the copy of its file here; raise LaunchError if its name is not below one of the folders."""
     steps = tail.name.split("/")
     if {"", ".", ".."} & set(steps) or not any(f"{tail.name}/".startswith(f"{folder}/") for folder in folders):
         raise LaunchError(f"{tail.name[:100]!r} is no file that was asked for")
@@ -128,9 +128,10 @@ def put(root: Path, folders: Sequence[str], tail: Tail) -> None:
 def bring(
     root: Path, folders: Sequence[str], known: Mapping[str, int], ask: Ask, who: str, limits: Limits = LIMITS
 ) -> None:
-    """Copy everything that `who` has below the folders, beyond what is `known`, to below `root`, answer by answer.
+    """Copy everything below the folders that `who` has beyond `known` to below `root`, by repeated calls of `ask`.
 
-    Raise LaunchError for files that were not requested, and for more than is fetched at once.
+    `ask` takes the known sizes and returns (pieces, whether there is more). Raise LaunchError for bytes that were not
+    requested, and for more than the limits.
     """
     mine, left = dict(known), limits.at_once_bytes
     for _ in range(_MOST_ANSWERS):
@@ -172,7 +173,7 @@ def _files(root: Path, folders: Sequence[str]) -> list[Path]:
 
 
 def is_text(name: str) -> bool:
-    """Return whether the name is valid text, as only such a name can be sent to the other side."""
+    """Return whether the file name is valid Unicode; others cannot be sent."""
     try:
         name.encode()
     except UnicodeEncodeError:

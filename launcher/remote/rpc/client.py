@@ -1,4 +1,5 @@
-"""The client of a launcher program on another machine: `launch _far` of a login node, or a server of a host."""
+"""The client of a launcher program on another machine: of `launch _far` on a login node, or of a server on a pool's
+host. Requests and answers pass over the program's stdin and stdout."""
 
 import contextlib
 import itertools
@@ -36,15 +37,15 @@ T = TypeVar("T")
 
 
 class RemoteProgram(Protocol):
-    """The `launch` program on another machine, and how that machine is reached."""
+    """The `launch` program on another machine, and how to reach that machine."""
 
     @property
     def cluster(self) -> str:
-        """Return the cluster's name as the user knows it."""
+        """Return the name of the cluster in the user's clusters file."""
 
     @property
     def login(self) -> str:
-        """Return the login for ssh."""
+        """Return the login for ssh, such as user@host."""
 
     @property
     def launch(self) -> str:
@@ -56,14 +57,15 @@ class RemoteProgram(Protocol):
 
 
 def remote_program(path: str) -> str:
-    """Return a program's path quoted for any shell that the user may have on the other machine, which expands `~`."""
+    """Return the program's path quoted for any shell that the user may have on the other machine, such that a leading
+    `~` is expanded."""
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{_quoted(path[1:])}'
     return _quoted(path)
 
 
 def _quoted(text: str) -> str:
-    """Return one quoted word without backslashes inside of the quotes, which fish would interpret."""
+    """Return the text as one quoted word without backslashes inside its quotes, which fish would interpret."""
     return r"\\".join(shlex.quote(part) if part else "" for part in text.split("\\"))
 
 
@@ -80,11 +82,11 @@ class RpcClient(ClosedAtTheEnd):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether no answer is outstanding, so that the next output answers the next request."""
+        """Return whether every request has been answered, so that the next output belongs to the next request."""
         return not self._waits and not self._left
 
     def greet(self, deadline: float | None = None) -> None:
-        """Wait for the greeting, and raise OtherVersion if the program is of another version."""
+        """Wait for the program's greeting, and raise OtherVersion if it is of another version."""
         if self._greeted:
             return
         try:
@@ -96,15 +98,17 @@ class RpcClient(ClosedAtTheEnd):
         self._greeted = True
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
-        """Send a request; an error of the connection is raised by `receive`."""
+        """Send a request, followed by the bytes in `contents`; an error of the connection is raised by the next
+        `receive`."""
         self._waits = True
         for piece in itertools.chain([encoded(request)], contents):
             if not self._running.feed(piece, self._taken_s):
                 return
 
     def receive(self, kind: type[T], deadline: float | None = None, *, most: int = 0) -> T:
-        """Return the answer to the last request, which at most `most` bytes may follow; raise the other side's error,
-        Broken or Silent.
+        """Return the answer to the last request, decoded as `kind`; at most `most` bytes may follow the answer.
+
+        Raise the error that the other side reports, Broken if the connection ends, or Silent at the deadline.
         """
         self.greet(deadline)
         try:
@@ -122,13 +126,14 @@ class RpcClient(ClosedAtTheEnd):
         return cast("T", value)
 
     def ask(self, request: object, kind: type[T], *, contents: Iterable[bytes] = (), timeout_s: float) -> T:
-        """Send a request and return its answer."""
+        """Send a request, followed by the bytes in `contents`, and return its answer, decoded as `kind`."""
         return self.ask_with_bytes(request, kind, 0, contents=contents, timeout_s=timeout_s)[0]
 
     def ask_with_bytes(
         self, request: object, kind: type[T], most: int, *, contents: Iterable[bytes] = (), timeout_s: float
     ) -> tuple[T, bytes]:
-        """Return (the answer, the bytes that follow it); each mebibyte has the time limit, however many there are."""
+        """Return (the answer, the bytes that follow it, at most `most`). The time limit applies to the answer, and
+        again to each mebibyte."""
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
         return answer, b"".join(self.pieces(_PIECE_S))
@@ -155,7 +160,7 @@ class RpcClient(ClosedAtTheEnd):
         return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
-        """Return the error that no valid greeting came."""
+        """Return the error for a program that sent no valid greeting."""
         if isinstance(error, OtherVersion):
             return OtherVersion(f"{self._running.who}: {error.lines[0]}")
         if isinstance(error, EOFError) and _NO_MODULE in "".join(self._running.last_error_lines()):
@@ -163,21 +168,21 @@ class RpcClient(ClosedAtTheEnd):
         return self._garbled(error.lines[0]) if isinstance(error, Garbled) else self._broken(error)
 
     def _broken(self, error: EOFError | Silent) -> Unreachable:
-        """Return the error that the connection ended or no answer came."""
+        """Return the error for a connection that ended, or for an answer that did not come in time."""
         if isinstance(error, Silent):
             return error
         return Unreachable(f"{self._running.who}: {''.join(self._running.last_error_lines()).strip() or 'it hung up'}")
 
     def _garbled(self, what: str) -> Garbled:
-        """Return the error that a message is malformed."""
+        """Return the error for a malformed message; `what` says what is wrong."""
         return Garbled(f"{self._running.who}: {what}")
 
     def _other_version(self, there: str) -> LaunchError:
-        """Return the error that the program is of version `there`."""
+        """Return the error for a program of version `there`."""
         return OtherVersion(f"{self._running.who}: launch {there} is there, and {VERSION} here")
 
     def _with_host(self, error: LaunchError) -> LaunchError:
-        """Return the other side's error with the name of its host added."""
+        """Return an error that the other side reported, with its host's name added."""
         error.lines = (f"{self._running.who}: {error.lines[0]}", *error.lines[1:])
         return error
 
@@ -201,11 +206,11 @@ class RemoteLaunch(RpcClient):
             self._way.close()
 
     def _with_host(self, error: LaunchError) -> LaunchError:
-        """Return the other side's error with the name of the login node added."""
+        """Return an error that the other side reported, with the login node's name added."""
         return said_by(_who(self.login), error)
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:
-        """Return the error that no valid greeting came, with what ssh printed."""
+        """Return the error for a program that sent no valid greeting, with what ssh printed."""
         if isinstance(error, Garbled):
             return Unreachable(f"{_who(self.login)}: expected launch there to answer, got something else: {error}")
         words = self._running.last_error_lines(_SAID_LINES)
@@ -224,7 +229,7 @@ class RemoteLaunch(RpcClient):
         return Broken(f"{_who(self.login)}: the connection ended before launch there answered ({code})", *words)
 
     def _broken(self, error: EOFError | Silent) -> Unreachable:
-        """Return the error that the connection ended or no answer came."""
+        """Return the error for a connection that ended, or for an answer that did not come in time."""
         if isinstance(error, Silent):
             return Silent(f"{_who(self.login)} does not answer any more")
         return Broken(f"{_who(self.login)}: the connection broke", *self._running.last_error_lines())
@@ -243,7 +248,7 @@ def started(
     """Start the program with the argument `word`; return (the connection to close after it, or None if ssh opens one
     just for it; the program).
 
-    With `compress` the connection is compressed.
+    Variables named in `without` are kept from ssh. With `compress` the connection is compressed.
     """
     line = f"{remote_program(login.launch)} {word}"
     if login.transport == "paramiko":
@@ -256,20 +261,20 @@ def started(
 
 
 def remote_error(lines: Collection[str], code: int) -> LaunchError:
-    """Return an error of the other side as if it had occurred here."""
+    """Return an error that the other side reported, as lines and exit code, as if it had occurred on this machine."""
     error = LaunchError(*(line[:_LONGEST_WORD] for line in [*lines][:_MOST_LINES]))
     error.exit_code = Exit(code) if code in set(Exit) - {Exit.OK} else Exit.INTERNAL
     return error
 
 
 def said_by(who: str, error: LaunchError) -> LaunchError:
-    """Return the error with a line that names the machine from which it came."""
+    """Return the error with a line that names `who`, the machine from which it came."""
     error.lines = (*error.lines, f"  said by {who}")
     return error
 
 
 def remote_version(login: RemoteProgram) -> str:
-    """Return what `launch --version` prints on the login node, for a message."""
+    """Return the output of `launch --version` on the login node, for a message."""
     with contextlib.suppress(LaunchError):
         way, running = started(login, "--version")
         with running, way or contextlib.nullcontext():

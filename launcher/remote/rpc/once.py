@@ -1,4 +1,5 @@
-"""Carries out each request to start runs once for its token, however often it is sent, and keeps the answer.
+"""Carry out each request to start runs exactly once: a request has a token, and its outcome is kept, so that a
+repetition after a lost connection gets the same answer.
 
 <folder>/requests/<token>/
   lock           held while anything below is decided
@@ -30,7 +31,7 @@ Start = Callable[[Callable[[Runs], None]], Runs]
 
 
 class Token:
-    """The records about one submit token, by which its runs are started only once."""
+    """The records about one token, by which its request is carried out only once, even if the client repeats it."""
 
     def __init__(self, folder: Path, token: str) -> None:
         if not _TOKEN.fullmatch(token):
@@ -40,15 +41,14 @@ class Token:
         self._outcome = self.path / "outcome.json"
 
     def redeem(self, start: Start) -> Outcome:
-        """Start the runs, or return the outcome of an earlier request; a start that was killed half-way is finished
-        first.
-        """
+        """Start the runs and return the outcome, or return that of an earlier request with this token; a start that was
+        killed half-way is completed first."""
         with self._alone():
             outcome = self._settled()
             return outcome if outcome is not None else self._close(self._started(start))
 
     def void(self) -> Outcome:
-        """Return the outcome of the token; if it has none, refuse the token for good."""
+        """Return the token's outcome; if it has none yet, record that the token is refused from now on."""
         with self._alone():
             outcome = self._settled()
             if outcome is None:
@@ -57,7 +57,8 @@ class Token:
             return outcome
 
     def _settled(self) -> Outcome | None:
-        """Return the outcome of an earlier request, or None if there was none."""
+        """Return the outcome of an earlier request with this token, or None if it has none and none of its runs
+        exists."""
         outcome = read_record(self._outcome, Outcome)
         if outcome is not None:
             return outcome
@@ -74,7 +75,7 @@ class Token:
         return None
 
     def _started(self, start: Start) -> Outcome:
-        """Start the runs and return the outcome."""
+        """Start the runs and return the outcome: the runs that exist now, and the error if not all could be started."""
         chosen: list[Made] = []
 
         def choose(runs: Runs) -> None:
@@ -112,12 +113,12 @@ class Token:
 
 
 def _there(chosen: Sequence[Made]) -> tuple[Made, ...]:
-    """Return those of the chosen runs that exist."""
+    """Return those of the chosen runs whose folders exist."""
     return tuple(one for one in chosen if Path(one.path).is_dir())
 
 
 def tidy(folder: Path, now: float) -> None:
-    """Delete records of tokens that are more than a month old."""
+    """Delete records of tokens that are more than a month old at the time `now`."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder / "requests") as found:
         for entry in found:
             if _TOKEN.fullmatch(entry.name) and entry.stat().st_mtime < now - _KEPT_S:

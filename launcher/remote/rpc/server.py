@@ -1,4 +1,4 @@
-"""The server's side of the rpc: answer requests on stdin, one after the other, until it is closed."""
+"""The server's side of the rpc: answer requests that come over stdin, one after the other, until stdin is closed."""
 
 import os
 import time
@@ -19,7 +19,7 @@ _LONGEST_FOLDER = 1000
 
 
 class Body:
-    """The bytes that follow a request."""
+    """The bytes that follow a request; they are read from the connection as they are asked for."""
 
     def __init__(self, incoming: Incoming, size: int) -> None:
         self._incoming = incoming
@@ -32,7 +32,7 @@ class Body:
         return piece
 
     def exactly(self, size: int) -> bytes:
-        """Return exactly `size` bytes."""
+        """Return exactly `size` bytes; raise LaunchError if fewer follow the request."""
         data = b"".join(self.pieces(size))
         if len(data) < size:
             raise LaunchError(f"expected {size} bytes more, got {len(data)}")
@@ -45,13 +45,13 @@ class Body:
             yield piece
 
     def pass_over(self) -> None:
-        """Skip the remaining bytes, so that what follows them is read as the next request."""
+        """Skip the bytes that were not read, so that the next request can be read."""
         while self.some(_PIECE):
             continue
 
 
 class WithBytes(NamedTuple):
-    """An answer that is followed by `size` bytes."""
+    """An answer `value` that is followed by `size` bytes, given in pieces."""
 
     value: object
     size: int
@@ -62,10 +62,11 @@ Answering = Callable[[Any, Body], Any]
 
 
 def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
-    """Serve requests until the other side closes, and return the exit code.
+    """Serve requests on stdin and stdout until the other side closes, and return the exit code.
 
-    `requests` is the union of the types that `answer` accepts. A request is carried out once it has arrived completely,
-    even if the connection breaks then; trees of code are kept, too. `where` begins the message of an internal error.
+    `requests` is the union of the types that `answer` accepts. A request that arrived completely is carried out even if
+    the connection breaks. Requests about trees of code are served as well. `where` begins the message of an internal
+    error.
     """
     asked, out = take_stdio()
     return answer_all(Incoming(reading(asked)), lambda data: write_all(out, data), requests, answer, where=where)
@@ -74,7 +75,11 @@ def serve(requests: Any, answer: Answering, *, where: str = "") -> int:
 def answer_all(
     incoming: Incoming, tell: Callable[[bytes], object], requests: Any, answer: Answering, *, where: str = ""
 ) -> int:
-    """Answer requests until the other side closes, and return the exit code."""
+    """Serve requests that come from `incoming`, send replies with `tell`, until the other side closes; return the exit
+    code.
+
+    `requests`, `answer` and `where` are as for `serve`.
+    """
     decoder = decoder_of(requests | Have | Tree)
     try:
         tell(greeting())
@@ -93,21 +98,21 @@ def answer_all(
 
 
 def folder_of(named: str) -> Path:
-    """Return the named folder, relative to the home folder unless it is absolute."""
+    """Return the named folder, relative to the home folder unless it is absolute; raise BadInput if the name contains
+    `..` or is no folder name."""
     if not named.isprintable() or ".." in named.split("/") or len(named) > _LONGEST_FOLDER:
         raise BadInput(f"expected a folder, got {named[:100]!r}")
     return Path.home() / os.path.expanduser(named)
 
 
 def projects_in(folder: str) -> Path:
-    """Return the folder for the trees of code."""
+    """Return the folder below `folder` in which trees of code are kept."""
     return folder_of(folder) / "projects"
 
 
 def take_stdio() -> tuple[int, int]:
-    """Return the connection as (descriptor to read from, descriptor to write to), and redirect stdin and stdout so that
-    no child or print can interfere with it.
-    """
+    """Return the connection as (descriptor to read from, descriptor to write to). The process's stdin and stdout are
+    redirected, so that no child and no print interferes with it."""
     asked, told = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
@@ -117,7 +122,8 @@ def take_stdio() -> tuple[int, int]:
 
 
 def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:
-    """Carry out a request; return (the reply, the bytes that follow it)."""
+    """Carry out a request; return (the reply, the bytes that follow it). An exception becomes a reply with the
+    error."""
     try:
         value = _about_trees(request, body) if isinstance(request, Have | Tree) else answer(request, body)
         whole = value if isinstance(value, WithBytes) else WithBytes(value, 0, ())
@@ -136,7 +142,7 @@ def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[
 
 
 def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], object]) -> None:
-    """Send exactly `size` bytes; raise EOFError if the pieces have more or fewer, or the connection is gone."""
+    """Send exactly `size` bytes. Raise EOFError if the pieces have more or fewer, or if the connection has ended."""
     try:
         for piece in pieces:
             size -= len(piece)
@@ -150,7 +156,7 @@ def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], ob
 
 
 def _about_trees(request: Have | Tree, body: Body) -> bool:
-    """Carry out a request about trees of code; return whether the tree is here, complete."""
+    """Carry out a request about trees of code; return whether the tree is stored here completely."""
     from launcher.remote.shipping import kept_trees  # late: nothing else that is asked needs it
 
     projects = projects_in(request.folder)

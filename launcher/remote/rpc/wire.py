@@ -1,5 +1,5 @@
-"""Messages between this machine and a program on another: a greeting, then JSON lines, and bytes where a line announces
-them.
+"""The form of messages between this machine and a program on another: a greeting, then JSON lines, and raw bytes where
+a line announces them.
 
 This module has what all requests have in common: the greeting, trees of code, the form of an answer.
 """
@@ -40,14 +40,14 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):
-    """Ask whether the other side has this tree, complete. → bool"""
+    """A request whether the other side has the tree of this digest completely in the folder; the answer is a bool."""
 
     folder: str
     digest: str
 
 
 class Tree(msgspec.Struct, frozen=True, tag="tree"):
-    """Send a tree to keep; the contents of its regular files follow, in order. → None"""
+    """A request to store a tree of code; the contents of its regular files follow, in order. The answer is None."""
 
     folder: str
     digest: str
@@ -60,14 +60,14 @@ class Tree(msgspec.Struct, frozen=True, tag="tree"):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A run that exists on the other side."""
+    """A run that exists on the other side: its id there and its folder."""
 
     run: RunId
     path: str
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The outcome of the request with a token: the runs that were started, or the error."""
+    """The outcome of a request to start runs: the runs that were started, or the lines and exit code of the error."""
 
     runs: tuple[Made, ...] = ()
     error: tuple[str, ...] = ()
@@ -75,7 +75,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to a request, or the error with its exit code."""
+    """The answer to a request: its value, or the lines and exit code of an error. `follows` is the number of bytes
+    after it."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: tuple[str, ...] = ()
@@ -88,31 +89,31 @@ class Garbled(LaunchError):
 
 
 class OtherVersion(Garbled):
-    """Raised when the greeting is that of another version of the protocol."""
+    """Raised when the other side's greeting names another version of the protocol."""
 
 
 def bytes_of(files: Iterable[FileEntry]) -> int:
-    """Return how many bytes follow a list of files: the contents of the regular ones."""
+    """Return the total size of the regular files in the list, whose contents follow it on the wire."""
     return sum(max(0, file.size) for file in files if file.link is None)
 
 
 def greeting() -> bytes:
-    """Return the greeting as a line."""
+    """Return this side's greeting as a line."""
     return _MARK + encoded(Greeting(WIRE, VERSION))
 
 
 def read_greeting(line: bytes) -> Greeting | None:
-    """Return the greeting, or None for a line that a login shell prints before it."""
+    """Return the greeting, or None if the line is something else, such as a login shell's output."""
     return decoded(line.removeprefix(_MARK), Greeting) if line.startswith(_MARK) else None
 
 
 def encoded(message: object) -> bytes:
-    """Return the message as one line; raise UnicodeEncodeError for invalid text."""
+    """Return the message as one line; raise UnicodeEncodeError if a text in it is not valid Unicode."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def decoded(line: bytes, kind: type[T] | msgspec.json.Decoder[T]) -> T:
-    """Return the message in a line; raise Garbled if it is malformed."""
+    """Return the message in a line, of the type `kind`; raise Garbled if it is malformed."""
     try:
         return (kind if isinstance(kind, msgspec.json.Decoder) else decoder_of(kind)).decode(line)
     except NOT_JSON as error:
@@ -123,7 +124,7 @@ Read = Callable[[float | None, int], bytes]  # until when, and how many bytes at
 
 
 def reading(fd: int) -> Read:
-    """Return a function that reads from a descriptor until a deadline."""
+    """Return a function that takes a deadline (or None) and returns the next bytes from the descriptor."""
 
     def read(deadline: float | None, most: int) -> bytes:
         """Return at most `most` of the next bytes; raise Silent at the deadline."""
@@ -135,14 +136,14 @@ def reading(fd: int) -> Read:
 
 
 class Incoming:
-    """A reader of lines and bytes as they come; every method may have a deadline (`time.monotonic`)."""
+    """A reader of lines and bytes from a connection. Each method may have a deadline by `time.monotonic`."""
 
     def __init__(self, read: Read) -> None:
         self._from = read
         self._held = bytearray()
 
     def line(self, deadline: float | None = None, most: int = _LONGEST_LINE) -> bytes:
-        """Return the next line without its end; raise EOFError if the input ends before or within the line."""
+        """Return the next line without its newline, of at most `most` bytes; raise EOFError if the input ends first."""
         seen = 0
         while (end := self._held.find(b"\n", seen)) < 0:
             seen = len(self._held)
@@ -154,7 +155,7 @@ class Incoming:
         return line
 
     def greeting(self, deadline: float | None = None) -> Greeting:
-        """Return the greeting, skipping what was printed before it."""
+        """Return the other side's greeting; other lines before it are skipped."""
         noise = 0
         while (found := read_greeting(line := self.line(deadline, _MOST_NOISE))) is None:
             if line == _OLD_MARK:

@@ -1,4 +1,5 @@
-"""Bundle what the launcher copies to a host: its own code and the compiled packages that it needs, named by content."""
+"""Build the bundle that is copied to a host: the launcher's own code and the compiled packages that it needs. It is
+named by a digest of its content."""
 
 import hashlib
 import importlib.metadata
@@ -18,13 +19,14 @@ COMPILED = ("msgspec", "xxhash")
 
 
 def own_tag() -> str:
-    """Return a tag for the Python versions that can use the compiled packages installed here."""
+    """Return a tag that is equal for machines on which the compiled packages of this one work: Python version,
+    processor, C library."""
     return f"{sys.implementation.cache_tag}-{platform.machine()}-{platform.libc_ver()[0] or 'libc'}"
 
 
 @cache
 def digest(tag: str) -> str:
-    """Return the digest of the bundle for hosts with such a Python."""
+    """Return the digest of the bundle for hosts with this tag."""
     whole = hashlib.sha256(tag.encode())
     for name, path in _files(tag):
         content = path.read_bytes()
@@ -33,7 +35,7 @@ def digest(tag: str) -> str:
 
 
 def archive(tag: str) -> bytes:
-    """Return the bundle as a compressed archive."""
+    """Return the bundle for hosts with this tag as the bytes of a compressed tar file."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
         for name, path in _files(tag):
@@ -45,7 +47,7 @@ def archive(tag: str) -> bytes:
 
 
 def _files(tag: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of the bundle, by their names in it."""
+    """Yield (name in the bundle, path) of each file; compiled packages are included if the tag is this machine's."""
     for pattern in _OURS:
         for path in sorted(_ROOT.glob(pattern)):
             if "shipped_files" not in path.parts:
@@ -55,7 +57,7 @@ def _files(tag: str) -> Iterator[tuple[str, Path]]:
 
 
 def _installed(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield the importable files of a distribution, by its own list of files."""
+    """Yield (name in the bundle, path) of the importable files of an installed package, by its own list of files."""
     for file in sorted(importlib.metadata.files(package) or (), key=str):
         if file.parts[0] == package and file.suffix in (".py", ".so"):
             yield str(file), Path(str(file.locate()))

@@ -1,4 +1,5 @@
-"""Install the launcher on a host; run there as text (`python -I -c TEXT ARGUMENTS`, an archive on stdin).
+"""Install the launcher on a host: this file is run there as text (`python -I -c TEXT ARGUMENTS`, with an archive on
+stdin), so it uses the standard library only.
 
 It creates a small virtual environment named by its content, with the standard library only.
 """
@@ -19,7 +20,8 @@ import venv
 
 
 def main(arguments: str) -> None:
-    """Install the launcher, unless it is installed already, and print that it is."""
+    """Create the virtual environment that `arguments` (JSON) describe, unless it exists, and print a line that confirms
+    it."""
     asked = json.loads(arguments)
     os.umask(0o077)
     folder = os.path.join(asked["workdir"], "lib")
@@ -34,10 +36,10 @@ def main(arguments: str) -> None:
 
 
 def alone(lock: str, patience_s: float = 60.0) -> int | None:
-    """Return the lock once no other process has it, so that only one of several installs.
+    """Return a descriptor that holds the file lock, so that only one process at a time installs.
 
-    Return None if the lock cannot be had in time, or if locks do not work: two that install at the same time do no
-    harm.
+    Return None if the lock is not free within `patience_s`, or if the file system has no locks: two that install at the
+    same time do no harm.
     """
     until, held = time.monotonic() + patience_s, os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
@@ -52,7 +54,7 @@ def alone(lock: str, patience_s: float = 60.0) -> int | None:
 
 
 def _make(place: str, folder: str, asked: dict[str, object]) -> None:
-    """Create the environment and unpack the archive into it."""
+    """Create the environment in a draft, unpack the archive into it, and rename it to `place`."""
     draft = tempfile.mkdtemp(prefix=".tmp-", dir=folder)
     try:
         home = os.path.join(draft, "home")
@@ -72,7 +74,7 @@ def _make(place: str, folder: str, asked: dict[str, object]) -> None:
 
 
 def _borrow(packages: str) -> None:
-    """Use this Python's own installed packages if the bundle's compiled ones do not fit it."""
+    """Make the environment use this Python's installed packages, for a bundle whose compiled packages do not fit it."""
     import site  # late: only where our packages do not fit
 
     folders = [*site.getsitepackages(), site.getusersitepackages()]

@@ -1,4 +1,4 @@
-"""Keep the trees of code that another machine sends, each under its digest, completely or not at all."""
+"""Store trees of code that another machine sends, each under its digest, either completely or not at all."""
 
 import contextlib
 import errno
@@ -27,7 +27,8 @@ Read = Callable[[int], bytes]
 
 
 def have(projects: Path, digest: str) -> bool:
-    """Return whether the tree is stored here byte for byte, as a scratch file system may have deleted some of it."""
+    """Return whether the tree is stored here with every byte, which is checked: scratch file systems delete old
+    files."""
     place = tree(projects, digest)
     with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):
         if digest_of(list_frozen(place)) == digest:
@@ -37,10 +38,10 @@ def have(projects: Path, digest: str) -> bool:
 
 
 def keep(projects: Path, digest: str, files: Sequence[FileEntry], read: Read, *, links_out: bool = False) -> Path:
-    """Store the tree whose contents `read` gives under its digest, and return its path; raise BadInput for an invalid
-    tree.
+    """Store the tree `files`, whose contents `read` returns, under its digest, and return its path; raise BadInput for
+    an invalid tree.
 
-    With `links_out` links may lead out of the tree. Nothing is written through any link.
+    `links_out` permits links that lead out of the tree. Nothing is written through any link.
     """
     listed = _checked(files, links_out=links_out)
     place = tree(projects, digest)
@@ -66,9 +67,8 @@ def tree(projects: Path, digest: str) -> Path:
 
 
 def idle(projects: Path, now: float) -> list[Path]:
-    """Return trees from which no run was made lately; runs have copies of their own, and a later submit sends its tree
-    again.
-    """
+    """Return stored trees that no submit has used for a long time. Runs have copies of their own, and a later submit
+    sends its tree again."""
     found = list[Path]()
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
         found = [Path(one.path) for one in entries if _is_digest(one.name) and one.stat().st_mtime < now - IDLE_S]
@@ -76,7 +76,7 @@ def idle(projects: Path, now: float) -> list[Path]:
 
 
 def tidy(projects: Path, now: float) -> None:
-    """Remove trees that were not used for a day, except the newest; a run has its own copy of its code."""
+    """Remove trees that no submit has used for a day, except the newest few; each run has its own copy of its code."""
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as found:
         kept = [(entry.stat().st_mtime, entry.path) for entry in found if _is_digest(entry.name)]
         for used_at, path in sorted(kept, reverse=True)[_KEPT_TREES:]:
@@ -85,9 +85,10 @@ def tidy(projects: Path, now: float) -> None:
 
 
 def _checked(files: Sequence[FileEntry], *, links_out: bool) -> tuple[CodeFile, ...]:
-    """Return the files if they can be written into an empty folder without ever leaving it; raise BadInput if not.
+    """Return the files, with decoded names, if they can be written into an empty folder without leaving it; else raise
+    BadInput.
 
-    With `links_out` links may lead out of it.
+    `links_out` permits links that lead out of it.
     """
     if len(files) > _MOST_FILES:
         raise BadInput(f"code: more than {_MOST_FILES} files")
@@ -115,7 +116,7 @@ def _check_name(path: str) -> None:
 
 
 def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
-    """Write all files durably; return the digest of what was written."""
+    """Write all files durably below `root`, with contents from `read`; return the digest of the tree."""
     folders = {root}
     hashes: dict[str, str] = {}
     listed = tuple(files)
@@ -133,7 +134,7 @@ def _write(root: Path, files: Iterable[CodeFile], read: Read) -> str:
 
 
 def _write_file(place: Path, file: CodeFile, read: Read) -> str:
-    """Write one file durably; return its digest."""
+    """Write one file durably to `place`, with contents from `read`; return the digest of its content."""
     content = hashlib.sha256()
     fd = os.open(place, _MAKE, 0o400 | (0o100 * file.executable))
     try:
@@ -151,7 +152,7 @@ def _write_file(place: Path, file: CodeFile, read: Read) -> str:
 
 
 def _put(draft: Path, place: Path) -> None:
-    """Rename the draft to its place; a tree that exists there is kept if it is complete, else replaced."""
+    """Rename the draft to `place`; if a tree exists there, keep it if it is complete, else replace it."""
     try:
         os.rename(draft, place)
     except OSError as error:
@@ -166,7 +167,7 @@ def _put(draft: Path, place: Path) -> None:
 
 
 def _is_digest(name: str) -> bool:
-    """Return whether the name is a digest."""
+    """Return whether the name has the form of a tree's digest."""
     return len(name) == 64 and set(name) <= set("0123456789abcdef")
 
 
@@ -177,7 +178,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _unwired(file: FileEntry) -> CodeFile:
-    """Return the file with its name decoded from the form on the wire."""
+    """Return the file with its name decoded to bytes from the characters that stand for them in JSON."""
     try:
         path, link = (None if name is None else os.fsdecode(name.encode("latin-1")) for name in (file.path, file.link))
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Code that is sent to another machine: its files' names there, and their contents."""
+"""The form in which a tree of code is sent to another machine: its list of files, and their contents."""
 
 import os
 import stat
@@ -16,7 +16,10 @@ _SHOWN = 10
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A file of a tree. In its name each character stands for one byte, as names need not be UTF-8 but JSON must be."""
+    """A file of a tree as it is sent: a regular file, or a symbolic link with its target in `link`.
+
+    Each character of a name stands for one byte, because names need not be UTF-8 but JSON must be.
+    """
 
     path: str
     size: int
@@ -25,7 +28,7 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def refuse_links_out(code: CodeList) -> None:
-    """Raise BadInput for links to files that are not sent, as they would lead nowhere on another machine."""
+    """Raise BadInput if a link leads to a file that is not sent, because on another machine it would lead nowhere."""
     out = [(file.path, file.link) for file in code.files if file.link is not None and leads_out(file.path, file.link)]
     if out:
         lines = [f"code: {shown(path)} is a link to {shown(link)}, which is not sent" for path, link in out[:_SHOWN]]
@@ -33,12 +36,12 @@ def refuse_links_out(code: CodeList) -> None:
 
 
 def digest_of(code: CodeList) -> str:
-    """Return the digest of the listed code."""
+    """Return the digest of the listed code, by its files' contents."""
     return tree_digest(code.files, content_hashes(code, "sent"))
 
 
 def entries(code: CodeList) -> tuple[FileEntry, ...]:
-    """Return the files with their names encoded for the wire."""
+    """Return the list of files in the form in which it is sent."""
     return tuple(
         FileEntry(_wired(file.path), file.size, file.executable, None if file.link is None else _wired(file.link))
         for file in code.files
@@ -46,9 +49,8 @@ def entries(code: CodeList) -> tuple[FileEntry, ...]:
 
 
 def contents(code: CodeList) -> Iterator[bytes]:
-    """Yield the bytes of all regular files in order, each as long as it was listed; raise CodeChanged if one is
-    shorter.
-    """
+    """Yield the bytes of all regular files in order, as many of each as its listed size; raise CodeChanged if a file is
+    shorter."""
     for file in code.files:
         if file.link is None:
             yield from _content(Path(code.source(file.path)), file.size)
@@ -63,7 +65,7 @@ def leads_out(path: str, link: str) -> bool:
 
 
 def _content(path: Path, size: int) -> Iterator[bytes]:
-    """Yield the bytes of one file; raise CodeChanged if it is shorter."""
+    """Yield the first `size` bytes of a file; raise CodeChanged if it is shorter."""
     try:
         fd = os.open(path, READ)
     except OSError as error:
@@ -83,5 +85,5 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _wired(name: str) -> str:
-    """Return the name encoded for the wire."""
+    """Return the name with one character per byte, as JSON can hold it."""
     return os.fsencode(name).decode("latin-1")
