@@ -80,7 +80,8 @@ class Buddies:
 
     async def bring(self, start: Start) -> None:
         """Fetch from other nodes the snapshots of the ranks that are about to be forked here, if there are newer ones
-        than here. A failure is recorded as an event."""
+        than here. A failure is recorded as an event.
+        """
         names = names_of(start.group_rank, start.local_world_size)
         try:
             async with asyncio.timeout(self._patience_s):
@@ -99,7 +100,8 @@ class Buddies:
 
     async def follow(self, start: Start) -> None:
         """Keep copies of the snapshots of the previous node in the ring from now on, instead of those of an earlier
-        generation's."""
+        generation's.
+        """
         await self._stop_keeping()
         self._noted = 0
         charge = ring_neighbour(start, -1)
@@ -133,7 +135,8 @@ class Buddies:
 
     async def _keep(self, charge: ReplicaAddress, names: frozenset[str], generation: int) -> None:
         """Keep copies of the snapshots of node `charge` for ever: after each snapshot of this node's ranks, fetch the
-        newest of that node."""
+        newest of that node.
+        """
         failed, told = False, -1
         while True:
             await self._more.wait()

@@ -1,5 +1,6 @@
 """Send and receive file contents over a socket in threads, so that the agent's heartbeat waits for no disk and no
-peer."""
+peer.
+"""
 
 import contextlib
 import os
@@ -58,7 +59,8 @@ def send_bytes(peer: socket.socket, data: bytes) -> None:
 
 def send_file(peer: socket.socket, file: BinaryIO, size: int, pace: Throttle, unwanted: Callable[[], bool]) -> bool:
     """Send exactly `size` bytes from the beginning of the file at the pace of the throttle. Return False if sending
-    stopped early because `unwanted` returned True."""
+    stopped early because `unwanted` returned True.
+    """
     sent = 0
     while sent < size:
         if unwanted():
@@ -96,7 +98,8 @@ def receive_all(peer: socket.socket, size: int) -> bytes:
 
 def drain(peer: socket.socket, seconds: float) -> None:
     """Receive and drop what the peer still sends, for at most `seconds`, so that a reset does not destroy our last
-    message to it."""
+    message to it.
+    """
     end = time.monotonic() + seconds
     buffer = bytearray(PIECE_BYTES)
     with contextlib.suppress(OSError):
@@ -108,7 +111,8 @@ def drain(peer: socket.socket, seconds: float) -> None:
 
 def _read(peer: socket.socket, into: memoryview, left: int, size: int) -> int:
     """Receive at most `left` of `size` bytes into the buffer and return their number; raise WireError if the peer has
-    closed."""
+    closed.
+    """
     try:
         count = peer.recv_into(into)
     except OSError as error:

@@ -1,5 +1,6 @@
 """Choose the checkpoint that a generation loads, when each node has its own disk: the newest of which every file is on
-some node. Pure functions of what the nodes have (`inventories`; None for a node that does not answer)."""
+some node. Pure functions of what the nodes have (`inventories`; None for a node that does not answer).
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -59,7 +60,8 @@ def choose(
 
 def _lacks(inventories: Inventories, kept: bool) -> str:
     """Return as text which file is missing if no checkpoint is complete; return "" if there is none and, by `kept`,
-    never was."""
+    never was.
+    """
     newest = next(reversed(_saves(inventories, "step")), None)
     silent = _silent([node for node, held in sorted(inventories.items()) if held is None])
     if newest is None:

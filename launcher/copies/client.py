@@ -55,7 +55,8 @@ async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
 
 async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
     """Report to the first member that node `node` has all files of the checkpoint, and return once all members have
-    theirs."""
+    theirs.
+    """
     await link.send(protocol.Arrived(generation, node))
     await link.expect(protocol.Fine)
 

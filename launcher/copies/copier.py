@@ -76,7 +76,8 @@ class Copier:
 
     def follow(self, node: int, start: Start) -> None:
         """Copy, from now on, the files of the ranks in `start`, which run on node `node`, to the next node in the
-        ring."""
+        ring.
+        """
         before, self._working = self._working, None
         if before is not None:
             before.cancel()
@@ -98,7 +99,8 @@ class Copier:
 
     async def settle(self) -> str:
         """Wait until the newest step has been copied, or was given up; from now on the newest step goes first. Return
-        "" or the reason why it has no copy."""
+        "" or the reason why it has no copy.
+        """
         rest, working = self._rest, self._working
         self._ends = True
         if working is not None:
@@ -115,7 +117,8 @@ class Copier:
 
     async def _work(self, node: int, start: Start, target: ReplicaAddress, before: "asyncio.Task[None] | None") -> None:
         """Copy steps for ever, each once it is committed; begin after the task `before`, which an earlier generation
-        left, has ended."""
+        left, has ended.
+        """
         if before is not None:
             await asyncio.wait([before])  # what it was sending has been cut off by then
         names = [data_name(start.first_rank + local) for local in range(start.local_world_size)]
@@ -151,7 +154,8 @@ class Copier:
 
     def _next(self, failed: int | None) -> int:
         """Return the step to copy next: the oldest waiting one except `failed`, the one that has just failed; after
-        `settle` the newest."""
+        `settle` the newest.
+        """
         if self._ends:
             return max(self._waiting)
         return min(self._waiting - {failed} or self._waiting)
@@ -189,7 +193,8 @@ class Copier:
 
     def _give_up(self, node: int, what: str, problem: str) -> bool:
         """Record that copying `what` has failed, and return whether this is the first failure of it, which is reported
-        as an event."""
+        as an event.
+        """
         self._problem = f"{what}: {problem}"
         first = what not in self._failed
         if first:

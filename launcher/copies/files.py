@@ -60,7 +60,8 @@ class ReplicaFiles:
 
     def best(self) -> tuple[Save, Manifest] | None:
         """Return (identity, manifest) of the newest checkpoint of the kind "best" (by a metric), or None if there is
-        none."""
+        none.
+        """
         kept = [entry.step for entry in entries(self._folder) if entry.kind == "best"]
         return self.look_at("best", max(kept)) if kept else None
 
@@ -100,7 +101,8 @@ class ReplicaFiles:
 
     def check_reported(self, save: Save, name: str) -> bool:
         """Read every byte of a file that another node reported as damaged; if it is damaged, set the checkpoint's file
-        aside and return True."""
+        aside and return True.
+        """
         found = self.look_at(save.kind, save.step)
         if found is None or found[0] != save:
             return False
@@ -118,7 +120,8 @@ class ReplicaFiles:
 
     def settle(self, save: Save) -> None:
         """Commit the draft of a checkpoint that another node has committed, unless it is committed here too; raise
-        SaveGone if there is none."""
+        SaveGone if there is none.
+        """
         with self._naming:
             data = self._manifest(save)
             if data is not None and digest_of(data) == save.digest:
@@ -150,7 +153,8 @@ class ReplicaFiles:
 
     def move_in(self, save: Save) -> bool:
         """Rename a received copy that waits in its own folder to its proper name, after setting aside another
-        checkpoint of that name. Return False if none waits."""
+        checkpoint of that name. Return False if none waits.
+        """
         waiting = self._waiting(save)
         if not waiting.is_dir():
             return False
@@ -162,7 +166,8 @@ class ReplicaFiles:
 
     def _give_way(self, save: Save, to: Held) -> bool:
         """Set aside the checkpoint with the save's kind and step and return True; raise SaveGone if it is complete and
-        newer than `to`."""
+        newer than `to`.
+        """
         place = (save.kind, save.step)
         here = [held for held in self.list() if held.committed and (held.kind, held.step) == place]
         if any(not held.missing and order(held) > order(to) for held in here):
@@ -194,12 +199,14 @@ class ReplicaFiles:
 
     def _manifest(self, save: Save) -> bytes | None:
         """Return the manifest of the committed checkpoint of the save's kind and step, whichever it is, or None if
-        there is none."""
+        there is none.
+        """
         return self._read(save.kind, save.step)
 
     def _read(self, kind: Kind, step: int) -> bytes | None:
         """Return the bytes of the manifest of the committed checkpoint of this kind and step, or None if there is
-        none."""
+        none.
+        """
         try:
             return partial.read_manifest(self._folder, step, kind)
         except NOT_HERE:

@@ -1,5 +1,6 @@
 """A connection to or from a replica server: messages pass through the event loop, and file contents through a thread on
-the same socket."""
+the same socket.
+"""
 
 import asyncio
 import contextlib
@@ -41,7 +42,8 @@ class ReplicaLink:
 
     async def expect(self, *kinds: type[M]) -> M:
         """Return the next message if it is of one of these types. Raise Unwilling for a refusal, and WireError for any
-        other message."""
+        other message.
+        """
         message = await self.receive_message()
         if isinstance(message, Refusal):
             raise Unwilling(message)
@@ -53,7 +55,8 @@ class ReplicaLink:
         self, ask: msgspec.Struct, check: Callable[[int], bool], work: Callable[[socket.socket, int], T]
     ) -> T:
         """Send a request for contents; if `check` accepts the size that is offered, receive them by `work` (socket,
-        size) in a thread, and return its result."""
+        size) in a thread, and return its result.
+        """
         await self.send(ask)
         offer = await self.expect(Offer)
         if not check(offer.size):
@@ -62,7 +65,8 @@ class ReplicaLink:
 
     async def receive(self, work: Callable[[socket.socket], T]) -> T:
         """Tell the peer to send, run `work` on the socket in a thread until it has received everything, and return its
-        result."""
+        result.
+        """
         self._wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await self.send(Go())
         answer = await self.in_thread(work)
@@ -71,14 +75,16 @@ class ReplicaLink:
 
     async def give(self, size: int, work: Callable[[socket.socket], T]) -> T:
         """Offer contents of `size` bytes; once the peer wants them, run `work` in a thread to send them, and return its
-        result."""
+        result.
+        """
         await self.send(Offer(size))
         await self.expect(Go)
         return await self.in_thread(work)
 
     async def in_thread(self, work: Callable[[socket.socket], T]) -> T:
         """Run `work` on the socket in a thread and return its result. If this call is cancelled, the socket is shut
-        down and the thread ends first."""
+        down and the thread ends first.
+        """
         peer = socket.socket(fileno=os.dup(self._wire.writer.get_extra_info("socket").fileno()))
         peer.settimeout(self._stall_s)
         task = asyncio.get_running_loop().run_in_executor(self._pool, work, peer)

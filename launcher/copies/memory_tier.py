@@ -77,7 +77,8 @@ def open_tier(run_dir: Path, node: int, attempt: int, *, inherit: bool, memory: 
 
 def close_tier(run_dir: Path, attempt: int, node: int | None = None, memory: Path = MEMORY) -> None:
     """Remove the memory folders of this attempt and older ones, of one node or, for None, of all nodes on this machine.
-    A newer attempt's folder stays."""
+    A newer attempt's folder stays.
+    """
     for tier in _tiers(run_dir, memory):
         if tier.attempt <= attempt and node in (None, tier.node):
             remove_folder(tier.path)
@@ -95,7 +96,8 @@ def owned(memory: Path = MEMORY) -> Iterator[tuple[Owner, Tier]]:
 
 def remove_folder(path: Path) -> None:
     """Remove a memory folder as far as possible: another process may still use it, and the end of the run removes what
-    remains."""
+    remains.
+    """
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -125,7 +127,8 @@ def _nonce() -> str:
 
 def _name(run_dir: Path, node: int, attempt: int, nonce: str = "") -> str:
     """Return the name of a memory folder; `nonce` are random letters for a second folder of the same node and
-    attempt."""
+    attempt.
+    """
     return f"{_prefix(run_dir)}n{node:02d}-a{attempt:04d}" + (f"-{nonce}" if nonce else "")
 
 
@@ -143,7 +146,8 @@ def _make(memory: Path, run_dir: Path, node: int, attempt: int) -> Path:
 
 def _take_over(path: Path, new: Path) -> Path | None:
     """Rename an older attempt's folder for the new attempt and return the new path, or None if its agent has just
-    removed it."""
+    removed it.
+    """
     try:
         os.rename(path, new)
     except FileNotFoundError:
@@ -153,7 +157,8 @@ def _take_over(path: Path, new: Path) -> Path | None:
 
 def _make_private(path: Path) -> bool:
     """Make a folder private to this user and return True. Return False if it is a link, no folder, or another
-    user's."""
+    user's.
+    """
     try:
         fd = os.open(path, _FOLDER)
     except OSError:
@@ -178,7 +183,8 @@ def sweep(memory: Path = MEMORY) -> list[Path]:
 
 def _is_abandoned(owner: Owner) -> bool:
     """Return whether the folder's agent is dead and no later agent of its run can start unless a user resumes the
-    run."""
+    run.
+    """
     run = RunDir(Path(owner.run_dir))
     if alive(owner.agent) is not False:
         return False

@@ -1,5 +1,6 @@
 """Report progress to users who wait: functions call `say`, and an interface that shows the lines registers a
-listener."""
+listener.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,8 @@ _watchers: list[Callable[[str], None]] = []
 
 def listen(show: Callable[[str], None], *, watching: bool = False) -> None:
     """Call `show` with every line from now on; with `watching`, also with lines about progress, which soon become
-    outdated."""
+    outdated.
+    """
     _listeners.append(show)
     if watching:
         _watchers.append(show)
@@ -27,7 +29,8 @@ def say(text: str) -> None:
 
 def counted(items: Sequence[T], doing: str, monotonic: Callable[[], float] = time.monotonic) -> Iterator[T]:
     """Yield the items, and once this has taken more than a second report their number to listeners that watch progress;
-    `doing` begins the line."""
+    `doing` begins the line.
+    """
     due = monotonic() + _FIRST_S
     for done, item in enumerate(items):
         if _watchers and monotonic() >= due:

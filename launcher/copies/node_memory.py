@@ -1,5 +1,6 @@
 """The snapshots in a node's memory, as its replica server offers them: those of its own ranks, and copies of another
-node's."""
+node's.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -42,7 +43,8 @@ class NodeMemory(ReplicaFiles):
 
     def _holder(self, save: Save) -> ReplicaFiles:
         """Return the folder, own or copies, that has this save: snapshots of one step on two nodes have different
-        manifests."""
+        manifests.
+        """
         try:
             self.own.manifest(save)
         except SaveGone:

@@ -35,7 +35,8 @@ Step = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
 
 class Save(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The identity of one checkpoint: its kind, its step, and the digest of its manifest, which is equal on all
-    disks."""
+    disks.
+    """
 
     kind: Literal["step", "best"]
     step: Step
@@ -111,7 +112,8 @@ class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", tag_field="t"):
     """A report to the first member that node `node` has all files that its ranks load; the answer comes once all
-    members have theirs."""
+    members have theirs.
+    """
 
     generation: int
     node: int
@@ -148,5 +150,6 @@ FromServer = Offer | Go | InPlace | Fine | Refusal
 
 def refusal(text: str, *, gone: bool = False) -> Refusal:
     """Return a refusal with the text cut to the length that the protocol allows; `gone` means that the checkpoint no
-    longer exists."""
+    longer exists.
+    """
     return Refusal(text[:REASON_CHARS], gone)

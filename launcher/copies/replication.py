@@ -110,7 +110,8 @@ class Replication:
 
     async def settle(self) -> str:
         """Wait until every file of this node's ranks has its second copy or was given up; return why the newest has
-        none, or ""."""
+        none, or "".
+        """
         return await self._copier.settle()
 
     async def bring(self, start: Start) -> None:
@@ -147,7 +148,8 @@ class Replication:
 
     async def _decided(self, start: Start) -> LoadDecision:
         """Return the decision which checkpoint is loaded: the first member makes it, and the other members ask for
-        it."""
+        it.
+        """
         if start.group_rank != 0:
             return await self._ask_first(start, lambda link: peer.decision(link, start.generation))
         members = _members(start)
@@ -203,7 +205,8 @@ class Replication:
 
     async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
         """Return those of the checkpoints in `told`, which the first member reports as impossible to complete, that
-        this node finds impossible too. Only these may be set aside."""
+        this node finds impossible too. Only these may be set aside.
+        """
         if not told or start.group_rank == 0:
             return told
         listed = await asyncio.gather(*(self._look_at(server, False) for server in start.replicas))
@@ -219,7 +222,8 @@ class Replication:
 
     def _make_room(self, decision: LoadDecision, hopeless: Collection[Save]) -> list[str]:
         """Set aside checkpoints that cannot be completed and commit the chosen one; return texts about those set aside.
-        It runs in a thread."""
+        It runs in a thread.
+        """
         chosen = decision.load.save
         instead = "ranks begin anew" if chosen is None else f"ranks load {chosen}"
         said = [
@@ -282,7 +286,8 @@ class Replication:
         self, save: Save, choice: SaveChoice, servers: dict[int, ReplicaAddress]
     ) -> tuple[bytes, Manifest]:
         """Return (the manifest's bytes, its decoded content) of the chosen checkpoint, from this node or another
-        one."""
+        one.
+        """
         if self._node in choice.with_manifest:
             here = await asyncio.to_thread(self._files.manifest, save)
             return here, await asyncio.to_thread(decode, here)
@@ -300,7 +305,8 @@ class Replication:
 
     async def _bring(self, whole: bytes, get: Get, file: FileEntry, holders: Iterable[ReplicaAddress]) -> None:
         """Fetch a file, of which `whole` is the manifest, from one holder after another; repeat this for as long as any
-        data arrives."""
+        data arrives.
+        """
         holders = list(holders)
         problem = "no node that is here has it"
         while holders:
@@ -327,13 +333,15 @@ class Replication:
 
     def _count_fetched(self, count: int) -> None:
         """Add to the number of fetched bytes, from several threads; a lost update does no harm, because the number is
-        only displayed."""
+        only displayed.
+        """
         self._heard_at = time.monotonic()
         self.fetched = (self.fetched or 0) + count
 
     async def _wait_for_others(self, start: Start) -> None:
         """Wait until all members have the checkpoint: ranks that started early would wait for late ones with shorter
-        time limits."""
+        time limits.
+        """
         if start.group_rank == 0:
             await self._server.agreement.arrive(start.generation, self._node)
             return

@@ -34,7 +34,8 @@ MOST_SESSIONS = 64
 @dataclass(slots=True, eq=False)
 class _Session:
     """What the first member keeps of one generation: its decision, a future that is set once all members have the
-    files, and the members still missing."""
+    files, and the members still missing.
+    """
 
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     complete: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -49,7 +50,8 @@ class Agreement:
 
     def decide(self, generation: int, decision: LoadDecision, members: Collection[int]) -> None:
         """Publish the decision for a generation to present and later callers of `decision`; callers that wait for an
-        older generation are cancelled."""
+        older generation are cancelled.
+        """
         for number in [number for number in self._sessions if number < generation]:
             session = self._sessions.pop(number)
             session.decision.cancel()
@@ -60,7 +62,8 @@ class Agreement:
 
     async def decision(self, generation: int) -> LoadDecision:
         """Wait for the decision of this generation and return it; raise CancelledError if a newer generation replaces
-        it."""
+        it.
+        """
         return await asyncio.shield(self._session(generation).decision)
 
     async def arrive(self, generation: int, node: int) -> None:
@@ -73,7 +76,8 @@ class Agreement:
 
     def _session(self, generation: int) -> _Session:
         """Return the session of a generation, new if necessary; raise WireError for a generation that is implausibly
-        far ahead."""
+        far ahead.
+        """
         if generation not in self._sessions and len(self._sessions) >= MOST_SESSIONS:
             raise WireError(f"it asks of generation {generation}, and others of {MOST_SESSIONS} more")
         return self._sessions.setdefault(generation, _Session())
@@ -144,7 +148,8 @@ class ReplicaServer:
 
     def _send(self, peer: socket.socket, get: protocol.Get, size: int) -> None:
         """Send `size` bytes of a file to the peer. The sending thread opens the file itself, because a cancelled call
-        could otherwise leave it open."""
+        could otherwise leave it open.
+        """
         try:
             with self._files.open(get.save, get.name) as file:
                 send_file(peer, file, size, Throttle(), lambda: False)
@@ -174,7 +179,8 @@ class ReplicaServer:
 
     def _wanted(self, put: protocol.Put) -> bytes | None:
         """Return the manifest to which an offered file belongs, or None if this node has the file; raise SaveGone if it
-        lacks the checkpoint."""
+        lacks the checkpoint.
+        """
         manifest = self._files.manifest(put.save)
         file = entry(decode(manifest), put.name)
         if file.size != put.size:
@@ -183,7 +189,8 @@ class ReplicaServer:
 
     def _why(self, put: protocol.Put, error: Exception) -> protocol.Refusal:
         """Return the refusal for an error while receiving a file; if the checkpoint was removed meanwhile, the refusal
-        says so."""
+        says so.
+        """
         try:
             self._files.manifest(put.save)
         except SaveGone as gone:

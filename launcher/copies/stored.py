@@ -1,5 +1,6 @@
 """Find a run's checkpoints in its object store (`checkpoint.copy_to`), and download them if no disk of the run has
-them."""
+them.
+"""
 
 import contextlib
 import importlib
@@ -30,15 +31,17 @@ _OF_PROGRAMS = ("LD_", "PATH", "PYTHON")  # how variables begin that change what
 
 
 def variables_for_store(plan: Plan, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return those variables of the spec's environment that the object store's package may need, such as
-    credentials."""
+    """Return the spec's environment and secrets, in which the object store's package finds its credentials, without
+    variables such as PATH that change how programs run.
+    """
     given = {**plan.spec.env, **secrets}
     return {name: value for name, value in given.items() if not name.startswith(_OF_PROGRAMS)}
 
 
 def open_store(plan: Plan) -> ObjectStore:
     """Return the object store that the plan names, restricted to the folder of this run; raise StoreFailed if it cannot
-    be opened."""
+    be opened.
+    """
     hidden = credentials_in(os.environ, plan.secrets)
     address = f"{plan.spec.checkpoint.copy_to}/{plan.run_id}"
     return ObjectStore(address, lambda text: without_secrets(text, hidden))
@@ -46,7 +49,8 @@ def open_store(plan: Plan) -> ObjectStore:
 
 def borrow_packages(python: str) -> None:
     """Make packages of the interpreter `python` importable in this process if fsspec is missing here; this process's
-    own come first."""
+    own come first.
+    """
     if find_spec("fsspec") is not None:
         return
     words = [
@@ -67,7 +71,8 @@ def has_store(run: RunDir) -> bool:
 
 def whole_here(run: RunDir) -> list[int]:
     """Return the steps whose checkpoints are complete in the run's folder, oldest first; only names and sizes are
-    compared."""
+    compared.
+    """
     return [held.step for held in partial.whole_over([partial.inventory(_folder(run))])]
 
 
@@ -101,7 +106,8 @@ def fetch_stored(run: RunDir, checkpoint: str) -> list[str]:
 
 def _is_wanted(held: Held, checkpoint: str, here: list[int]) -> bool:
     """Return whether to download the stored checkpoint: for "newest" one newer than all in `here`, else the one of that
-    step unless it is here."""
+    step unless it is here.
+    """
     if checkpoint == "newest":
         return not here or held.step > here[-1]
     return held.step == int(checkpoint) and held.step not in here
@@ -123,7 +129,7 @@ def _folder(run: RunDir) -> Path:
 
 @contextlib.contextmanager
 def _store(run: RunDir) -> Iterator[ObjectStore]:
-    """Open the object store for the body, with environment variables as the run's ranks have them."""
+    """Open the object store for the body, with the spec's environment variables and secrets set in this process."""
     plan, before = read_plan(run, last_attempt(run).number), dict(os.environ)
     given = variables_for_store(plan, read_record(run.secrets, dict[str, str]) or {})
     os.environ.update(given)

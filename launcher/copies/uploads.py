@@ -55,7 +55,8 @@ class _Stopped(Exception):
 
 class _Superseded(Exception):
     """Raised in the uploading thread when the run has ended: all nodes then upload the newest checkpoint, so that an
-    older one may stay incomplete."""
+    older one may stay incomplete.
+    """
 
 
 class Uploads:
@@ -71,7 +72,8 @@ class Uploads:
 
     def follow(self, start: Start) -> None:
         """Upload the files of the ranks in `start` from now on, beginning with checkpoints that an earlier generation
-        committed."""
+        committed.
+        """
         self.close()
         if start.group_rank == 0 or self._rules.apart:
             names = {data_name(start.first_rank + local) for local in range(start.local_world_size)}
@@ -215,7 +217,8 @@ class _Work:
 
     def _is_due(self, held: Held, newest: Held | None, *, last: bool) -> bool:
         """Return whether the checkpoint is due by the rules, given the newest one in the store; if it is the run's
-        `last`, it is due unless the store has it or a newer one."""
+        `last`, it is due unless the store has it or a newer one.
+        """
         if newest is None or (last and held.step >= newest.step and held.digest != newest.digest):
             return True
         if held.step <= newest.step:

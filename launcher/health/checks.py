@@ -1,4 +1,6 @@
-"""Findings about one machine and its folders, and about folders that a cluster's nodes must see as well."""
+"""Findings of `launch doctor` (one checked thing each: well, a warning or a problem) about one machine, its folders,
+and folders that a cluster's nodes must see.
+"""
 
 import resource
 import sys
@@ -26,8 +28,10 @@ def gpus_finding(gpus: tuple[str, ...]) -> Finding:
 
 
 def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = False) -> Finding:
-    """Return the finding on torch; `where` names the interpreter, `gpus` is how many the machine, or with `of_the_job`
-    the job, has.
+    """Return the finding on torch.
+
+    `where` names the interpreter; `gpus` is how many GPUs the machine has, or with `of_the_job` the job, which torch
+    should see.
     """
     if torch.error == "not installed":
         hint = "a job that trains needs it: pip install torch there, or run.python names another interpreter"
@@ -42,7 +46,7 @@ def torch_finding(torch: Torch, where: str, gpus: int, *, of_the_job: bool = Fal
 
 
 def memory_finding(memory: tuple[int, int] | None) -> Finding:
-    """Return the finding on shared memory, given its free and total bytes."""
+    """Return the finding on shared memory (/dev/shm), given its free and total bytes, or None if there is none."""
     if memory is None:
         return warning(MEMORY, "not there", "DataLoader workers need it; mount a tmpfs there")
     free, total = memory
@@ -54,7 +58,9 @@ def memory_finding(memory: tuple[int, int] | None) -> Finding:
 
 
 def files_finding(soft: int, hard: int) -> Finding:
-    """Return the finding on the limit on open files."""
+    """Return the finding on how many files a process may open: the `soft` limit, and the `hard` one to which it can be
+    raised.
+    """
     if soft == resource.RLIM_INFINITY or soft > _FEW_FILES:
         return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} a process")
     most = "" if hard == soft else f": ulimit -n {'unlimited' if hard == resource.RLIM_INFINITY else hard}"
@@ -64,7 +70,7 @@ def files_finding(soft: int, hard: int) -> Finding:
 
 
 def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
-    """Return the finding on the clock; `is_synchronised` says that a time service keeps it."""
+    """Return the finding on the clock; `is_synchronised` is True if a time service keeps it, and `now` is its time."""
     when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     return ok("clock", f"{when}, {'kept by a time service' if is_synchronised else 'not known to be kept by any'}")
 
@@ -72,7 +78,7 @@ def clock_finding(now: float, *, is_synchronised: bool) -> Finding:
 def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[Finding]:
     """Yield findings on whether the folder supports the file operations that the launcher uses, and on its free space.
 
-    `variable` is the environment variable that moves the folder elsewhere.
+    `about` names the folder in findings; `variable` is the environment variable that moves it elsewhere.
     """
     elsewhere = f"set {variable} to a folder on another file system"
     where = (
@@ -91,7 +97,9 @@ def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[
 
 
 def space_finding(about: str, where: str, free: int, free_files: int | None, elsewhere: str) -> Finding:
-    """Return the finding on free space and room for more files; `elsewhere` says how to use another folder."""
+    """Return the finding on free bytes and room for more files (None if the file system sets no limit); `elsewhere` is
+    the hint how to use another folder.
+    """
     left = f"{size(free)} free"
     if free_files is not None and free_files < _SCARCE_FILES:
         left += f", room for {free_files} more files"
@@ -104,9 +112,9 @@ def space_finding(about: str, where: str, free: int, free_files: int | None, els
 
 
 def shared_findings(request: DoctorRequest, seen_on: Sequence[str] | None) -> Iterable[Finding]:
-    """Yield findings on whether nodes see the folders of runs and programs.
+    """Yield findings on whether a cluster's nodes see the folders of runs and programs.
 
-    `seen_on` are the nodes on which all of them were found, or None if no node was asked.
+    `seen_on` are the nodes on which a trial job found all of them, or None if no trial was made.
     """
     for about, paths in (("runs root", [request.runs_root]), ("programs", _programs(Path(request.python)))):
         places = {str(path): file_system_of(path) for path in paths}
@@ -116,7 +124,7 @@ def shared_findings(request: DoctorRequest, seen_on: Sequence[str] | None) -> It
 
 
 def _programs(rank_python: Path) -> list[Path]:
-    """Return the folders of the launcher, of this Python and of the ranks' Python."""
+    """Return the folders of the launcher, of the Python that runs it, and of the ranks' Python."""
     apart: list[Path] = []
     code = Path(__file__).resolve().parents[2]
     for path in (code, Path(sys.prefix), Path(sys.base_prefix), rank_python.parent.parent):
@@ -128,8 +136,10 @@ def _programs(rank_python: Path) -> list[Path]:
 def place_finding(
     about: str, places: Mapping[str, FileSystem], trial: str, seen_on: Sequence[str] = (), *, tried: bool = False
 ) -> Finding:
-    """Return the finding on whether nodes can see these places: by a trial if they were `tried`, else by their file
-    systems.
+    """Return the finding on whether nodes can see these paths: they do if a trial found them on the nodes `seen_on`,
+    else it is judged by the kinds of file systems.
+
+    `trial` is the command that makes a trial; `tried` is True if one was made.
     """
     text = all_of([f"{path} ({there.kind})" for path, there in places.items()])
     if seen_on:

@@ -1,4 +1,5 @@
-"""Check on the device itself whether it computes, stores and transfers correctly.
+"""Check on a node itself whether a device (GPU or CPU) computes, stores and transfers correctly: `python
+device_there.py cuda:0` (or `cpu`).
 
 `python device_there.py cuda:0` (or `cpu`) prints one JSON object a line: the device, each part that begins, and its
 result. Every computed number is whole and small enough to be exact in its type, in whatever order it is summed, so
@@ -42,7 +43,9 @@ class Unable(Exception):
 
 
 class GpuWork(NamedTuple):
-    """The amount of work that a GPU is given."""
+    """The amount of work that a GPU is given: rows of the float32 matrices and of those for tensor cores, bytes of
+    memory to fill, and bytes to copy.
+    """
 
     rows: int = 2048  # of its matrices
     tensor_core_rows: int = 4096
@@ -61,7 +64,9 @@ class DeviceTrial(NamedTuple):
 
 
 def main(device: str) -> int:
-    """Check the device; return 0 if it is fit or cannot be checked, else 1."""
+    """Check the device and print the results; return 1 if a part of the check fails, else 0, even if the device cannot
+    be checked.
+    """
     try:
         import torch  # late: its errors are reported
     except Exception as error:  # noqa: BLE001 - whatever a package of the user's raises as it is imported
@@ -78,7 +83,7 @@ def main(device: str) -> int:
 
 
 def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[DeviceTrial]:
-    """Yield the parts of the check for this device."""
+    """Yield the parts of the check for this device in order; raise Unable if this torch cannot use it."""
     if device == "cpu":
         _print_line(device=device, name=f"{len(os.sched_getaffinity(0))} cores")
         yield DeviceTrial("matmul float32", lambda: _multiply_on_each_core(torch))
@@ -101,7 +106,7 @@ def _parts(torch: Any, device: str, work: GpuWork = _GPU_WORK) -> Iterator[Devic
 
 
 def _tried(part: DeviceTrial) -> bool:
-    """Run one part and print its result; return whether the check goes on after it."""
+    """Run one part of the check and print its result; return whether it passed."""
     _print_line(begins=part.name)
     began, wrong, note = time.perf_counter(), None, ""
     try:
@@ -135,14 +140,16 @@ def _start(torch: Any, device: str) -> str:
 
 
 def _half(torch: Any, device: str) -> Any:
-    """Return the half-precision type of the tensor cores: NVIDIA's GPUs before 2020 have no bfloat16."""
+    """Return the half-precision type that the GPU's tensor cores support: bfloat16, or float16 on NVIDIA's GPUs before
+    2020.
+    """
     is_old = torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if is_old else torch.bfloat16
 
 
 def _multiply_on_each_core(torch: Any) -> str:
-    """Multiply on each core in turn, because one core may compute wrongly while others do not; return a short
-    result.
+    """Multiply on each core in turn, because one core may compute wrongly while others do not; return as text how many
+    cores were exact.
     """
     torch.set_num_threads(1)
     product = _Product(torch, "cpu", torch.float32, _SMALL)
@@ -161,7 +168,9 @@ def _multiply_on_each_core(torch: Any) -> str:
 
 
 def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
-    """Multiply matrices of this type and size on the device, check the product, and return a short result."""
+    """Multiply matrices of this type and size on the device; return a short text, or raise WrongResult if the product
+    is not exact.
+    """
     product = _Product(torch, device, kind, size)
     product.check()  # the first one also loads the library
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -175,7 +184,7 @@ def _multiply(torch: Any, device: str, kind: Any, size: int) -> str:
 
 
 class _Product:
-    """Two matrices of whole numbers, and their expected product, computed by sums of whole numbers on a core.
+    """Two matrices of whole numbers, and their expected product, computed on a core with whole numbers.
 
     `left[i, k] = f[(i + k) % size]` and `right[k, j] = g[(k + j) % size]`, so that each number of the product is one of
     `size` sums: `r[(i - j) % size]`, and every one of them is different work for the device.
@@ -191,12 +200,16 @@ class _Product:
         self.result = torch.zeros(size, size, dtype=kind, device=device)
 
     def check(self, where: str = "") -> None:
-        """Multiply on the device and compare the product; raise WrongResult if it is not as expected."""
+        """Multiply on the device and compare the product; raise WrongResult, with `where` in its text, if it is not as
+        expected.
+        """
         self._torch.mm(self.left, self.right, out=self.result)
         self.compare(where)
 
     def compare(self, where: str = "") -> None:
-        """Compare the newest product with the expected one; raise WrongResult if they differ."""
+        """Compare the last product with the expected one; raise WrongResult, with `where` in its text, if they
+        differ.
+        """
         wrong = self.result != self.expected
         count = int(wrong.sum().item())
         if count:
@@ -225,8 +238,10 @@ class _Product:
 
 
 def _keep(torch: Any, device: str, size: int) -> str:
-    """Write words and then their complements into memory, so that every bit is once 0 and once 1, and check
-    them; return a short result.
+    """Write words, and then their complements, into `size` bytes of memory, so that every bit is once 0 and once 1;
+    compare them and return a short text.
+
+    Raise WrongResult if a word differs.
     """
     places = torch.arange(max(1, size // 8), dtype=torch.int64, device=device)
     wanted = places * _ODD
@@ -243,7 +258,9 @@ def _keep(torch: Any, device: str, size: int) -> str:
 
 
 def _carry(torch: Any, device: str, size: int) -> str:
-    """Copy `size` bytes from the host's memory to the device's, and back; return the rates as text."""
+    """Copy `size` bytes from the host's memory to the device's and back; return the rates as text, or raise WrongResult
+    if a byte differs.
+    """
     words = torch.arange(size // 8, dtype=torch.int64).mul_(_ODD).pin_memory()
     back = torch.empty_like(words).pin_memory()
     there = torch.empty_like(words, device=device)
@@ -263,8 +280,8 @@ def _carry(torch: Any, device: str, size: int) -> str:
 
 
 def _count_errors(torch: Any, device: str) -> str:
-    """Return as text the errors that the driver has counted on this GPU, if NVIDIA's library is present and reports
-    them.
+    """Return as text the memory errors that the driver has counted on this GPU; raise WrongResult if they call for a
+    repair. Without NVIDIA's library none are known.
     """
     driver = _Driver.of(getattr(torch.cuda.get_device_properties(device), "uuid", None))
     if driver is None:
@@ -281,7 +298,9 @@ def _count_errors(torch: Any, device: str) -> str:
 
 
 class RemappedRows(NamedTuple):
-    """The number of rows of a GPU's memory that were replaced by spare ones, and whether more are pending or failed."""
+    """How many rows of a GPU's memory were replaced by spare ones, and whether a replacement is pending (until a reset)
+    or has failed.
+    """
 
     remapped: int
     pending: bool
@@ -289,7 +308,7 @@ class RemappedRows(NamedTuple):
 
 
 class _Driver:
-    """NVIDIA's own library, which comes with the driver, on one GPU."""
+    """NVIDIA's management library, which comes with the driver, for one GPU."""
 
     def __init__(self, library: Any, gpu: ctypes.c_void_p) -> None:
         self._library, self._gpu = library, gpu
@@ -315,7 +334,7 @@ class _Driver:
         return count.value if asked else None
 
     def remapped_rows(self) -> RemappedRows | None:
-        """Return which rows of memory were replaced, or None if the driver does not report them."""
+        """Return the state of replaced memory rows, or None if the driver does not report it."""
         found = [ctypes.c_uint() for _ in range(4)]
         if not self._ask("nvmlDeviceGetRemappedRows", *map(ctypes.byref, found)):
             return None
@@ -323,7 +342,9 @@ class _Driver:
         return RemappedRows(correctable + uncorrectable, bool(pending), bool(failed))
 
     def _ask(self, name: str, *words: Any) -> bool:
-        """Call a function of the library and return False if the library or the GPU does not support it."""
+        """Call the library's function `name` with these arguments; return False if the library or the GPU does not
+        support it.
+        """
         function = getattr(self._library, name, None)
         return function is not None and function(self._gpu, *words) == 0
 

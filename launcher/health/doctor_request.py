@@ -1,4 +1,4 @@
-"""Options of a check-up, for every kind of cluster."""
+"""The options of one `launch doctor`, the same for every kind of cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,12 @@ OF_THIS_MACHINE = "of this machine"
 
 @dataclass(frozen=True, slots=True)
 class DoctorRequest:
-    """The options of one check: what to check, for which job, and whether to run a trial."""
+    """The options of one `launch doctor`: what to check, for which job, and whether to run a trial job.
+
+    `python` is the ranks' interpreter; `defaults` are the cluster's spec options in the clusters file; `health` checks
+    only devices; a trial has `nodes` nodes and waits `within_s` for them. `asked` are options of the trial job, such as
+    its partition, and `given` the options on the command line, each with the kind of cluster to which it belongs.
+    """
 
     runs_root: Path
     python: str  # the interpreter that would run ranks

@@ -1,4 +1,6 @@
-"""Judge a device from the lines that device_there.py printed and from how it ended."""
+"""Judge a device's health from the lines that its checking program, device_there.py, printed and from how that
+ended.
+"""
 
 import signal
 from collections.abc import Iterable
@@ -15,7 +17,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Fitness(StrEnum):
-    """Whether a device is fit for ranks; unknown does not count as unfit, as only a failed check excludes a node."""
+    """Whether a device is fit for ranks. `unknown` does not exclude a node; only a failed check does."""
 
     FIT = "fit"
     UNFIT = "unfit"
@@ -24,7 +26,7 @@ class Fitness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """The health of one device of one node."""
+    """The health of one device of one node: the verdict, a line about it, and the seconds that the check took."""
 
     device: str
     fitness: Fitness
@@ -42,7 +44,9 @@ class Ending:
 
 
 class _Line(msgspec.Struct):
-    """One line that the checking program printed."""
+    """One line that the checking program printed: the device and its name, a part that `begins`, a part's result
+    (`fit`, or what was `expected` and `seen`), why the device cannot be checked (`unable`), or that all is `done`.
+    """
 
     device: _Text = ""
     name: _Text = ""
@@ -61,12 +65,16 @@ _LINE: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
 
 def devices_of(gpus: int) -> tuple[str, ...]:
-    """Return the devices to check on a node whose ranks have `gpus` GPUs: the CPU, and each of the GPUs."""
+    """Return the names of the devices to check on a node whose ranks have `gpus` GPUs: `cpu`, and `cuda:0` and so
+    on.
+    """
     return ("cpu", *(f"cuda:{number}" for number in range(gpus)))
 
 
 def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
-    """Return the health of a device; `said` are the lines that the program printed, among any other output."""
+    """Return the health of a device; `said` are the lines that the checking program printed, other output included, and
+    `ending` is how it ended.
+    """
     lines = [line for line in map(_line, said) if line is not None]
     name = next((line.name for line in reversed(lines) if line.name), "")
     about = f"{device} ({name})" if name else device
@@ -86,7 +94,7 @@ def judge(device: str, said: Iterable[bytes], ending: Ending) -> DeviceHealth:
 
 
 def _line(text: bytes) -> _Line | None:
-    """Return the decoded line, or None if it is other output."""
+    """Return the decoded line, or None if it was not printed by the checking program itself."""
     try:
         return _LINE.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -99,14 +107,14 @@ def _parts(lines: Iterable[_Line]) -> str:
 
 
 def _is_telling(ending: Ending) -> bool:
-    """Return whether the ending is evidence about the device: a hang or a crash is, a kill or a failure of the program
-    is not.
+    """Return whether the program's end is evidence against the device: a time-out or a crash (such as SIGSEGV) is, a
+    kill or an exit code is not.
     """
     return ending.signal in _CRASHES if ending.signal is not None else ending.code is None
 
 
 def _how(ending: Ending, doing: str) -> str:
-    """Return as text how the program ended while it did `doing`."""
+    """Return as text how the program ended while it worked on the part `doing`."""
     if ending.signal is not None:
         return f"its process was ended by {signal_name(ending.signal)}"
     if ending.code is not None:

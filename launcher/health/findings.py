@@ -1,5 +1,5 @@
-"""The findings of a check, one line for each thing checked with a hint if it is not well, and helpers for their
-wording.
+"""Findings of `launch doctor`: one for each thing that was checked, with a hint if something is to be done; and
+functions for their texts.
 """
 
 import math
@@ -13,7 +13,7 @@ _MOST_NAMED = 4
 
 
 class Level(StrEnum):
-    """The severity of a finding."""
+    """The severity of a finding: ok; warning, if some feature will not work; problem, if runs will not work."""
 
     OK = "ok"
     WARNING = "warning"  # runs work, but not all that is promised does
@@ -22,7 +22,11 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of checking one thing."""
+    """The result of checking one thing: `about` names the thing.
+
+    `hint` says what to do, `rows` are a table (head first), and `unreachable` marks a problem that only means that a
+    host did not answer.
+    """
 
     level: Level
     about: str
@@ -33,22 +37,24 @@ class Finding:
 
 
 def ok(about: str, text: str, rows: Iterable[tuple[str, ...]] = ()) -> Finding:
-    """Return a finding that all is well."""
+    """Return a finding of the level ok; `rows` are a table that goes with it, head first."""
     return Finding(Level.OK, about, text, rows=tuple(rows))
 
 
 def warning(about: str, text: str, hint: str) -> Finding:
-    """Return a finding that may cause trouble, with a hint."""
+    """Return a finding that some feature will not work, with a hint."""
     return Finding(Level.WARNING, about, text, hint)
 
 
 def problem(about: str, text: str, hint: str, *, unreachable: bool = False) -> Finding:
-    """Return a finding that prevents runs, with a hint; `unreachable` says that a host could not be reached."""
+    """Return a finding that runs will not work, with a hint; `unreachable` means that this is because a host could not
+    be reached.
+    """
     return Finding(Level.PROBLEM, about, text, hint, unreachable=unreachable)
 
 
 def exit_code(findings: Iterable[Finding]) -> Exit:
-    """Return 0 if nothing prevents runs, 5 if a host cannot be reached, else 4."""
+    """Return exit code 0 if no finding is a problem, 5 if a host could not be reached, else 4."""
     problems = [finding for finding in findings if finding.level is Level.PROBLEM]
     if any(finding.unreachable for finding in problems):
         return Exit.UNREACHABLE
@@ -59,12 +65,14 @@ def exit_code(findings: Iterable[Finding]) -> Exit:
 
 
 def ahead(seconds: float) -> str:
-    """Return as text by how much a clock is ahead or behind."""
+    """Return as text, such as `1.5 s ahead of`, how a clock differs from another; `seconds` is negative if it is
+    behind.
+    """
     return f"{abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'}"
 
 
 def time_words(seconds: float | None) -> str:
-    """Return a duration such as `none`, `90 s`, `30 min`, `36 h` or `7 days`."""
+    """Return a duration as text, such as `90 s`, `30 min`, `36 h` or `7 days`; `none` for infinity and `?` for None."""
     if seconds is None:
         return "?"
     if math.isinf(seconds):
@@ -76,13 +84,13 @@ def time_words(seconds: float | None) -> str:
 
 
 def all_of(names: Sequence[str]) -> str:
-    """Return the names as `a`, `a and b` or `a, b and c`."""
+    """Return all the names as text: `a`, `a and b` or `a, b and c`."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the names as `a`, `a and b` or `a, b, c and 29 more`, or "" if there are none."""
+    """Return some of the names as text: `a`, `a and b` or `a, b, c and 29 more`; "" if there are none."""
     if len(names) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
     return all_of(names) if names else ""

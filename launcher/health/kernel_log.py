@@ -1,4 +1,4 @@
-"""Read the kernel's log once a second for failing memory and GPUs while ranks run.
+"""Read the kernel's log, once a second while ranks run, for messages that memory or a GPU fails.
 
 The messages are those of Linux's EDAC and memory-failure code, and of NVIDIA's and AMD's drivers. A corrected error
 is no reason to leave a node.
@@ -26,8 +26,9 @@ _AMD = re.compile(r"amdgpu [0-9a-f:.]+: (?:amdgpu: )?[1-9]\d* uncorrectable hard
 
 
 def device_error(record: str, *, gpus: bool) -> str:
-    """Return which device fails, with the kernel's message, or "" if the record reports no failure; `gpus` says that
-    runs use the GPUs, so that their failures count.
+    """Return which device fails, with the kernel's message, or "" if the record reports no failure.
+
+    `gpus` is True if the run uses GPUs; else their failures are ignored.
     """
     prefix, _, words = record.partition("\n")[0].partition(";")
     priority = prefix.partition(",")[0]

@@ -16,7 +16,7 @@ from launcher.run.registry import state_folder
 
 
 class CheckUp(msgspec.Struct, frozen=True):
-    """A completed check of a cluster, with its findings."""
+    """The findings of the last `launch doctor` for a cluster, its time, and whether it ran a trial job."""
 
     at: float
     trial: bool  # nodes, or all hosts, have tried it out
@@ -24,9 +24,9 @@ class CheckUp(msgspec.Struct, frozen=True):
 
 
 def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
-    """Store the findings of a check-up for `last_check_up`; `trial` says that a trial job was run.
+    """Store the findings for `last_check_up`; `trial` is True if a trial job was run.
 
-    Failures are ignored, because the findings have been shown already.
+    A failure to store them is ignored, because the user has seen them.
     """
     with contextlib.suppress(OSError, LaunchError):
         folder = _file(cluster).parent
@@ -36,8 +36,8 @@ def keep(cluster: str, findings: Sequence[Finding], *, trial: bool) -> None:
 
 
 def last_check_up(cluster: str) -> CheckUp | None:
-    """Return the last check-up of the cluster, or None if there was none, it is invalid, or others could have written
-    it.
+    """Return the last stored findings for the cluster, or None if there are none, they are invalid, or others could
+    have written them.
     """
     with contextlib.suppress(FileNotFoundError):
         if is_ours_alone(_file(cluster).parent):

@@ -1,4 +1,4 @@
-"""Evaluate measured links between nodes, and decide which node is to blame for a slow one."""
+"""Compare the measured network links between the nodes of a run, and decide which node makes one slow."""
 
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ Pair = tuple[int, int]  # the lower number first
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """The measurement of the link between two nodes, or the problem that prevented it."""
+    """The measured link between two nodes, or in `problem` the reason why it could not be measured."""
 
     pair: Pair
     bytes_per_s: float = 0.0  # of its two ways the slower one's
@@ -27,8 +27,10 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinks:
-    """The result of comparing links: the `wanted` rate, `unfit` nodes none of whose links reach it, and other `slow`
-    links of which neither end is known to be the cause.
+    """The result of comparing links.
+
+    `wanted` is the rate that each should reach; `unfit` are nodes none of whose links reaches it; `slow` are further
+    slow links, where neither end is known to be the cause.
     """
 
     wanted: float
@@ -37,13 +39,13 @@ class SlowLinks:
 
 
 def ring(nodes: Sequence[int]) -> list[Pair]:
-    """Return pairs of each node with the next one, and of the last with the first."""
+    """Return the pairs of nodes to measure: each node with the next one, and the last with the first."""
     pairs = [_pair(one, nodes[(place + 1) % len(nodes)]) for place, one in enumerate(nodes)]
     return pairs if len(nodes) > 2 else pairs[: len(nodes) - 1]
 
 
 def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Return the pairs in turns that can be measured at the same time: no node is in two pairs of a turn."""
+    """Group the pairs into turns, each of which can be measured at once: no node is in two pairs of a turn."""
     found: list[list[Pair]] = []
     busy: list[set[int]] = []
     for pair in pairs:
@@ -59,9 +61,9 @@ def turns(pairs: Iterable[Pair]) -> list[list[Pair]]:
 def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
     """Return the slow links and the nodes to exclude.
 
-    `floor` is the least rate; without it, and with at least three nodes, each must reach a tenth of the usual node's
-    best rate. A node between two slow ones has slow links too; `second_look` resolves that. If all links are slow, no
-    node can be singled out.
+    `floor` is the least rate in bytes per second; without it, and with at least three nodes, each link must reach a
+    tenth of the median of the nodes' best rates. A node between two slow ones has slow links too; `second_look`
+    resolves that. If all links are slow, no node is named.
     """
     of = _by_node(links)
     bests = [max(link.bytes_per_s for link in its) for its in of.values()]
@@ -73,27 +75,31 @@ def blame(links: Collection[MeasuredLink], floor: float | None) -> SlowLinks:
 
 
 def second_look(links: Collection[MeasuredLink], found: SlowLinks) -> list[Pair]:
-    """Return the pairs to measure again before a node is excluded: each suspect with a node that is not suspected."""
+    """Return the pairs to measure again before a node is excluded: each unfit node with a node that is fit, and all
+    slow links.
+    """
     good = sorted({node for link in links for node in link.pair if link not in found.slow}.difference(found.unfit))
     witnessed = [_pair(node, good[place % len(good)]) for place, node in enumerate(found.unfit)]
     return [*dict.fromkeys([*witnessed, *(link.pair for link in found.slow)])]
 
 
 def better(one: MeasuredLink | None, other: MeasuredLink) -> MeasuredLink:
-    """Return the faster of two measurements of a pair, because a node may have been busy during the slower one."""
+    """Return the faster of two measurements of a pair, because a node may have been busy during the slower one. `one`
+    may be None.
+    """
     return other if one is None or one.problem or other.bytes_per_s >= one.bytes_per_s else one
 
 
 def evidence(node: int, links: Iterable[MeasuredLink], wanted: str) -> str:
     """Return a line with the rates of an unfit node's links and the nodes at their other ends; `wanted` is the rate
-    they should have.
+    that they should have, as text.
     """
     its = [link for link in links if node in link.pair]
     return f"links: {', '.join(f'to node {_peer(link, node)} {link}' for link in its)}; {wanted}"
 
 
 def summary(links: Collection[MeasuredLink]) -> str:
-    """Return one line that summarises all links."""
+    """Return one line with the range of rates of all links, for an event."""
     measured = sorted((link for link in links if not link.problem), key=lambda link: link.bytes_per_s)
     some = f"{len(measured)} of {len(links)} link{'s' if len(links) > 1 else ''} between nodes measured"
     if not measured:

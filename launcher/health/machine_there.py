@@ -1,4 +1,5 @@
-"""Inspect a machine and how it reaches others, leaving nothing behind.
+"""Inspect a machine and its connections to others, leaving nothing behind. This file is run on a host as text and
+answers requests over stdin and stdout, so it uses only the standard library.
 
 Only the standard library is used. Where the launcher is not installed this file runs as text (`python -I -c TEXT`),
 receives JSON lines on stdin, and ends when they end; `python -c TEXT torch` reports the torch of an interpreter.
@@ -50,8 +51,11 @@ _NONCE_BYTES, _PROOF_BYTES = 16, 32
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """The facts about a folder that runs need, or about the nearest existing one above it: file operations that it
-    refuses, and its free space.
+    """Facts about a folder that runs need, found by trying file operations.
+
+    `at` is the folder itself or the nearest one above that exists, `who` the user and machine that tried, `error` why
+    nothing can be created there, `refusals` the operations that failed, `off_s` by how much the clock of its file
+    system is ahead. `free_files` is None if the file system sets no limit.
     """
 
     path: str
@@ -82,7 +86,12 @@ class Torch:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts about a machine that any of its users can find out."""
+    """Facts about a machine that any user can find out.
+
+    `memory` is (free, total) bytes of /dev/shm, `open_files` the (soft, hard) limit, `is_synchronised` whether a time
+    service keeps the clock, `is_killed` whether logind ends a user's processes at logout, and `torch` is None unless it
+    was asked for.
+    """
 
     cores: int
     memory: tuple[int, int] | None  # of /dev/shm: what is free, and in all
@@ -96,8 +105,8 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class OpenDoors:
-    """The ports on which this machine listens for the trial, the first like a MASTER_PORT; `error` says why there are
-    none.
+    """The two ports on which this machine listens for connections from others, the first chosen like a MASTER_PORT;
+    `error` says why there are none.
     """
 
     ports: tuple[int, int] = (0, 0)
@@ -106,7 +115,7 @@ class OpenDoors:
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurement of a connection to another machine; `error` says why it failed, at the port `port`."""
+    """The measured connection to another machine; `error` says why it failed, at the port `port`."""
 
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -124,7 +133,7 @@ def main() -> None:
 
 
 def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
-    """Carry out a request and return its answer."""
+    """Carry out a request, whose `do` names a function of this file, and return its answer."""
     found: MachineFacts | OpenDoors | Measured = _ANSWERS[asked.pop("do")](**asked)
     return found
 
@@ -133,9 +142,9 @@ def answer(asked: dict[str, Any]) -> MachineFacts | OpenDoors | Measured:
 
 
 def look(folders: Sequence[str], user: str = "", *, torch: bool = False) -> MachineFacts:
-    """Return the facts about this machine; with `torch` also about this interpreter's torch.
+    """Return the facts about this machine and these folders.
 
-    `user` is the user whose processes may be ended at logout.
+    `user` is the user whose processes may be ended at logout; `torch` adds the facts about this interpreter's torch.
     """
     return MachineFacts(
         len(os.sched_getaffinity(0)),
@@ -199,9 +208,7 @@ def _try_lock(folder: Path) -> None:
 
 
 def _try_link(folder: Path) -> None:
-    """Check that a second hard link of the same name is refused; raise OSError if it is not, or if links are
-    impossible.
-    """
+    """Check that a hard link is possible, and that a second one of the same name is refused; raise OSError if not."""
     first, second = folder / "first", folder / "second"
     first.write_bytes(b"")
     os.link(first, second)
@@ -232,7 +239,7 @@ _TRIALS: Mapping[str, Callable[[Path], None]] = {
 
 
 def _failure(trial: Callable[[Path], None], folder: Path) -> str:
-    """Return why the trial failed in the folder, or "" if it did not."""
+    """Return the error with which `trial`, a file operation, fails in the folder, or "" if it succeeds."""
     try:
         trial(folder)
     except OSError as error:
@@ -241,7 +248,7 @@ def _failure(trial: Callable[[Path], None], folder: Path) -> str:
 
 
 def _clock_of(folder: Path) -> float:
-    """Return the time of a change in the folder by the clock of its file system."""
+    """Return the time that the folder's file system gives to a file that is changed now."""
     path = folder / "now"
     path.touch()
     return path.stat().st_mtime
@@ -264,7 +271,7 @@ def _is_synchronised() -> bool:
 
 
 def _is_killed_at_logout(user: str) -> bool:
-    """Return whether systemd-logind ends the user's processes when the login that started them ends."""
+    """Return whether systemd-logind ends the user's processes when the user logs out."""
     try:
         in_a_session = re.search(r"/session-[^/]+\.scope", Path("/proc/self/cgroup").read_text())
         if not in_a_session or shutil.which(_LOGINCTL[0]) is None:
@@ -276,8 +283,9 @@ def _is_killed_at_logout(user: str) -> bool:
 
 
 def kills(settings: str, user: str) -> bool:
-    """Return whether logind's settings end the user's processes at logout; lingering spares only what the
-    user's own systemd runs.
+    """Return whether logind's settings (the text of its configuration) end the user's processes at logout.
+
+    Lingering makes no difference: it protects only what the user's own systemd runs.
     """
     said = dict(line.partition("=")[::2] for line in settings.splitlines())
     only = said.get("KillOnlyUsers", "").split()
@@ -294,7 +302,9 @@ def _why(error: Exception) -> str:
 
 
 def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> Torch:
-    """Return the torch that a script in this interpreter would import."""
+    """Return the torch that a script in the interpreter `python` would import; the import may take `limit_s`
+    seconds.
+    """
     # This program's own text: a file here, a word of the command line where it is run as text.
     text = Path(__file__).read_text() if "__file__" in globals() else sys.orig_argv[sys.orig_argv.index("-c") + 1]
     try:
@@ -317,7 +327,7 @@ def torch_of(python: str, environ: Mapping[str, str], limit_s: float = 60.0) -> 
 
 
 def _own_torch() -> tuple[str, str, int]:
-    """Return (version, build, number of GPUs) of this interpreter's torch."""
+    """Return (version, CUDA or ROCm build, number of GPUs that it sees) of this interpreter's torch."""
     import torch  # late: of this program only what is run for it needs it
 
     cuda, hip = torch.version.cuda, torch.version.hip
@@ -329,8 +339,9 @@ def _own_torch() -> tuple[str, str, int]:
 
 
 def open_doors(address: str, token: str) -> OpenDoors:
-    """Listen only on this address, on two ports, and return them: one like a MASTER_PORT, and one that the kernel
-    chooses.
+    """Listen on two ports of this address and return them: one like a MASTER_PORT, and one that the kernel chooses.
+
+    Callers must prove that they have `token`.
     """
     if not address:
         return OpenDoors(error="its address is not known")
@@ -361,14 +372,14 @@ def _bound(family: int, address: str, ports: list[int]) -> socket.socket:
 
 
 def _attend(door: socket.socket, token: str) -> None:
-    """Serve connections to the listening socket for ever."""
+    """Accept connections to the listening socket `door` for ever, and serve each."""
     while True:
         caller, _ = door.accept()
         threading.Thread(target=_serve, args=(caller, token), daemon=True).start()
 
 
 def _serve(caller: socket.socket, token: str) -> None:
-    """Answer pings, then receive data and report its rate."""
+    """Answer the caller's pings, then receive data and report the rate; the caller must prove that it has `token`."""
     with caller, contextlib.suppress(OSError, ValueError):  # strangers, and who hangs up
         heard = _meet(caller, token, is_caller=False)
         for _ in range(PINGS):
@@ -393,8 +404,8 @@ def _serve(caller: socket.socket, token: str) -> None:
 def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: bool = True) -> Measured:
     """Connect to both ports of the other machine, from the address `own`, and return the round trip and the rate.
 
-    The rate is measured only with `flood`, at the first of `ports`. The first failure is returned as `error`, with its
-    port.
+    Both sides prove that they have `token`. The rate is measured only with `flood`, at the first of `ports`. The first
+    failure is returned as `error`, with its port.
     """
     master, other = ports
     found = Measured()
@@ -411,7 +422,7 @@ def call(own: str, token: str, address: str, ports: Sequence[int], *, flood: boo
 def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
     """Exchange proofs of the token with the other side, and return the stream to read from.
 
-    `is_caller` says that this side connected, and so proves it first.
+    With `is_caller` this side has connected, and proves the token first.
     """
     line.settimeout(_SILENT_S)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -433,7 +444,7 @@ def _meet(line: socket.socket, token: str, *, is_caller: bool) -> BinaryIO:
 
 
 def _ping(line: socket.socket, heard: BinaryIO) -> float:
-    """Return the median round trip in seconds."""
+    """Send pings over the connection and return the median round trip in seconds."""
     times = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -445,7 +456,7 @@ def _ping(line: socket.socket, heard: BinaryIO) -> float:
 
 
 def _flood(line: socket.socket) -> float:
-    """Send data for a while, and return the bytes per second that the other side has counted."""
+    """Send data for a while, and return the rate in bytes per second that the other side has measured."""
     line.setblocking(False)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still unsent is not wanted
     piece, left, said = memoryview(bytes(_PIECE)), FLOOD_BYTES, b""

@@ -1,5 +1,5 @@
-"""Measure the links between machines, in rounds in which each machine has one partner, and run one all-reduce
-by torch (gloo) over all.
+"""Measure the links between the hosts of a pool, in rounds in which each host has one partner, and run one all-reduce
+by torch (gloo) over all of them.
 """
 
 import secrets
@@ -28,8 +28,10 @@ _REDUCE_HINT = (
 
 @dataclass(slots=True)
 class Member:
-    """A machine that takes part in measurements, and the address by which others reach it; after a failure it no longer
-    takes part.
+    """A machine that takes part in measurements, and the address by which others reach it.
+
+    `closed` says why others cannot connect to it, `lost` why it no longer answers; in both cases it no longer takes
+    part.
     """
 
     session: Session
@@ -44,15 +46,15 @@ class Member:
         return self.session.name
 
     def open(self, token: str) -> None:
-        """Have the machine listen for the others."""
+        """Have the machine listen for the others; if it cannot, set `closed`."""
         opened = self._ask({"do": "open", "address": self.address, "token": token}, OpenDoors, _OPEN_S)
         if opened is not None:
             self.ports = opened.ports
             self.closed = opened.error and f"cannot listen on {self.address or 'its address'}: {opened.error}"
 
     def call(self, other: "Member", token: str, *, flood: bool) -> Way | None:
-        """Return the measured way to another member, or None if either no longer takes part; with `flood` its rate is
-        measured too.
+        """Return the measured link to another member, or None if either no longer takes part. With `flood` the rate is
+        measured, else the round trip only.
         """
         if self.closed or self.lost or other.closed or other.lost:
             return None
@@ -65,7 +67,9 @@ class Member:
         return Way(self.name, other.name, found.round_trip_s, found.bytes_per_s, found.error[:200], at)
 
     def _ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T | None:
-        """Return the machine's answer, or None if it fails, after which the machine no longer takes part."""
+        """Return the machine's answer to a request, or None if it fails, after which the machine no longer takes
+        part.
+        """
         try:
             return self.session.ask(words, answer, limit_s)
         except LaunchError as error:
@@ -74,9 +78,10 @@ class Member:
 
 
 def measured(members: Sequence[Member], tell: Callable[[str], None] | None = None, *, flood: bool = True) -> list[Way]:
-    """Return the measured links, both directions of a pair in turn; with `flood` their rates are measured too.
+    """Measure the links between the members, both directions of a pair in turn, and return them.
 
-    Members that cannot take part record why.
+    With `flood` the rates are measured, else round trips only. `tell` is called with a line at each round. Members that
+    cannot take part record the reason.
     """
     token = secrets.token_hex(32)
     named = {one.name: one for one in members}
@@ -104,7 +109,9 @@ def measured(members: Sequence[Member], tell: Callable[[str], None] | None = Non
 
 
 class RankAnswer(msgspec.Struct, frozen=True):
-    """The answer of one rank of the trial all-reduce."""
+    """The answer of one rank of the trial all-reduce: first the port on which it listens, then how long it took and
+    whether the result was right, or an error.
+    """
 
     port: int = 0
     took_s: float = 0.0
@@ -113,7 +120,9 @@ class RankAnswer(msgspec.Struct, frozen=True):
 
 
 def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Finding:
-    """Run an all-reduce over the members and return its finding; `start` runs `reduce_there` on the named host."""
+    """Run an all-reduce with one rank on each member, and return the finding about it; `start` starts `reduce_there` on
+    the named host.
+    """
     ranks: dict[str, Helper] = {}
     numbers = {member.name: rank for rank, member in enumerate(members)}
 
@@ -139,7 +148,7 @@ def all_reduce(members: Sequence[Member], start: Callable[[str], Helper]) -> Fin
 
 
 def _errors(results: Mapping[str, RankAnswer | LaunchError]) -> dict[str, str]:
-    """Return the errors of the ranks that failed, by name."""
+    """Return the errors of the ranks that failed or had a wrong result, by host."""
     words = answers(results)
     said = {name: str(one.lines[0]) for name, one in failures(results).items()}
     said |= {name: one.error for name, one in words.items() if one.error}

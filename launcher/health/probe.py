@@ -1,5 +1,5 @@
-"""Measure the link to another node's agent over an authenticated connection: the rate in each direction, and
-the round trip.
+"""Measure the network link to another node's agent, for the coordinator: the rate in each direction, and the round
+trip.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
-    """A request to which the answer is Fine, for measuring the round trip."""
+    """A request that is answered by Fine, to measure the round trip."""
 
 
 class Give(msgspec.Struct, frozen=True, tag="give", tag_field="t"):
-    """A request for `size` arbitrary bytes; the answers are Offer and, after Go, the bytes."""
+    """A request to send `size` arbitrary bytes; the answers are Offer and, after Go, the bytes."""
 
     size: Size
 
 
 class Take(msgspec.Struct, frozen=True, tag="take", tag_field="t"):
-    """An offer of `size` bytes; the answers are Go and, once all bytes have arrived, Fine."""
+    """An announcement of `size` bytes; the answers are Go and, once all bytes have arrived, Fine."""
 
     size: Size
 
@@ -68,7 +68,9 @@ class Prober:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def measure(self, number: int, peer: ReplicaAddress) -> LinkSeen:
-        """Return the measured link to the peer, or the problem that prevented it."""
+        """Measure the link to the peer and return the rate of the slower direction and the round trip, or the problem;
+        `number` is that of the coordinator's request.
+        """
         try:
             async with asyncio.timeout(MEASURE_S), linked(peer, self._address, self._key, self._pool) as link:
                 trip_s = min([await _timed(self._ping(link)) for _ in range(_PINGS)])
@@ -121,11 +123,11 @@ class Prober:
 
 
 async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[float, bool]:
-    """Return (the rate of a transfer, whether the last transfer completed).
+    """Return (the rate of a transfer in bytes per second, whether the last transfer completed).
 
-    More and more bytes are sent until they take long enough to measure, because the first few may go at any speed. If a
-    transfer does not complete in time, the rate is an upper bound and the flag False. Raise TimeoutError if even the
-    first does not.
+    `way` transfers a number of bytes. More and more bytes are sent until they take long enough to measure, because
+    buffers take the first few at any speed. If a transfer does not complete in time, the rate is an upper bound and the
+    flag False. Raise TimeoutError if even the first does not.
     """
     size = _FEW_BYTES
     while True:
@@ -141,7 +143,7 @@ async def _rate_of(way: Callable[[int], Coroutine[Any, Any, None]]) -> tuple[flo
 
 
 async def _timed(work: Coroutine[Any, Any, None]) -> float:
-    """Return how many seconds the work took."""
+    """Await the work and return how many seconds it took."""
     began = time.perf_counter()
     await work
     return time.perf_counter() - began

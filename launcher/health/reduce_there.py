@@ -1,4 +1,5 @@
-"""Run one rank of an all-reduce by torch (gloo), as text on each host (`python -P -c TEXT`), connected as in training.
+"""Run one rank of an all-reduce by torch (gloo), connected as in training. This file is run on each host as text
+(`python -P -c TEXT`) and reads requests from stdin.
 
 It reads JSON lines from stdin: first its own address, then where the first rank listens. It ends with its stdin,
 whatever it waits for; the store and gloo use only its own address.
@@ -19,7 +20,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def main() -> None:
-    """Run one rank of the all-reduce and print its answers."""
+    """Run one rank of the all-reduce and print its answers, each as a line of JSON."""
     asked = _read_request()
     try:
         family, place = _prepared(asked["address"])
@@ -47,7 +48,8 @@ def _prepared(address: str) -> tuple[int, str]:
 def _reduced(rank: int, world: int, go: dict[str, Any], listener: int | None) -> dict[str, Any]:
     """Join the process group as rank `rank` of `world`, run the all-reduce, and return the answer.
 
-    `go` says where the first rank listens; `listener` is that rank's own socket.
+    `go` is the request with the first rank's address and port; `listener` is the socket on which the first rank
+    listens, None for others.
     """
     import torch  # late: as in main
     import torch.distributed as dist  # late: as in main

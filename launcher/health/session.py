@@ -1,4 +1,5 @@
-"""Questions to a machine, answered one after the other with data of declared types.
+"""Ask a machine questions and get answers of declared types, one after the other, for `launch doctor`. Here the machine
+runs a program that is sent as text, so nothing is installed on it.
 
 Here they go over a connection, to a program that is sent as text: nothing is installed, and nothing of it is left. In a
 batch queue's job they go through a folder: see places.batch.trial.mailbox.
@@ -22,12 +23,14 @@ _MOST_BYTES, _MOST_ITEMS, _LONGEST_WORD = 1_000_000, 1000, 4096
 
 
 class Session(Protocol):
-    """A machine that answers questions, asked by one thread at a time."""
+    """A machine that answers questions; only one thread at a time may ask."""
 
     name: str
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Return the answer to a request; raise Unreachable if the other side has ended or does not answer in time."""
+        """Send a request and return its answer, decoded as `answer`; raise Unreachable if the other side has ended or
+        does not answer within `limit_s`.
+        """
 
 
 def read_answer(data: bytes, kind: type[T]) -> T:
@@ -40,9 +43,7 @@ def read_answer(data: bytes, kind: type[T]) -> T:
 
 
 class Helper:
-    """A program `NAME_there.py` of this folder that runs on a host, sent as text, and answers requests as a
-    `Session`.
-    """
+    """A program `NAME_there.py` of this folder, sent as text to a host, where it answers requests."""
 
     def __init__(self, name: str, line: Line, python: str, program: str, flag: str = "-I") -> None:
         self.name = name
@@ -50,8 +51,8 @@ class Helper:
         self._running, self._said = line.start([python, flag, "-c", text]), b""
 
     def ask(self, words: Mapping[str, object], answer: type[T], limit_s: float) -> T:
-        """Return the answer to a request, skipping what libraries print; raise Unreachable if the program has ended or
-        is silent.
+        """Send a request and return its answer, decoded as `answer`; other output is skipped. Raise Unreachable if the
+        program has ended or does not answer within `limit_s`.
         """
         self._running.write(msgspec.json.encode(words) + b"\n", limit_s)
         until = time.monotonic() + limit_s
@@ -62,7 +63,7 @@ class Helper:
         raise Unreachable(said[-1][:200] if said else "it ended without a word")
 
     def _line(self, until: float) -> bytes:
-        """Return the next line of the program, or the part of it that came until the deadline."""
+        """Return the next line of the program's output, or the part of it that has come by the time `until`."""
         while b"\n" not in self._said:
             more = self._running.read(_MOST_BYTES, max(0.0, until - time.monotonic()))
             if not more:

@@ -1,4 +1,6 @@
-"""Choose which links between machines are measured at the same time, and judge the links of a pool. Pure."""
+"""Choose which links between a pool's hosts are measured at the same time, and turn the measurements into findings.
+Pure functions.
+"""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +21,9 @@ _SLOW_HINT = "a run is as fast as its slowest way: look at the card, the cable a
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The measurement of the link from one host to another; if `error` is set, the link could not be measured."""
+    """The measured link from the host `start` to the host `end`; if `error` is set, it could not be measured. `at` is
+    the address that was called.
+    """
 
     start: str
     end: str
@@ -32,8 +36,8 @@ class Way:
 def rounds(count: int) -> list[list[tuple[int, int]]]:
     """Return rounds of pairs of the numbers below `count`; no number is in two pairs of a round.
 
-    Neighbours on a ring come first, then pairs 2, 4, 8, ... apart, so that each has several partners in about
-    log2(count) rounds.
+    Neighbours in a ring come first, then pairs at the distances 2, 4, 8, ..., so that each number has several partners
+    in about log2(count) rounds.
     """
     ring = [(one, (one + 1) % count) for one in range(count if count > 2 else count - 1)]
     found = turns(ring)
@@ -46,13 +50,13 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def slow(ways: Sequence[Way]) -> list[Way]:
-    """Return the ways below half of the usual host's best rate, slowest first."""
+    """Return the links with less than half of the usual rate (the median of the hosts' best rates), slowest first."""
     usual = _usual(ways)
     return sorted((way for way in ways if way.bytes_per_s < _SLOW * usual), key=lambda way: way.bytes_per_s)
 
 
 def findings(hosts: Sequence[str], ways: Sequence[Way]) -> Iterable[Finding]:
-    """Yield findings on whether all hosts reach each other, how fast, and which links are slow."""
+    """Yield findings on whether all hosts reach each other, at which rates, and which links are slow."""
     measured = [way for way in ways if not way.error]
     if measured:
         trips = [way.round_trip_s for way in measured]
@@ -67,7 +71,9 @@ _HEAD = ("HOST", "SENDS", "RECEIVES", "ROUND TRIP", "WITH")
 
 
 def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
-    """Return the row of a host: the medians of what it sent and received."""
+    """Return the table row of a host: the medians of its rates of sending and receiving and of the round trip, and the
+    number of its partners.
+    """
     out, back = [way for way in ways if way.start == host], [way for way in ways if way.end == host]
     partners = {way.end for way in out} | {way.start for way in back}
     if not partners:
@@ -77,7 +83,7 @@ def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
 
 
 def _closed(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
-    """Yield a problem for each set of hosts that cannot be reached from others."""
+    """Yield a problem for each host that others cannot reach, once per reason."""
     starts: dict[tuple[str, str], list[str]] = {}
     for way in ways:
         why = f"{way.at}: {way.error}" if way.at else way.error
@@ -102,7 +108,9 @@ def _slow(ways: Sequence[Way]) -> Iterable[Finding]:
 
 
 def _usual(ways: Sequence[Way]) -> float:
-    """Return the median of the hosts' best rates; a host's other links may be slow because of their other ends."""
+    """Return the usual rate: the median of the hosts' best rates, as a host's other links may be slow because of their
+    other ends.
+    """
     bests = [max(speeds) for side in _sides(ways) for speeds in side.values()]
     return statistics.median_high(bests) if bests else 0.0
 
@@ -118,8 +126,8 @@ def _sides(ways: Sequence[Way]) -> tuple[dict[str, list[float]], dict[str, list[
 
 
 def _slow_with_all(side: Mapping[str, Sequence[float]], usual: float) -> dict[str, float]:
-    """Return hosts that are slow with all partners, with their best rate; with a single partner the other end may be
-    the cause.
+    """Return the hosts that are slow with all partners, with their best rates. A host with a single partner is left
+    out, because the other end may be the cause.
     """
     bests = {host: max(speeds) for host, speeds in side.items() if len(speeds) > 1}
     return {host: best for host, best in bests.items() if best < _SLOW * usual}

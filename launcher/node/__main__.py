@@ -39,7 +39,8 @@ from launcher.wire.interfaces import address_of, interface_of
 
 def main() -> int:
     """Run the agent or the coordinator that the arguments name, and return an exit code of `launcher.errors.Exit`. An
-    unforeseen error writes its traceback to agent.log."""
+    unforeseen error writes its traceback to agent.log.
+    """
     name_this("launch-agent")
     offered = OfferedZygote.taken_from(os.environ)
     words = agent_arguments(sys.argv[1:])
@@ -71,7 +72,8 @@ def main() -> int:
 
 async def coordinate(run: RunDir, plan: Plan, number: int, lease: Lease) -> Exit:
     """Run the coordinator of a role whose node 0 is another machine, without an agent, and return its exit code;
-    `number` is the attempt's."""
+    `number` is the attempt's.
+    """
     attempt, loop = run.attempt(number), asyncio.get_running_loop()
     token, copies = read_intent(attempt).token, lease.copies if plan.disks_apart else None
     server = CoordinatorServer(run, attempt, plan, plan.coordinator, token, copies=copies, notify=lease.notify)
@@ -146,7 +148,8 @@ async def work(home: Home, token: str, watchdog: Watchdog, buried: ProcessId | N
 
 async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Task[Exit]") -> Exit:
     """Close the agent, and then the coordinator, whose records are written last; return the coordinator's exit code.
-    `working` is the agent's task."""
+    `working` is the agent's task.
+    """
     if host.ended.done():
         agent.goes_on = host.goes_on
         agent.leave(Exit.OK)
@@ -157,7 +160,8 @@ async def close(host: CoordinatorServer, agent: NodeAgent, working: "asyncio.Tas
 
 def predecessor(attempt: AttemptDir, index: int) -> ProcessId | None:
     """Return the process of the node's previous agent if it has certainly exited, else None. Its ranks need no care:
-    the process that started this agent has ended them."""
+    the process that started this agent has ended them.
+    """
     record = readable(attempt.agent(index), AgentRecord)
     return record.process if record is not None and alive(record.process) is False else None
 
@@ -197,7 +201,8 @@ def keeps_snapshots(plan: Plan) -> bool:
 
 def notes_in(memory: Path) -> Path:
     """Return the folder within `memory` in which ranks record their own state at each step, and create it if it does
-    not exist."""
+    not exist.
+    """
     notes = memory / "notes"
     notes.mkdir(mode=0o700, exist_ok=True)
     return notes

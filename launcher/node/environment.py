@@ -36,7 +36,8 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a batch job that its ranks may inherit, without those that would mislead torch or its
-    libraries."""
+    libraries.
+    """
     return {name: value for name, value in environ.items() if not misleads(name)}
 
 
@@ -138,7 +139,8 @@ def _every(steps: int | None, seconds: float | None) -> str:
 
 def _memory_variables(checkpoint: CheckpointOptions, memory: Path | None) -> dict[str, str]:
     """Return the variables that tell ranks where, how often and how much to save in memory; none if `memory` is
-    None."""
+    None.
+    """
     if memory is None:
         return {}
     return {
@@ -172,7 +174,8 @@ def _role_variables(plan: Plan) -> dict[str, str]:
 
 def role_rank_variables(plan: Plan, rank: int) -> dict[str, str]:
     """Return the variables with the rank's number in its role and the ports that it has to serve; none in a run of one
-    program."""
+    program.
+    """
     if not plan.role:
         return {}
     number, words = plan.role_rank + rank, dict[str, str]()

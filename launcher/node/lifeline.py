@@ -1,5 +1,6 @@
 """The agent's connection to the coordinator: it sends messages, repeats those that a network cut may have lost, and
-renews the lease under which the node's ranks may run."""
+renews the lease under which the node's ranks may run.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -27,7 +28,8 @@ _Weighty = (
 
 class Lifeline:
     """The agent's connection to the coordinator. It reconnects after a cut, and each answered heartbeat renews the
-    lease."""
+    lease.
+    """
 
     def __init__(self, home: Home, token: str, lease: Lease) -> None:
         self._home = home
@@ -66,7 +68,8 @@ class Lifeline:
 
     def send_reliably(self, message: _Weighty) -> None:
         """Send a message that must not be lost. It is sent once more after each reconnection, so the coordinator may
-        receive it several times."""
+        receive it several times.
+        """
         self._told.append(message)
         self.send(message)
 
@@ -79,12 +82,14 @@ class Lifeline:
 
     def forget(self) -> None:
         """Drop all messages that would be repeated, because the coordinator has closed the generation that they are
-        about."""
+        about.
+        """
         self._told.clear()
 
     def join(self, message: messages.Join) -> None:
         """Send Join on a new connection, then all messages that have to be repeated and those that `note` has not sent
-        yet."""
+        yet.
+        """
         self._joined_at = boottime()
         for one in (message, *self._told, *self._unsaid):
             self.send(one)
@@ -151,7 +156,8 @@ class Lifeline:
 
     async def wait_until_leased(self) -> None:
         """Return once the lease is valid. Until then no rank may start, not even by a message that arrived before this
-        node was suspended."""
+        node was suspended.
+        """
         while self._lease.until <= boottime():  # noqa: ASYNC110 - the watchdog's clock decides
             await asyncio.sleep(_RETRY_S)
 
@@ -162,7 +168,8 @@ class Lifeline:
 
     async def _reach(self) -> Wire[ToAgent, ToCoordinator] | None:
         """Return an authenticated connection to the coordinator that the run directory names now, or None if the
-        connection fails."""
+        connection fails.
+        """
         try:
             endpoint = read_record(self._home.attempt.endpoint, Endpoint)
             if endpoint is None:
@@ -178,7 +185,8 @@ class Lifeline:
 
 def check_start(start: messages.Start, plan: Plan) -> None:
     """Raise WireError unless a Start fits the plan: a coordinator decides which nodes have ranks, and nothing else
-    about them."""
+    about them.
+    """
     each, places = plan.ranks_per_node, range(min(start.group_world_size, plan.nodes_max))
     known = {node.index: node.address for node in plan.nodes}
     good = (
@@ -204,5 +212,6 @@ def check_peer(peer: messages.ReplicaAddress, plan: Plan) -> None:
 
 def _is_of(peer: messages.ReplicaAddress, known: Mapping[int, str]) -> bool:
     """Return whether the address of `peer` is that of its node in `known` (addresses by node index), or that node has
-    no fixed address."""
+    no fixed address.
+    """
     return known.get(peer.node) in (peer.address, "")

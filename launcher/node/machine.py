@@ -19,13 +19,15 @@ _DEVICE = re.compile(r"nvidia(\d+)")
 
 def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Machine:
     """Return this machine's description: the cores that this process may use, and the GPUs in CUDA_VISIBLE_DEVICES or
-    else every /dev/nvidiaN."""
+    else every /dev/nvidiaN.
+    """
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=_gpus(environ.get("CUDA_VISIBLE_DEVICES"), devices))
 
 
 def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
     """Return the names of the GPUs that a rank could use: the entries of `visible` (CUDA_VISIBLE_DEVICES), or if that
-    is None the numbers of the device files."""
+    is None the numbers of the device files.
+    """
     numbers = sorted(int(found[1]) for entry in os.listdir(devices) if (found := _DEVICE.fullmatch(entry)))
     if visible is None or not numbers:
         # Asked for on a machine that has none, it names nothing that a rank could use.
@@ -37,7 +39,8 @@ def _gpus(visible: str | None, devices: Path) -> tuple[str, ...]:
 
 def note_environment(path: Path, python: str, environ: Mapping[str, str]) -> None:
     """Write the facts about the interpreter `python` and this machine to the file `path`; do nothing if the disk
-    refuses the write."""
+    refuses the write.
+    """
     found = environment_of(python, environ)
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

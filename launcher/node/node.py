@@ -167,7 +167,8 @@ class NodeAgent:
 
     async def _prepare(self) -> None:
         """Prepare the node and send Ready, or a Fault with the reason why it cannot be prepared; then replace each
-        zygote that dies."""
+        zygote that dies.
+        """
         if self._home.node.votes_only:
             return
         try:
@@ -193,7 +194,8 @@ class NodeAgent:
 
     async def _is_still_fit(self, suspects: list[int]) -> bool:
         """Check the devices of the local ranks in `suspects`, which have failed; report the result to the coordinator,
-        and return whether the node can run ranks again."""
+        and return whether the node can run ranks again.
+        """
         try:
             await self._preparation.check_again(suspects)
         except NodeUnfit as unfit:
@@ -245,12 +247,14 @@ class NodeAgent:
 
     def _report_reserve(self, kind: ReserveEvent, text: str) -> None:
         """Send the coordinator an event about the processes in reserve (`recovery.reserve`), with `text` as its
-        explanation."""
+        explanation.
+        """
         self._line.note(messages.Noted(self._home.node.index, kind, text))
 
     def _forward_stop_request(self) -> None:
         """Send the coordinator the request to stop this attempt that the supervisor has written; without a connection,
-        end the agent at once."""
+        end the agent at once.
+        """
         request = readable(self._home.attempt.stop, StopRequest)
         kind = "preempt" if request is None else request.kind
         if not self._line.is_up:
@@ -261,7 +265,8 @@ class NodeAgent:
 
     def _introduce(self) -> None:
         """Send Join on a new connection, and then the node's state: Ready or a fault, a failing device, a host that is
-        about to go."""
+        about to go.
+        """
         node = self._home.node
         me, port = this_process(), self._port.number
         gives = self._replication or self._buddies
@@ -309,7 +314,8 @@ class NodeAgent:
 
     async def _look(self, word: messages.Look) -> None:
         """Inspect the ranks of the requested generation, and send what each is doing; with `word.times` send when each
-        entered its newest collectives instead."""
+        entered its newest collectives instead.
+        """
         group = self._group
         if group is None or group.generation != word.generation:
             return
@@ -347,7 +353,8 @@ class NodeAgent:
 
     async def _continue_in_place(self, word: messages.ContinueInPlace) -> None:
         """Begin a new generation in which survivors on this node keep their processes and the other ranks are
-        started."""
+        started.
+        """
         group = self._group
         if group is None or group.generation >= word.start.generation:
             return  # it was stopped meanwhile
@@ -364,7 +371,8 @@ class NodeAgent:
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
         """Await `begins`, which starts the ranks and returns their pids, and send Started; if the ranks cannot be
-        started, send the fault."""
+        started, send the fault.
+        """
         node = self._home.node.index
         try:
             pids = await begins
@@ -389,7 +397,8 @@ class NodeAgent:
     @property
     def _other_processes(self) -> tuple[tuple[int, ...], Pids]:
         """Return the child processes that are no ranks: (pids of the zygote and the watchdog, a function that returns
-        the pids in reserve)."""
+        the pids in reserve).
+        """
         return (*self._preparation.own_pids, self._watchdog.pid), lambda: self._preparation.reserve.pids
 
     @property
@@ -446,7 +455,8 @@ class NodeAgent:
 
     def ended(self, exited: messages.Exited) -> None:
         """Send the end of a rank; after the node's last rank, start to wait until copies of the ranks' files are
-        complete."""
+        complete.
+        """
         self._line.send_reliably(exited)
         if self._home.plan.copies_last and self._group is not None and self._group.over:
             self.on_report()  # of a commit just before the end
@@ -454,7 +464,8 @@ class NodeAgent:
 
     async def _settle(self, generation: int) -> None:
         """Wait until every checkpoint of this node's ranks that is to be copied elsewhere has been, and send Settled
-        with any problem."""
+        with any problem.
+        """
         problems = [await one.settle() for one in (self._replication, self._uploads) if one is not None]
         problem = "; ".join(filter(None, problems))
         self._line.send_reliably(messages.Settled(self._home.node.index, generation, problem))
@@ -493,14 +504,16 @@ class NodeAgent:
 
     async def _watch_lease(self) -> None:
         """End the agent once the lease has expired, unless the watchdog disregards the time for which this node was
-        suspended."""
+        suspended.
+        """
         if self._watchdog.slept is not AfterSuspend.FORGIVEN:
             await self._line.wait_until_expired(LeaseWatch(self._watchdog.slept))
             self.leave(Exit.LOST)
 
     def _watchdog_died(self, _: Death) -> None:
         """End the agent because its watchdog has died: without one, the ranks of a frozen agent would go on. The
-        supervisor starts another agent."""
+        supervisor starts another agent.
+        """
         if not self._over.done():  # else it ends with its agent
             say("the watchdog beside this agent was killed: the supervisor starts another agent")
         self.leave(Exit.LAUNCHER_FAULT)
@@ -559,7 +572,8 @@ async def _open_prober(home: Home, token: str) -> "Prober":
 
 async def _open_buddies(home: Home, folder: Path, token: str, say: Callable[[ToCoordinator], None]) -> "Buddies":
     """Return the store that copies snapshots between the nodes' memories, with its own in `folder`; it sends its
-    messages with `say`."""
+    messages with `say`.
+    """
     # late: 20 ms that runs without such copies are spared
     from launcher.copies.buddies import Buddies  # late: see above
     from launcher.copies.node_memory import NodeMemory  # late: see above
@@ -576,7 +590,8 @@ async def _fetch_checkpoint(
     node: int, replication: "Replication", start: messages.Start
 ) -> messages.NotFetched | messages.NothingWhole | messages.Fault | None:
     """Fetch from other nodes the checkpoint that the ranks are to load. Return None, or the message that says why it
-    cannot be fetched."""
+    cannot be fetched.
+    """
     # late: 20 ms that a shared disk spares
     from launcher.copies.client import DiskFailed  # late: see above
     from launcher.copies.replication import NotBrought, NothingToLoad  # late: see above

@@ -1,5 +1,6 @@
 """Watch for the notice that this host is about to be taken away: the file, command or signal that `notice` of a spec
-names."""
+names.
+"""
 
 import asyncio
 import os
@@ -22,7 +23,8 @@ _NOT_RUN = (126, 127)  # what a shell exits with for a program that it cannot ru
 
 class HostNotice:
     """A repeated check for the spec's notice that this host is about to be taken away. File and command are relative to
-    `workdir`, where ranks start."""
+    `workdir`, where ranks start.
+    """
 
     def __init__(self, notice: Notice, workdir: Path, environment: Mapping[str, str], reaper: Reaper) -> None:
         self._notice, self._workdir, self._environment, self._reaper = notice, workdir, environment, reaper
@@ -43,7 +45,8 @@ class HostNotice:
 
     async def look(self) -> str:
         """Return as text which file, command or signal gives notice now, or "" if none does. A file or command can
-        withdraw its notice."""
+        withdraw its notice.
+        """
         if self._signalled:
             return self._signalled
         if self._file is not None and await asyncio.to_thread(os.path.lexists, self._file):  # a disk may hang

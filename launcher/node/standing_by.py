@@ -23,7 +23,8 @@ _MOST_BYTES, _MOST_FDS = 1 << 16, 250  # Linux's own limit is 253 to a message
 
 def standby_argument(fd: int) -> str:
     """Return the argument that stands in place of the attempt's number, which the process receives later over
-    descriptor `fd`."""
+    descriptor `fd`.
+    """
     return f"{_SIGN}{fd}"
 
 

@@ -123,7 +123,8 @@ class Worker(NamedTuple):
 
 class Born(NamedTuple):
     """A forked rank that has not been reported to the agent yet, and the descriptor `go` whose writing lets it
-    continue."""
+    continue.
+    """
 
     pid: int
     go: int  # the pipe on which it waits
@@ -331,7 +332,8 @@ def exit_if_asked_as_rank(encode: Callable[[str], bytes]) -> Callable[[str], byt
 
 def place_that_asks(name: str) -> str:
     """Return the line of user code that reads the variable, such as `train.py:41`, or "" if a package or the trainer
-    reads it, mostly for logs."""
+    reads it, mostly for logs.
+    """
     frame = sys._getframe(2)  # noqa: SLF001 - as pdb itself does
     while frame.f_back is not None and is_standard(frame.f_code.co_filename):
         frame = frame.f_back
@@ -363,7 +365,8 @@ class EndOfRank:
 
     def left_by(self, code: object) -> None:
         """Keep the exit code that the program gave to sys.exit. Text and numbers too large for an exit code are left to
-        the interpreter."""
+        the interpreter.
+        """
         if code is None or (type(code) in (int, bool) and abs(int(code)) < 1 << 31):  # type: ignore[call-overload]
             self.code = int(code or 0)  # type: ignore[call-overload]
 
@@ -396,7 +399,8 @@ END = EndOfRank()
 
 def needs_interpreters_end() -> bool:
     """Return whether the interpreter must free everything in its own order: threads run, CUDA is in use, or a process
-    group exists."""
+    group exists.
+    """
     threads = len(sys._current_frames()) - FLIGHT.runs  # noqa: SLF001 - of threads of every kind
     if gc.get_freeze_count() == 0 or threads > 1:
         return True
@@ -421,7 +425,8 @@ def may_act_at_exit() -> bool:
 
 def is_silent(path: str, packages: str) -> bool:
     """Return whether the library at `path` is in our list of those that do nothing at exit but free memory; `packages`
-    is the folder of installed packages."""
+    is the folder of installed packages.
+    """
     if path.startswith(packages):
         return path[len(packages) :].partition(os.sep)[0] in SILENT_PACKAGES
     folder, name = os.path.split(path)
@@ -444,7 +449,8 @@ def flush_streams() -> None:
 
 def empty(names: Sequence[str]) -> None:
     """Free the modules and their contents, first objects that nothing else refers to, while functions still have their
-    globals."""
+    globals.
+    """
     there = []
     for name in names:
         with contextlib.suppress(TypeError):  # what stands there may be anything
@@ -497,7 +503,8 @@ def module(order: Order) -> Callable[[], Any]:
 
 def command(order: Order) -> Callable[[], Any]:
     """Return a call that runs the command as a shell would: with default signals, exit code 127 if it is not found and
-    126 if it is not executable."""
+    126 if it is not executable.
+    """
     return functools.partial(execute, order.target, [order.target, *order.args])
 
 
@@ -517,7 +524,8 @@ def set_argv(start: Sequence[str], args: Sequence[str], folder: str) -> None:
 
 def unload_hiding_modules(folder: str) -> None:
     """Remove loaded modules that would hide the user's own with an equal name, such as `code.py` in `folder`, beside
-    the script."""
+    the script.
+    """
     for name in {entry.partition(".")[0] for entry in os.listdir(folder)} & set(sys.modules) - {"__main__"}:
         loaded = getattr(sys.modules[name], "__spec__", None)
         beside = importlib.machinery.PathFinder.find_spec(name, [folder])
@@ -529,7 +537,8 @@ def unload_hiding_modules(folder: str) -> None:
 
 def fresh_main(loader: Any, **more: str) -> dict[str, Any]:
     """Return the globals of a new __main__ module, with the names that this Python version itself puts there and those
-    in `more`."""
+    in `more`.
+    """
     main = types.ModuleType("__main__")
     own = {name: value for name, value in globals().items() if name.startswith("__")}
     main.__dict__.update({**own, "__doc__": None, "__loader__": loader, **more})
@@ -555,7 +564,8 @@ def execute(target: str, argv: list[str]) -> NoReturn:
 
 class Breakpoints:
     """A file object for pdb, connected to a visitor (`launch debug`) who debugs this rank; reads wait until a visitor
-    is connected."""
+    is connected.
+    """
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -569,7 +579,8 @@ class Breakpoints:
     @property
     def here(self) -> bool:
         """Return whether this process is the rank, to which the socket belongs, and not a child that the script
-        forked."""
+        forked.
+        """
         return os.getpid() == self._pid
 
     def debugger(self) -> Any:
@@ -705,7 +716,8 @@ def report(error: BaseException, order: Order) -> None:
 
 def tell(order: Order, line: bytes) -> None:
     """Write a line to the rank's FIFO if it has a reader and room; otherwise drop the line, which the log has
-    anyway."""
+    anyway.
+    """
     with contextlib.suppress(OSError):
         fd = os.open(fifo_of(order), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -716,7 +728,8 @@ def tell(order: Order, line: bytes) -> None:
 
 def fifo_of(order: Order) -> str:
     """Return the path of the rank's FIFO for reports; a process that was in reserve keeps the one that it began
-    with."""
+    with.
+    """
     if RESERVE in order.env and RESERVE not in os.environ:
         return os.environ.get(PROGRESS, "")
     return order.progress or ""
@@ -732,7 +745,8 @@ def message_of(error: BaseException) -> str:
 
 def last_line(error: BaseException) -> str:
     """Return the last line of the error's traceback, such as `ValueError: text`, without further lines of the
-    message."""
+    message.
+    """
     kind = type(error)
     prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     first_line = message_of(error).partition("\n")[0]
@@ -782,7 +796,8 @@ def fitting(words: dict[str, Any]) -> bytes:
 
 def of_a_worker(error: BaseException) -> Optional[Worker]:
     """Return the exception of a child process, such as a DataLoader worker, that `error` passes on; None if `error` is
-    this process's own."""
+    this process's own.
+    """
     cause = error.__cause__
     remote = [cause] if cause is not None and type(cause).__name__.endswith("RemoteTraceback") else []
     for one in (error, *remote):
@@ -814,7 +829,8 @@ def frames_of(error: BaseException) -> list[Frame]:
 
 def where(frames: Sequence[Frame], order: Order) -> str:
     """Return the innermost frame as text, such as `train.py:41 in step`: of the user's own code, or without any such
-    frame of other code that is no installed library, or of any."""
+    frame of other code that is no installed library, or of any.
+    """
     cwd = os.path.realpath(order.cwd)
     roots = (cwd + os.sep, os.path.dirname(os.path.realpath(order.target)) + os.sep)
     users = [one for one in frames if os.path.isabs(one[0]) and "-packages" not in one[0] and not is_standard(one[0])]
@@ -977,7 +993,8 @@ def frames_in(frame: Optional[types.FrameType]) -> list[Frame]:
 
 def flight_of(c10d: Any) -> dict[str, Any]:
     """Return the process groups of this rank with the newest collectives of each, or why they cannot be read; `c10d` is
-    torch.distributed's module."""
+    torch.distributed's module.
+    """
     found = recorded_by_group(c10d, with_frames=True)
     if found is None:
         return {"problem": "this version of torch has no Flight Recorder for the CPU"}
@@ -989,7 +1006,8 @@ def flight_of(c10d: Any) -> dict[str, Any]:
 
 def times_of(c10d: Any) -> dict[str, Any]:
     """Return when this rank entered the newest collectives of its largest process groups; `c10d` is torch.distributed's
-    module."""
+    module.
+    """
     found = recorded_by_group(c10d, with_frames=False) or {}
     world = c10d._world  # noqa: SLF001 - nothing else knows of all groups
     groups = [times_of_group(world, group, key, own) for key, (group, own) in found.items()]
@@ -999,7 +1017,8 @@ def times_of(c10d: Any) -> dict[str, Any]:
 
 def times_of_group(world: Any, process_group: Any, key: tuple[str, str], entries: Sequence[dict[str, Any]]) -> Any:
     """Return when each collective of one process group was entered, the newest last, up to the first gap in their
-    sequence numbers."""
+    sequence numbers.
+    """
     newest = max(one["pg_id"] for one in entries)
     times = {
         one["collective_seq_id"]: one["time_created_ns"] // 1000
@@ -1121,7 +1140,8 @@ def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") ->
 
 def become_agent(supervisors_end: int) -> NoReturn:
     """Wait for the supervisor's command line for its agent, and become that agent; raise Standby in the process that is
-    the agent's zygote."""
+    the agent's zygote.
+    """
     supervisor, data, fds = socket.socket(fileno=supervisors_end), b"", []
     with contextlib.suppress(ConnectionError):  # it ended without having read this process's message
         data, fds, _, _ = socket.recv_fds(supervisor, MAX_LINE_BYTES, MAX_HANDED)
@@ -1191,7 +1211,8 @@ def replace_program(argv: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 class TagRoom:
     """Space in this process's initial environment for the variable that names its run, so that `/proc` shows to which
-    run the process belongs."""
+    run the process belongs.
+    """
 
     def __init__(self) -> None:
         with open("/proc/self/stat", "rb") as file:
@@ -1271,7 +1292,8 @@ class Zygote:
 
     def serve(self) -> Order:
         """Answer messages until the agent closes the connection, and then end the process; return only in a forked
-        rank, with its order."""
+        rank, with its order.
+        """
         while True:
             for line in self._lines():
                 order = self._answer(line)
@@ -1318,7 +1340,8 @@ class Zygote:
 
     def _preload(self, names: Sequence[Any]) -> None:
         """Import the modules. One that cannot be imported is reported, and a rank that imports it meets the error
-        itself."""
+        itself.
+        """
         began = time.monotonic()
         ours = "OPENBLAS_NUM_THREADS" not in os.environ
         if ours:  # else numpy starts a thread per core
@@ -1376,7 +1399,8 @@ class Zygote:
 
     def _start_supervisor(self, words: dict[str, Any]) -> None:
         """Fork the supervisor of a run through a process that ends at once, so that the supervisor is not a child of
-        this process."""
+        this process.
+        """
         fds, self._handed = self._handed, []
         del words["op"]
         try:
@@ -1476,7 +1500,8 @@ class Zygote:
 
     def _check_fitness(self) -> None:
         """Raise NoFork if a forked rank would inherit locks that no thread can release, or a CUDA driver that it cannot
-        use."""
+        use.
+        """
         tasks = os.listdir("/proc/self/task")
         if len(tasks) != 1:
             raise NoFork(f"{len(tasks)} threads where one was expected{self._suspects()}")
@@ -1515,7 +1540,8 @@ class Zygote:
 
 def order_for_this_process(mode: str, fd: int, agent_pid: int) -> Order:
     """Return the order of the rank that this process becomes in mode `run`, or that a fork of it becomes in the modes
-    `serve` and `lend`."""
+    `serve` and `lend`.
+    """
     inherited = open_fds()
     usual_signals()
     die_with(agent_pid)

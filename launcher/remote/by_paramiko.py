@@ -1,5 +1,6 @@
 """Log in with paramiko: through the jump hosts, after a check of the host's key, with the user's keys one after
-another."""
+another.
+"""
 
 import base64
 import os
@@ -49,7 +50,8 @@ class ParamikoChannel:
 
     def give(self, data: bytes, wait_s: float) -> int:
         """Write data to the command's stdin and return how many bytes were accepted within `wait_s`; raise EOFError if
-        stdin is closed."""
+        stdin is closed.
+        """
         try:
             sent = self._session.send(data)
         except TimeoutError:
@@ -170,7 +172,8 @@ def _public(path: Path) -> bytes | None:
 
 def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
     """Return a logged-in connection. Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the
-    user's, and Dropped or another Unreachable for the network."""
+    user's, and Dropped or another Unreachable for the network.
+    """
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
     try:
@@ -209,7 +212,8 @@ class ParamikoTransport:
 
     def start(self, command: Sequence[str] | str) -> ParamikoChannel:
         """Start the command on the host and return its channel. Raise Broken if the connection has ended, and
-        Unreachable if the host refuses."""
+        Unreachable if the host refuses.
+        """
         try:
             session = self._connection.open_session(timeout=AUTHENTICATION_S)
         except NoChannel as error:
@@ -227,7 +231,8 @@ class ParamikoTransport:
 
     def channel_to(self, hostname: str, port: int) -> ParamikoChannel:
         """Return a connection from the host to a port of `hostname`, a name that the host resolves; raise Unreachable
-        if that fails."""
+        if that fails.
+        """
         try:
             return ParamikoChannel(self._connection.channel_to(hostname, port, AUTHENTICATION_S))
         except NoChannel as error:
@@ -238,7 +243,8 @@ class ParamikoTransport:
 
     def way_to(self, target: Target, limit_s: float) -> Session:
         """Return a channel from this host to another host, over which that one is logged in to; raise Unreachable if
-        that fails."""
+        that fails.
+        """
         try:
             return self._connection.channel_to(target.hostname, target.port, limit_s)
         except NoChannel as error:
@@ -278,7 +284,8 @@ def _way_to(target: Target, deadline: float | None) -> ParamikoTransport | None:
 
 def _login(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoTransport:
     """Return a connection that is logged in with one of the user's keys; `via` is the connection to the last jump host,
-    or None."""
+    or None.
+    """
     connection = _recognized(target, via, deadline)
     try:
         with Offers(target) as offers:
@@ -301,7 +308,8 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
     """Return a connection to the host after a check of the host's key; nothing that proves the user's identity is sent
-    before."""
+    before.
+    """
     connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
     try:
         known_hosts.check(target, key)
@@ -352,7 +360,8 @@ def _dial(target: Target, deadline: float) -> socket.socket:
 
 def _dialled(family: int, address: Any, limit_s: float, silence_limit_s: float) -> socket.socket:
     """Return a socket connected to the address within `limit_s`; it breaks after `silence_limit_s` without an
-    acknowledgement."""
+    acknowledgement.
+    """
     dialled = socket.socket(family, socket.SOCK_STREAM)
     try:
         dialled.settimeout(limit_s)

@@ -24,7 +24,8 @@ class Transport(Protocol):
 
     def start(self, command: Sequence[str] | str) -> Channel:
         """Start the command, given as words or as a line for the user's shell, and return its channel. Raise Broken if
-        the connection has ended, and Unreachable if the host refuses."""
+        the connection has ended, and Unreachable if the host refuses.
+        """
 
     def channel_to(self, hostname: str, port: int) -> Channel:
         """Return a connection from the host to a port of `hostname`, a name that the host resolves.
@@ -79,7 +80,8 @@ class Line(ClosedAtTheEnd):
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", limit_s: float = 60.0) -> Done:
         """Run the command and return its result; raise Lost if its end cannot be observed, in which case it may
-        continue on the host."""
+        continue on the host.
+        """
         deadline = time.monotonic() + limit_s
         with self.start(argv) as running:
             for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
@@ -96,7 +98,8 @@ class Line(ClosedAtTheEnd):
 
     def to_port(self, port: int) -> Channel:
         """Return a connection to a port on the host's loopback address; if that fails, raise Unreachable or return a
-        channel that ends at once."""
+        channel that ends at once.
+        """
         return self._transport.channel_to("127.0.0.1", port)
 
     def close(self) -> None:

@@ -50,7 +50,8 @@ def why(error: BaseException | None) -> str:
 
 class SilentMachines(Generic[T]):
     """The machines that did not answer a moment ago, which a process that watches runs does not ask again for a
-    while."""
+    while.
+    """
 
     def __init__(self) -> None:
         self._found: dict[T, tuple[float, LaunchError]] = {}

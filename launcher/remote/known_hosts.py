@@ -25,7 +25,8 @@ _NOT_OURS = Path("/etc")
 @dataclass(frozen=True, slots=True)
 class HostKey:
     """The public key that a host presented: the host's name in known-hosts files, the algorithm, and the key's
-    bytes."""
+    bytes.
+    """
 
     name: str  # of the host, as files of known hosts have it
     kind: str  # such as ssh-ed25519
@@ -98,7 +99,8 @@ def expected_kinds(target: Target) -> tuple[str, ...]:
 
 def check(target: Target, key: HostKey) -> None:
     """Raise BadKey unless the key is known as the host's. Call this before anything is sent that proves the user's
-    identity."""
+    identity.
+    """
     lines = known_keys(target)
     more = _without_port(target)
     for known in (*lines, *more):
@@ -152,7 +154,8 @@ def _append(file: Path, line: str) -> None:
 
 def _rewrite(file: Path, numbers: set[int], name: str, more: str) -> None:
     """Replace the file in one step: the host `name` is removed from the lines with these numbers, and `more` is added
-    at the end."""
+    at the end.
+    """
     real = file.resolve()
     lines = real.read_text(errors="surrogateescape").split("\n")
     kept = [_without_name(line, name) if number in numbers else line for number, line in enumerate(lines, 1)]
@@ -208,7 +211,8 @@ def _without_port(target: Target) -> list[KnownKey]:
 
 def _about(names: str, name: str) -> bool:
     """Return whether the list `names` contains the host's name, or a pattern that matches it and no matching pattern
-    that begins with `!`."""
+    that begins with `!`.
+    """
     patterns = names.lower().split(",")
     fits = any(_like(name, one) for one in patterns) and not any(
         _like(name, one[1:]) for one in patterns if one[:1] == "!"
@@ -218,7 +222,8 @@ def _about(names: str, name: str) -> bool:
 
 def _like(name: str, pattern: str) -> bool:
     """Return whether a name matches a pattern with `*` and `?`; the time is short however many of these the pattern
-    has."""
+    has.
+    """
     return fnmatchcase(name.lower(), pattern.replace("[", "[[]"))
 
 
@@ -240,7 +245,8 @@ def _is_name(one: str, name: str) -> bool:
 
 def _unknown(target: Target, key: HostKey, *, by_authority: bool) -> UnknownKey:
     """Return the error for a host without a known key; `by_authority` is True if only a certificate authority is known
-    for it."""
+    for it.
+    """
     file = target.known_hosts[0] if target.known_hosts else Path(os.devnull)
     words = (
         ["  a certificate authority is known for it: certificates of hosts are not supported"] if by_authority else []

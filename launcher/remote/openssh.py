@@ -59,7 +59,8 @@ _HINTS = {
 @dataclass(frozen=True, slots=True)
 class SshCommand:
     """How ssh is called for one host: its name (perhaps user@name), options that override our own, further flags, and
-    in `without` the variables that ssh must not get."""
+    in `without` the variables that ssh must not get.
+    """
 
     name: str  # as the user calls it, with the user there perhaps
     options: tuple[str, ...] = ()  # before our own, and so instead of them
@@ -73,7 +74,8 @@ class SshCommand:
 
     def forward(self, hostname: str, port: int) -> "SshProcess":
         """Start an ssh whose stdin and stdout are a connection from the host to the port of `hostname`, and return
-        it."""
+        it.
+        """
         onwards = replace(self, flags=(*self.flags, "-W", f"{hostname}:{port}"))
         return SshProcess(onwards.argv(), self.without, lambda: False)
 
@@ -87,7 +89,8 @@ class SshCommand:
 
     def shared_by(self, socket: Path) -> tuple["SshCommand", "SshCommand"]:
         """Return (the command that opens a connection for others at `socket`, the command that uses this
-        connection)."""
+        connection).
+        """
         flags = (*self.flags, "-S", str(socket).replace("%", "%%"))
         master = replace(self, options=("ControlMaster=yes", "ControlPersist=no", *self.options), flags=flags)
         return master, replace(self, flags=flags)
@@ -137,7 +140,8 @@ class OpenSshTransport:
 
     def channel_to(self, hostname: str, port: int) -> SshProcess:
         """Return a connection from the host to a port of `hostname`, a name that the host resolves; raise Broken if the
-        connection to the host has ended."""
+        connection to the host has ended.
+        """
         if not self.alive():
             raise Broken(f"{who(self._target)}: the connection broke")
         return self._command.forward(hostname, port)
@@ -158,7 +162,8 @@ class OpenSshTransport:
 
 def connected(target: Target, deadline: float | None) -> OpenSshTransport:
     """Return a transport over the user's open connection, or over a new one. Raise BadKey for the host's key, NoAccess
-    for the login, and Dropped or another Unreachable for the network."""
+    for the login, and Dropped or another Unreachable for the network.
+    """
     command = _command(target)
     folder = Path(tempfile.mkdtemp(prefix="launch-ssh-", dir=_short_folder()))
     try:
@@ -179,7 +184,8 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
 
 def shown_key(target: Target, deadline: float | None) -> HostKey:
     """Return the key that the host presents, without a login there: ssh gives the key to a program of ours that accepts
-    none."""
+    none.
+    """
     whole = resolved(target)
     kinds = ",".join(_KINDS.get(kind, kind) for kind in known_hosts.expected_kinds(whole))
     with tempfile.TemporaryDirectory(prefix="launch-ssh-") as folder:
@@ -288,7 +294,8 @@ def _proxy(target: Target) -> str:
 
 def hint(name: str, words: Iterable[str]) -> list[str]:
     """Return a list with one hint that fits the lines which ssh printed, or an empty list; `name` is the host's
-    name."""
+    name.
+    """
     said = "\n".join(words)
     return [f"hint: {hint.format(name=name)}" for what, hint in _HINTS.items() if what in said][:1]
 

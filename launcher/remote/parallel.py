@@ -50,7 +50,8 @@ def for_all(
     lines: Mapping[str, S], work: Callable[[str, S], T], *, at_once: int | None = None
 ) -> dict[str, T | LaunchError]:
     """Return by name the result of `work` for each connection, or the LaunchError that it raised; at most `at_once` run
-    at the same time, or all if it is None."""
+    at the same time, or all if it is None.
+    """
     each = {name: partial(work, name, line) for name, line in lines.items()}
     return _at_once(each, len(lines) if at_once is None else at_once)
 
@@ -72,7 +73,8 @@ def reasons(troubles: Mapping[str, LaunchError]) -> list[str]:
 
 def _patiently(target: Target, patience_s: float) -> Line:
     """Return a connection; if the host closes it before sending anything, try again for `patience_s`. A refused key or
-    login is final."""
+    login is final.
+    """
     began, pause_s = time.monotonic(), _FIRST_PAUSE_S
     for tries in itertools.count(1):
         try:

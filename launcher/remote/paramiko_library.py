@@ -111,7 +111,8 @@ class ParamikoConnection(paramiko.Transport):
 
     def leave(self) -> None:
         """End the connection. Its own thread closes the socket, because the descriptor's number could by then belong to
-        another socket."""
+        another socket.
+        """
         self.wire.end()
         if self.is_alive():
             self.join(_LEAVE_S)
@@ -120,7 +121,8 @@ class ParamikoConnection(paramiko.Transport):
 
     def _on_quiet(self) -> None:
         """Send a keepalive, or end the connection after too long a silence. The connection's thread calls this ten
-        times a second while it receives nothing."""
+        times a second while it receives nothing.
+        """
         now, heard_at = time.monotonic(), self.wire.heard_at
         if self._asked_at > heard_at:
             if now - self._asked_at > self.silence_limit_s - self.asked_after_s:
@@ -198,7 +200,8 @@ class _Wire:
 
 class _Packets(Packetizer):
     """A packetizer without paramiko's own timers: for the handshake, whose thread would outlive a failure, and for
-    keepalives, which depend on the wall clock."""
+    keepalives, which depend on the wall clock.
+    """
 
     on_quiet: Callable[[], None] | None = None
 
@@ -213,7 +216,8 @@ class _Packets(Packetizer):
 
 class Agent(AgentSSH):
     """The user's ssh-agent, used to sign and never forwarded; its failures are raised as one of the types in BROKEN, or
-    as ValueError."""
+    as ValueError.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -269,7 +273,8 @@ def read_key(path: Path) -> Key:
 @lru_cache(maxsize=64)
 def _read_key(path: Path, _changed_ns: int) -> Key:
     """Return the key in a file; the cached result is used for as long as the time of the file's last change is the
-    same."""
+    same.
+    """
     return paramiko.PKey.from_path(path)
 
 

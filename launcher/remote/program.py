@@ -1,5 +1,6 @@
 """A program on this machine as a `Channel`, the interface of a remote command: its stdin and stdout are pipes, and its
-stderr is kept in a file."""
+stderr is kept in a file.
+"""
 
 import contextlib
 import os
@@ -46,7 +47,8 @@ class ProgramChannel:
 
     def give(self, data: bytes, wait_s: float) -> int:
         """Write data to the program's stdin and return how many bytes were accepted within `wait_s`; raise EOFError if
-        stdin is closed."""
+        stdin is closed.
+        """
         if self._stdin.closed:
             raise EOFError
         try:
@@ -84,7 +86,8 @@ class ProgramChannel:
 
     def close(self) -> None:
         """End the program and its children on this machine. A command that it runs on another machine ends, if at all,
-        by itself."""
+        by itself.
+        """
         _end(self.process)
         self.end_input()
         self._ended = True

@@ -27,7 +27,8 @@ class Channel(Protocol):
 
     def give(self, data: bytes, wait_s: float) -> int:
         """Write data to the command's stdin and return how many bytes were accepted within `wait_s`; raise EOFError if
-        stdin is closed."""
+        stdin is closed.
+        """
 
     def end_input(self) -> None:
         """Close the command's stdin."""
@@ -37,7 +38,8 @@ class Channel(Protocol):
 
     def code(self, wait_s: float) -> int | None:
         """Return the exit code, 128 + n for signal n, or -1 if the connection ended before the code was known. Return
-        None if the command has not ended within `wait_s`."""
+        None if the command has not ended within `wait_s`.
+        """
 
     def close(self) -> None:
         """Close the channel; the command continues on the other machine with its pipes closed."""
@@ -69,7 +71,8 @@ class ClosedAtTheEnd:
 
 class Running(ClosedAtTheEnd):
     """A command on another machine. Its output is read only while a method of this class waits, in the caller's
-    thread."""
+    thread.
+    """
 
     def __init__(self, who: str, channel: Channel) -> None:
         """Use a channel to a program on the host `who`, which messages name."""
@@ -137,7 +140,8 @@ class Running(ClosedAtTheEnd):
 
     def code(self, limit_s: float) -> int | None:
         """Return the exit code, 128 + n for signal n, or -1 if the connection ended before the code was known. Return
-        None if the command has not ended within `limit_s`."""
+        None if the command has not ended within `limit_s`.
+        """
         return self._channel.code(limit_s)
 
     def last_error_lines(self, most: int = 1) -> list[str]:

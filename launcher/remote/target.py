@@ -152,7 +152,8 @@ def _target(
 
 def _options(name: str, said: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the SSH options of this host, with keywords in lower case, where those in `said` override the
-    configuration."""
+    configuration.
+    """
     files = _configuration_files()
     if shutil.which("ssh") is None:
         from launcher.remote.paramiko_library import configuration  # late: only where there is no ssh

@@ -1,5 +1,6 @@
 """Attempts of a run, each of which is one allocation: their numbers, their intents (who opened the attempt, and why),
-and the plan that each follows."""
+and the plan that each follows.
+"""
 
 import contextlib
 import errno
@@ -58,7 +59,8 @@ def newest(run: RunDir) -> AttemptDir | None:
 
 def last_seen(attempt: AttemptDir, silent: str) -> ClusterAnswer:
     """Return the last recorded answer of the attempt's cluster, with `silent` as the reason why there is no newer
-    one."""
+    one.
+    """
     before = readable(attempt.seen, ClusterAnswer) or ClusterAnswer("unknown", "", 0.0)
     return msgspec.structs.replace(before, silent=silent)
 
@@ -156,7 +158,8 @@ def _resumes(attempt: AttemptDir) -> bool:
 
 def read_plan(run: RunDir, number: int) -> "Plan":
     """Return the plan that attempt `number` follows: its own, or else that of the newest earlier attempt that has
-    one."""
+    one.
+    """
     from launcher.plan.model import Plan  # late: 8 ms that `launch status` does not need
 
     return plan_as(run, number, Plan)
@@ -164,7 +167,8 @@ def read_plan(run: RunDir, number: int) -> "Plan":
 
 def plan_as(run: RunDir, number: int, kind: type[T]) -> T:
     """Return the plan that attempt `number` follows, decoded as the record type `kind`, which has only some of its
-    fields; raise Damaged if that is impossible."""
+    fields; raise Damaged if that is impossible.
+    """
     plan = next((plan for file in _plans(run, number) if (plan := read_record(file, kind)) is not None), None)
     if plan is None:
         raise Damaged(f"{run.plan}: is missing")
@@ -179,7 +183,8 @@ def _plans(run: RunDir, number: int) -> list[Path]:
 @dataclass(frozen=True, slots=True)
 class Remains:
     """The parts of a damaged run that can still be read, so that it can be ended: its newest attempt, its plan if
-    readable, and the kind of its cluster."""
+    readable, and the kind of its cluster.
+    """
 
     attempt: AttemptDir  # the newest, or the one that there must have been
     plan: "Plan | None"
@@ -207,7 +212,8 @@ def remains(run: RunDir) -> Remains:
 
 def _newest_ever(run: RunDir) -> int:
     """Return the highest attempt number of which folders, fence or last state have a trace; the next attempt needs a
-    higher one."""
+    higher one.
+    """
     last = readable(run.state, RunState)
     with contextlib.suppress(Damaged, OSError):
         return max([1, fence(run), *(one.number for one in attempts(run)), last.attempt if last is not None else 0])

@@ -21,7 +21,8 @@ def avoided(run: RunDir, now: float | None = None) -> list[Exclusion]:
 
 def is_over(run: RunDir, now: float) -> bool:
     """Return whether the file still lists an exclusion that has expired by `now`, after which a queued job may be
-    allowed on that host again."""
+    allowed on that host again.
+    """
     return any(exclusion.until <= now for exclusion in readable(run.avoided, list[Exclusion]) or [])
 
 

@@ -1,5 +1,6 @@
 """Name drafts (files and folders that are still being written) after the process that writes them, so that those of
-dead processes can be found and removed."""
+dead processes can be found and removed.
+"""
 
 import os
 import shutil

@@ -1,5 +1,6 @@
 """Requests to move ranks off nodes of an attempt (the file drain.json): commands write them, and the attempt's
-coordinator reads and answers them."""
+coordinator reads and answers them.
+"""
 
 from collections.abc import Mapping
 
@@ -13,7 +14,8 @@ from launcher.run.records import MOVED, NOT_MOVED, DrainRequest, Event, MoveRequ
 
 class MoveAnswer:
     """A reader of the coordinator's answer to a request to move ranks off `node`. Make it before the request: only
-    later answers count."""
+    later answers count.
+    """
 
     def __init__(self, run: RunDir, node: int) -> None:
         self.node = node
@@ -22,7 +24,8 @@ class MoveAnswer:
 
     def answer(self) -> Event | None:
         """Return the first event since this reader was made that says whether the ranks were moved, or None if there is
-        none yet."""
+        none yet.
+        """
         return next(iter(self._answers()[self._before :]), None)
 
     def _answers(self) -> list[Event]:
@@ -33,7 +36,8 @@ class MoveAnswer:
 
 def ask_to_drain(attempt: AttemptDir, nodes: Mapping[int, str]) -> None:
     """Record that the nodes are to have no ranks for the rest of the attempt; each has a reason, which is "" if a user
-    asked."""
+    asked.
+    """
     with locked(attempt.drain_lock, wait=True, optional=True):
         before = readable(attempt.drain, DrainRequest) or DrainRequest()
         why = {node: words for node, words in nodes.items() if words}

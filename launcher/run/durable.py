@@ -51,7 +51,8 @@ class Lines(Generic[T]):
 
 def make_dir(path: Path) -> None:
     """Create a folder and its parents, private to the user whatever the umask. Their names survive a power cut only
-    after `sync_dir` on each parent."""
+    after `sync_dir` on each parent.
+    """
     if path.is_dir():
         return
     make_dir(path.parent)
@@ -127,7 +128,8 @@ def write_record(path: Path, record: Any, *, fsync: bool = True) -> None:
 
 def create_record(path: Path, record: Any) -> None:
     """Write a record to a new file; raise FileExistsError if the file exists. If several processes try, exactly one
-    succeeds."""
+    succeeds.
+    """
     if not create_records(path.parent, {path: record}):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
@@ -182,7 +184,8 @@ def write_sealed(path: Path, record: Any) -> None:
 
 def read_sealed(path: Path, kind: type[T]) -> T | None:
     """Return the record that `write_sealed` wrote, or None if the file does not exist; raise Damaged if its checksum
-    does not match."""
+    does not match.
+    """
     sealed = read_record(path, Sealed)
     if sealed is None:
         return None
@@ -196,13 +199,15 @@ def read_sealed(path: Path, kind: type[T]) -> T | None:
 
 def append_line(path: Path, record: Any, *, fsync: bool = True) -> None:
     """Append the record as one line in a single write, durably with `fsync`; an incomplete line that a killed writer
-    left is ended first."""
+    left is ended first.
+    """
     append_lines(path, [record], fsync=fsync)
 
 
 def append_lines(path: Path, records: Sequence[Any], *, fsync: bool = True) -> None:
     """Append a line for each record in a single write, durably with `fsync`; an incomplete line that a killed writer
-    left is ended first."""
+    left is ended first.
+    """
     lines, tries = b"".join(map(_line, records)), 0
 
     def append() -> None:
@@ -374,7 +379,8 @@ def write_all(fd: int, data: bytes) -> None:
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Put the file's name into an OSError of the body: calls on a descriptor name no file, and a rename only a
-    draft."""
+    draft.
+    """
     try:
         yield
     except OSError as error:

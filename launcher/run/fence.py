@@ -1,5 +1,6 @@
 """The file FENCE of a run holds the number of the newest attempt. Attempts with a lower number may not write records or
-checkpoints any more."""
+checkpoints any more.
+"""
 
 from launcher.errors import Fenced
 from launcher.run.durable import Damaged, read_bytes, write_bytes

@@ -19,7 +19,8 @@ _OF_ONE_MACHINE = frozenset({
 
 class Reach(Enum):
     """Which machines may see the files of a file system: several by a network file system, this machine (others still
-    may by an NFS export of it), or unknown."""
+    may by an NFS export of it), or unknown.
+    """
 
     NETWORK = auto()
     THIS_MACHINE = auto()  # other machines may still have it by NFS
@@ -57,7 +58,8 @@ def nearest_folder(path: Path) -> Path:
 
 def find_mount(path: str, mounts: str) -> FileSystem:
     """Return the file system that contains an absolute path without links; `mounts` is the text of
-    /proc/self/mountinfo."""
+    /proc/self/mountinfo.
+    """
     found = FileSystem("", "")
     for line in mounts.splitlines():
         head, _, tail = line.partition(" - ")

@@ -1,5 +1,6 @@
 """A graph: several runs of one spec file with `steps`, some of which need others. This module has the graph's folder,
-its record, and how to find it."""
+its record, and how to find it.
+"""
 
 import contextlib
 import os
@@ -108,7 +109,8 @@ def known_graphs() -> list[GraphDir]:
 
 def find_graph(ref: str) -> GraphDir | None:
     """Return the graph with this id or unique beginning of an id, or None if there is none. A beginning that fits a run
-    outside the graph as well is not unique."""
+    outside the graph as well is not unique.
+    """
     known = known_graphs()
     found = [one for one in known if one.id == ref] or [one for one in known if ref and one.id.startswith(ref)]
     if len(found) != 1:
@@ -151,7 +153,8 @@ def graph_of_step(run: str, path: Path) -> str | None:
 
 def given_to(run: RunDir) -> tuple[RunId, ...]:
     """Return the runs whose checkpoints must be copied to the cluster of this run before it starts; none unless it is a
-    step of a graph."""
+    step of a graph.
+    """
     found = graph_of_run(run.id, run.path, known_graphs())
     return found[1].brings if found is not None else ()
 

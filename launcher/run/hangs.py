@@ -66,7 +66,8 @@ class Collective(msgspec.Struct, frozen=True):
 
 class GroupLook(msgspec.Struct, frozen=True):
     """One rank's newest collectives (`last`, oldest first) in one process group. `ranks` are the members, none if
-    unknown; `entered` is the number of the newest collective."""
+    unknown; `entered` is the number of the newest collective.
+    """
 
     name: _Line
     description: _Line = ""
@@ -110,7 +111,8 @@ TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_G
 
 class RankTimes(msgspec.Struct, frozen=True):
     """A rank's answer about when it entered its newest collectives; `number` is that of the question, and `problem`
-    says why groups are missing."""
+    says why groups are missing.
+    """
 
     number: _Number  # of the question
     groups: TimesOfGroups = ()
@@ -187,7 +189,8 @@ class HangVerdict(msgspec.Struct, frozen=True):
 
 class HangReport(msgspec.Struct, frozen=True):
     """The record `attempts/…/hang-NNN/report.json`: the verdict about a hang, and the state of every rank. `took_s` is
-    the time from suspicion to verdict."""
+    the time from suspicion to verdict.
+    """
 
     at: float
     attempt: int

@@ -1,5 +1,6 @@
 """Identify a process by host, boot, pid and start time together, because a pid alone may by now belong to another
-process."""
+process.
+"""
 
 import os
 from functools import cache

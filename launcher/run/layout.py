@@ -76,7 +76,8 @@ class AttemptDir:
 
     def node_started(self, index: int) -> Path:
         """Return the file that the supervisor of node `index` creates to claim, once, the start of the attempt there;
-        the leader's node has none."""
+        the leader's node has none.
+        """
         return self.node(index) / "started"
 
     def agent(self, index: int) -> Path:
@@ -85,7 +86,8 @@ class AttemptDir:
 
     def node_exits(self, index: int) -> Path:
         """Return the file in which the agent of node `index` records ranks that finished, in case the coordinator dies
-        before recording them."""
+        before recording them.
+        """
         return self.node(index) / "exits.jsonl"
 
     def agent_log(self, index: int) -> Path:
@@ -126,7 +128,8 @@ class AttemptDir:
 
     def hang(self, number: int) -> Path:
         """Return the report of hang `number` of this attempt: what every rank was doing, and which of them the others
-        waited for."""
+        waited for.
+        """
         return self.path / f"hang-{number:03d}" / "report.json"
 
     def hangs(self) -> list[Path]:
@@ -227,14 +230,16 @@ class RunDir:
 
 def parse_log_folder(name: str) -> tuple[int, int] | None:
     """Return (attempt, generation) from the name of a folder in logs/, or None for any other name; generation 0 is the
-    setup's folder."""
+    setup's folder.
+    """
     found = _LOG_FOLDER.fullmatch(name)
     return (int(found[1]), int(found[2] or 0)) if found else None
 
 
 def parse_log_file(name: str) -> int | None:
     """Return the number in a log's file name: a rank, or in the setup's folder a node. Return None if the name is not a
-    log's."""
+    log's.
+    """
     found = _LOG_FILE.fullmatch(name)
     return int(found[1]) if found else None
 

@@ -1,5 +1,6 @@
 """Lock files: one process at a time does what must be done once, and the kernel frees the lock when that process
-exits."""
+exits.
+"""
 
 import errno
 import fcntl

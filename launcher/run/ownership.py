@@ -12,7 +12,8 @@ _MOST_LINKS = 40  # as the kernel has it
 
 def own_part(common: Path) -> Path:
     """Return `common` if no other user can write to it or it does not exist, else its subfolder with this user's
-    name."""
+    name.
+    """
     try:
         status = common.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -45,7 +46,8 @@ def refuse_exposed(
 
 def refuse_strangers(path: Path, shown: str, says: str) -> None:
     """Raise BadInput if another user owns the file or can write to it. `shown` is its name in the message, and `says`
-    the end, which tells why that matters."""
+    the end, which tells why that matters.
+    """
     try:
         status = path.stat()
     except OSError as error:

@@ -26,7 +26,8 @@ _patient = threading.local()
 @contextlib.contextmanager
 def waiting_for_disks(note: Callable[[str], None] | None = None) -> Iterator[None]:
     """Let this thread retry writes that fail because of a disk, within the body. The start of each wait is written to
-    stderr, and its end is passed to `note`, or without `note` to stderr."""
+    stderr, and its end is passed to `note`, or without `note` to stderr.
+    """
     _patient.note = note or say
     try:
         yield

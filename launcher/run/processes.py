@@ -72,7 +72,8 @@ def forbid_core_dumps() -> None:
 
 def raise_descriptors() -> None:
     """Raise the limit on open descriptors, because a coordinator has a connection to each node and some from unknown
-    peers."""
+    peers.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     _set(resource.RLIMIT_NOFILE, max(soft, most) if soft != resource.RLIM_INFINITY else soft)
@@ -86,7 +87,8 @@ def users_limits() -> list[tuple[int, int]]:
 @contextmanager
 def core_dumps_as_before() -> Iterator[None]:
     """Restore the user's limit on core dumps within the body, for a child process that forbids core dumps itself and
-    must be able to report the user's limit."""
+    must be able to report the user's limit.
+    """
     before = _before.get(resource.RLIMIT_CORE)
     if before is not None:
         _set(resource.RLIMIT_CORE, before)
@@ -255,7 +257,8 @@ def _wait_for(handles: list[int], deadline: float) -> bool:
 
 def set_oom_priority(pid: int, *, first: bool) -> None:
     """Make the kernel's OOM killer choose this process before all others, or, if not `first`, rank it like the caller.
-    Ignore a refusal."""
+    Ignore a refusal.
+    """
     with contextlib.suppress(OSError):  # it is gone, or who runs us has forbidden it
         with open("/proc/self/oom_score_adj") as file:
             usual = file.read()
@@ -270,7 +273,8 @@ def is_stopped(pid: int) -> bool:
 
 def is_stopped_by_signal(pid: int) -> bool:
     """Return whether a signal such as SIGSTOP has stopped the process; return False if a debugger has, or if it has
-    ended."""
+    ended.
+    """
     return _state(pid) == b"T"
 
 
@@ -307,7 +311,8 @@ def io_counts(pid: int) -> dict[bytes, int]:
 
 def _below(root: int, enter: Callable[[int], bool]) -> Iterator[int]:
     """Yield the pids of the processes below `root`; processes for which `enter` returns False are left out together
-    with all below them."""
+    with all below them.
+    """
     children = _children_by_parent()
     stack = [root]
     while stack:
@@ -336,7 +341,8 @@ def pids() -> Iterator[int]:
 
 def ends_in_time(child: "subprocess.Popen[bytes]", limit_s: float, is_too_much: Callable[[], bool]) -> bool:
     """Return whether a child that leads a session exits by itself before `limit_s` seconds have passed and before
-    `is_too_much` returns True; if not, kill its process group."""
+    `is_too_much` returns True; if not, kill its process group.
+    """
     end = os.pidfd_open(child.pid)  # readable when it ends: no step of a polling loop is lost on a quick one
     deadline = time.monotonic() + limit_s
     try:

@@ -110,7 +110,8 @@ class RecordWriter:
 
     def _tell_if_slow(self, took_s: float) -> None:
         """Report once that a record took longer than the lease to reach the disk; leave it out if a full disk was
-        reported."""
+        reported.
+        """
         if took_s > self._lease_s and not self._told and not self._waited:
             self._told = True
             took = f"a record took {took_s:.1f} s to reach the disk, longer than the lease ({self._lease_s:g} s)"

@@ -11,7 +11,8 @@ from launcher.states import LOCAL, Cause, ErrorKind, State
 
 class ProcessId(msgspec.Struct, frozen=True):
     """The identity of a process; a pid alone may by now belong to another process. `start_ticks` is its start time in
-    /proc/PID/stat."""
+    /proc/PID/stat.
+    """
 
     host: str
     boot_id: str
@@ -21,7 +22,8 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 class Origin(msgspec.Struct, frozen=True):
     """The record origin.json: the git commit of the code when it was frozen, and whether tracked files differed from
-    it."""
+    it.
+    """
 
     commit: str  # 40 hex digits, or 64
     dirty: bool  # what git tracks differed from it
@@ -79,7 +81,8 @@ class Handle(msgspec.Struct, frozen=True):
 
 class Site(msgspec.Struct, frozen=True):
     """attempts/0001/site.json: the name that the cluster's controller gives itself, because a job id is valid on one
-    cluster only. It is written before the job is submitted."""
+    cluster only. It is written before the job is submitted.
+    """
 
     cluster: str  # as its controller calls it
 
@@ -106,7 +109,8 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Exclusion(msgspec.Struct, frozen=True):
     """One entry of avoided.json: a host that was lost, with the evidence, which is not used again before the time
-    `until`."""
+    `until`.
+    """
 
     host: str
     evidence: str
@@ -170,7 +174,8 @@ class RankProcess(msgspec.Struct, frozen=True):
 
 class Raised(msgspec.Struct, frozen=True):
     """One exception of a traceback: its last line, and the module that raised it ("" if unknown); its causes have
-    entries of their own."""
+    entries of their own.
+    """
 
     line: str  # "torch.distributed.DistBackendError: NCCL error in ..."
     module: str = ""  # of the innermost frame that is not the standard library's; "": not known
@@ -240,7 +245,8 @@ class Failure(msgspec.Struct, frozen=True):
 
 class NodeState(msgspec.Struct, frozen=True):
     """One node in state.json: its state (waiting, up, spare, drained, unknown, lost, unfit, left), its ranks, the
-    cluster's name for it (`host`), and why it is unfit."""
+    cluster's name for it (`host`), and why it is unfit.
+    """
 
     node: int
     address: str
@@ -252,7 +258,8 @@ class NodeState(msgspec.Struct, frozen=True):
 
 class RankState(msgspec.Struct, frozen=True):
     """One rank in state.json: its node, its pid, its state (starting, running, stopping, done, failed), and its
-    step."""
+    step.
+    """
 
     rank: int
     node: int
@@ -267,7 +274,8 @@ _Cores = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 class GpuLoad(msgspec.Struct, frozen=True):
     """The use of one GPU of a node by all processes: bytes of memory, and the percentage of time that it was busy (None
-    if not reported)."""
+    if not reported).
+    """
 
     index: _Amount  # as the driver counts them
     memory: _Amount  # bytes in use

@@ -1,5 +1,6 @@
 """The user's own list of runs: one symbolic link per run id in the state folder, so that runs are found from any
-working directory."""
+working directory.
+"""
 
 import contextlib
 import os
@@ -62,7 +63,8 @@ def hide_from_git(folder: Path) -> None:
 
 def variable_of(path: str) -> str | None:
     """Return the environment variable that moves the launcher's files, if these are at, above or below this path; else
-    None."""
+    None.
+    """
     at, named = Path(os.path.abspath(path)), os.environ.get("LAUNCH_RUNS")
     root, state = Path(named).absolute() if named else None, _folder().parent
     if (root and _one_contains_other(at, root)) or "/.launch/runs/" in f"{at}/":
@@ -132,7 +134,8 @@ def registered() -> list[tuple[RunId, Path]]:
 
 def names() -> frozenset[str]:
     """Return the ids in the list without following their links; a caller compares them to find out whether the list has
-    changed."""
+    changed.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return frozenset(os.listdir(_folder()))
     return frozenset()
@@ -153,7 +156,8 @@ def gone() -> list[tuple[RunId, Path]]:
 
 def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
     """Return (id, folder) of this user's runs of the project around `folder` that are not registered, for instance
-    because they were submitted with another HOME or state folder."""
+    because they were submitted with another HOME or state folder.
+    """
     roots = (runs_root(at) for at in (folder, *folder.parents))
     root = next((at for at in roots if at.is_dir()), None)
     if root is None:
@@ -168,7 +172,8 @@ def unlisted(folder: Path) -> list[tuple[RunId, Path]]:
 
 def find(ref: str) -> tuple[RunId, Path]:
     """Return (id, folder) of the run with this id, unique beginning of an id, or name, or of the newest run for `last`;
-    raise NoSuchRun if there is none."""
+    raise NoSuchRun if there is none.
+    """
     known = dict(registered())
     if ref == LAST:
         return _newest(known)
@@ -193,7 +198,8 @@ def find(ref: str) -> tuple[RunId, Path]:
 
 def _called(ref: str, known: dict[RunId, Path]) -> tuple[RunId, Path] | None:
     """Return (id, folder) of the one run to which its user has given the name `ref`, or None if no run or several runs
-    have it."""
+    have it.
+    """
     labels = ((one, readable(RunDir(one[1]).labels, Labels)) for one in known.items())
     found = [one for one, said in labels if said is not None and said.name == ref]
     return found[0] if len(found) == 1 else None
@@ -210,7 +216,8 @@ def _newest(known: dict[RunId, Path]) -> tuple[RunId, Path]:
 
 def _submitted_at(path: Path) -> float:
     """Return the time of submission that the run recorded; a folder's own times change with each file that is written
-    into it."""
+    into it.
+    """
     run = RunDir(path)
     for file in (run.state, run.plan):
         with contextlib.suppress(Damaged, OSError):

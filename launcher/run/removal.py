@@ -42,7 +42,8 @@ class _Plan(msgspec.Struct, frozen=True):
 
 def usage_of(run: RunDir, checkpoints: Path) -> Usage:
     """Return the disk space of a run in bytes; `checkpoints` is the folder of its checkpoints, which may be outside the
-    run."""
+    run.
+    """
     return Usage(size_of(run.path), size_of(checkpoints), size_of(run.logs), size_of(run.code))
 
 
@@ -100,7 +101,8 @@ def unused_code(roots: Collection[Path]) -> list[Path]:
 
 def unneeded(store: Path, root: Path, without: Collection[str] = ()) -> list[Path]:
     """Return the trees of code in `store` from which no run in `root` was frozen; runs whose ids are in `without` do
-    not count."""
+    not count.
+    """
     trees = [tree for tree in store.glob("*") if len(tree.name) == _DIGEST and tree.is_dir()]
     used = _digests(root, without) if trees else set()
     return sorted(tree for tree in trees if tree.name not in used)

@@ -1,5 +1,6 @@
 """An event that coordinators set, once they have written records that others need, to wake a thread of their
-supervisor."""
+supervisor.
+"""
 
 import os
 import select

@@ -1,6 +1,7 @@
-"""A proved TCP connection between two of our processes: agents and coordinator, replica servers, supervisors of a run.
+"""An authenticated TCP connection between two of our processes: agents and coordinator, replica servers, supervisors of
+a run. Both sides prove that they have a key by HMAC, and then exchange JSON lines.
 
-    server → client   {"v":4,"nonce":S}
+server → client   {"v":4,"nonce":S}
     client → server   {"v":4,"nonce":C,"mac":HMAC(key, client|CLIENT|SERVER|S|C)}
     server → client   {"mac":HMAC(key, server|CLIENT|SERVER|S|C)}
 
@@ -50,18 +51,18 @@ Nonce = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
 class WireError(LaunchError):
-    """Raised when the peer broke the protocol, cannot be reached, or did not prove that it has the key."""
+    """Raised when the peer breaks the protocol, cannot be reached, or does not prove that it has the key."""
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The server's first line, with its nonce."""
+    """The server's first line: the protocol's version and the server's nonce."""
 
     v: int
     nonce: Nonce
 
 
 class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The client's proof that it has the key, with its nonce."""
+    """The client's line: its proof (HMAC) that it has the key, and its nonce."""
 
     v: int
     nonce: Nonce
@@ -69,7 +70,7 @@ class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The server's proof that it has the key."""
+    """The server's proof (HMAC) that it has the key."""
 
     mac: str
 
@@ -78,17 +79,21 @@ T = TypeVar("T", _Hello, _Proof, _Answer)
 
 
 def wire_key(token: str, wire: str, run_id: str, attempt: int) -> bytes:
-    """Return the key for this wire of this attempt and no other."""
+    """Return the key for the connections named `wire` of this attempt and no other, derived from the attempt's
+    token.
+    """
     return hmac.digest(bytes.fromhex(token), msgspec.json.encode((wire, run_id, attempt)), "sha256")
 
 
 def proof_of(key: bytes, side: str, client: str, server: str, nonces: str) -> str:
-    """Return the proof that the client or the server (`side`) of this connection must send."""
+    """Return the proof (HMAC) that the client or the server (`side`) must send on this connection; `client` and
+    `server` are both ends' addresses.
+    """
     return hmac.digest(key, f"{side}|{client}|{server}|{nonces}".encode(), "sha256").hex()
 
 
 def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
-    """Return the message in a line; raise WireError if it is malformed."""
+    """Return the decoded message of a line; raise WireError if it is malformed."""
     try:
         return decoder.decode(line)
     except (ValueError, RecursionError) as error:  # ValueError: of msgspec, and of text that is no UTF-8
@@ -96,7 +101,7 @@ def parsed(line: bytes, decoder: msgspec.json.Decoder[In]) -> In:
 
 
 def complain(text: str) -> None:
-    """Log which peer broke the protocol, up to a limit that keeps logs finite."""
+    """Write a line about a peer that broke the protocol to stderr; after many such lines, write none."""
     if next(_complaints) < _MOST_COMPLAINTS:
         sys.stderr.write(f"launch: {text}"[:500] + "\n")
 
@@ -126,7 +131,7 @@ class Wire(Generic[In, Out]):
         return parsed(line, self._decoder)
 
     def send(self, message: Out) -> None:
-        """Queue one message; a peer that reads nothing for too long is dropped."""
+        """Queue one message and return at once; a peer that reads nothing for too long is dropped."""
         if self.writer.is_closing():
             return
         self.writer.write(msgspec.json.encode(message) + b"\n")
@@ -134,7 +139,9 @@ class Wire(Generic[In, Out]):
             self.writer.transport.abort()
 
     async def deliver(self, message: Out) -> None:
-        """Send one message, and wait as long as the peer is slow; raise WireError if it is gone."""
+        """Send one message and wait until the peer has taken it, however slowly; raise WireError if the connection has
+        ended.
+        """
         try:
             self.writer.write(msgspec.json.encode(message) + b"\n")
             await self.writer.drain()
@@ -142,7 +149,7 @@ class Wire(Generic[In, Out]):
             raise WireError(f"it is gone: {error}") from error
 
     def complain(self, error: Exception) -> None:
-        """Log that the peer broke the protocol."""
+        """Write a line to stderr that this peer broke the protocol, with the error."""
         complain(f"dropped {self.peer}: {error}")
 
     def close(self) -> None:
@@ -155,7 +162,9 @@ class Wire(Generic[In, Out]):
 
 
 class WireServer(Generic[In, Out]):
-    """A server that calls `serve` for each peer that has proved the key; a bad peer harms only its own connection."""
+    """A server that calls `serve` with a Wire for each peer that has proved the key. A peer that breaks the protocol
+    loses only its own connection.
+    """
 
     def __init__(
         self,
@@ -176,7 +185,7 @@ class WireServer(Generic[In, Out]):
         self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str, port: int = 0) -> int:
-        """Listen only on `address`, on any port or on the one that an earlier process had; return the port."""
+        """Listen on `address`, at a free port or at `port`, which an earlier process may have had; return the port."""
         self._listening = listening = await _socket_for(address)
         try:
             if port:
@@ -224,13 +233,13 @@ class WireServer(Generic[In, Out]):
 
     @property
     def _most_unproved(self) -> int:
-        """Return how many connections may be without a proof: as many as there can be peers, or as there are
-        descriptors left.
+        """Return how many connections without a proof are accepted at a time: as many as there can be peers, as far as
+        descriptors allow.
         """
         return max(MOST_UNPROVED, min(self._most_peers, self._descriptors - len(self._serving)))
 
     async def _attend(self, peer: socket.socket) -> None:
-        """Authenticate one peer and serve it."""
+        """Authenticate one peer and run `serve` for it."""
         async with asyncio.timeout(self._handshake_s):
             await _challenge(peer, self._key)
         if len(self._serving) >= self._most_peers:
@@ -246,7 +255,7 @@ class WireServer(Generic[In, Out]):
             wire.close()
 
     def _forget(self, peer: socket.socket, task: "asyncio.Task[None]") -> None:
-        """Forget a connection that has ended, and report an unexpected error that ended it."""
+        """Remove a connection that has ended, and report an unexpected error that ended it."""
         self._serving.discard(task)
         if self._unproved.pop(peer, None) is not None:
             peer.close()
@@ -273,7 +282,8 @@ async def dial(
 ) -> Wire[In, Any]:
     """Connect from `own_address`, authenticate both sides, and return the wire; raise WireError if either fails.
 
-    `peers` is how many may connect to the server at the same moment.
+    `peers` is how many may connect to the server at the same moment, which lengthens the time limit; `line_bytes` is
+    the longest line accepted.
     """
     try:
         async with asyncio.timeout(handshake_limit_s(peers)):
@@ -305,7 +315,7 @@ async def _socket_for(address: str) -> socket.socket:
 
 
 async def _readable(listening: socket.socket) -> None:
-    """Wait until the listening socket has a connection."""
+    """Wait until the listening socket has a connection to accept."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(listening, ready.set)
@@ -328,7 +338,7 @@ async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_b
 
 
 async def _challenge(peer: socket.socket, key: bytes) -> None:
-    """Authenticate a peer that has connected, and prove the key to it."""
+    """As the server, check the peer's proof and send our own; raise WireError if the peer lacks the key."""
     nonce, ends = secrets.token_hex(16), (_end(peer.getpeername()), _end(peer.getsockname()))
     await _tell(peer, _Hello(WIRE_VERSION, nonce))
     proof = await _receive_line(peer, _Proof)
@@ -339,7 +349,7 @@ async def _challenge(peer: socket.socket, key: bytes) -> None:
 
 
 async def _prove(peer: socket.socket, key: bytes) -> None:
-    """Prove the key to the server, and check the server's proof."""
+    """As the client, prove the key to the server and check the server's proof; raise WireError if it lacks the key."""
     hello = await _receive_line(peer, _Hello)
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
     nonce, ends = secrets.token_hex(16), (_end(peer.getsockname()), _end(peer.getpeername()))
@@ -356,7 +366,7 @@ def _check(good: bool, why: str) -> None:
 
 
 def _end(name: tuple[Any, ...]) -> str:
-    """Return one end of the connection as text."""
+    """Return the address of one end of the connection as text."""
     address, port = name[:2]
     return f"{address.partition('%')[0]} {port}"  # what follows is this machine's name of an interface
 
@@ -367,7 +377,9 @@ async def _tell(peer: socket.socket, words: msgspec.Struct) -> None:
 
 
 async def _receive_line(peer: socket.socket, kind: type[T]) -> T:
-    """Return one message, reading not a byte beyond its line; raise WireError if it is malformed."""
+    """Return one message of the handshake, decoded as `kind`; no byte beyond its line is read. Raise WireError if it is
+    malformed.
+    """
     line = b""
     while not line.endswith(b"\n"):
         piece = await asyncio.get_running_loop().sock_recv(peer, HANDSHAKE_LINE_BYTES - len(line))

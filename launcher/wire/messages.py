@@ -1,4 +1,5 @@
-"""Messages between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`.
+"""Messages between agents and the coordinator: frozen structs, one JSON line each, tagged by `t`. An arrow in a
+docstring says who sends the message.
 
 No message grows with the number of nodes: a thousand agents get a thousand small lines. The one exception is a Start
 with no shared disk or with copies in other nodes' memory: it lists all replica servers.
@@ -26,7 +27,9 @@ _LOG = re.compile(r"(logs(/\w[\w.-]*)+)?")  # relative to the run directory, and
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
-    """The address at which another agent serves and receives files of checkpoints, or bytes for measuring the link."""
+    """The address and port at which a node's agent serves and receives files of checkpoints, or bytes for measuring the
+    link.
+    """
 
     node: int
     address: Name
@@ -34,7 +37,11 @@ class ReplicaAddress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
-    """agent → coordinator: the first message, also after a reconnect."""
+    """agent → coordinator: the first message on each connection.
+
+    `port` is one that the agent holds for the next generation's MASTER_PORT; `generation` is that of the ranks that
+    still run here, 0 for none; `buried` is the node's previous agent if it is known to have exited.
+    """
 
     node: int
     address: Name
@@ -60,7 +67,9 @@ class Leads(msgspec.Struct, frozen=True, tag="leads", tag_field="t"):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
-    """agent → coordinator: this node's ranks have been started."""
+    """agent → coordinator: this node's ranks run, with these pids by local rank. `port` is one that the agent holds for
+    a later generation.
+    """
 
     node: int
     generation: int
@@ -69,7 +78,9 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
 
 
 class SlowRank(msgspec.Struct, frozen=True, array_like=True):
-    """A rank for which all others wait, as the ranks measure it together."""
+    """A rank for which all others wait, as the ranks measure it together: the seconds of its own work in a step, and
+    those of the usual rank.
+    """
 
     rank: Count
     own_s: float  # what its own work takes of each step
@@ -77,7 +88,9 @@ class SlowRank(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WentBack(msgspec.Struct, frozen=True, array_like=True):
-    """A report that training continued in place from a checkpoint, because no rank had the state any more."""
+    """A rank's report that training continued in place from the checkpoint of `step`, because no rank had a newer
+    state; `lost_steps` are done again.
+    """
 
     step: Count
     lost_steps: Count  # that are done again
@@ -85,7 +98,13 @@ class WentBack(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
-    """The recent activity of one rank."""
+    """The recent activity of one rank.
+
+    `idle_s` is the time since its last report or output; `reported` tells whether it has reported in this generation;
+    `frozen` that a signal has stopped it; `breakpoint` where it waits for a debugger. `can_continue` tells whether it
+    can survive when another rank is replaced, `resizes` also with another number of ranks, `goes_back` from what was
+    saved. `waits` means that it is to join others and waits for them.
+    """
 
     rank: int
     idle_s: float  # since its last report or output
@@ -109,8 +128,13 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
-    """agent → coordinator: the agent is alive; sent once a second, or less often by thousands, and sooner when a rank
-    has reported something."""
+    """agent → coordinator: the agent is alive; sent once a second, less often if there are thousands, and sooner when a
+    rank has reported something.
+
+    `fetched` is the bytes of a checkpoint fetched so far, `keeps` that the trainer's checkpoints were found on this
+    node's own disk, `preparing` what has to end before ranks can start. `answered` is the newest heartbeat that was
+    answered, after `took_s`.
+    """
 
     node: int
     seq: Count
@@ -125,7 +149,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
-    """agent → coordinator: a rank process has ended."""
+    """agent → coordinator: a rank process has ended; `tail` are the last lines of its log if it failed."""
 
     node: int
     exit: RankExit
@@ -137,7 +161,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped", tag_field="t"):
-    """agent → coordinator: no process of that generation is left on this node."""
+    """agent → coordinator: no process of that generation runs on this node any more."""
 
     node: int
     generation: int
@@ -166,7 +190,9 @@ class Fault(msgspec.Struct, frozen=True, tag="fault", tag_field="t"):
 
 
 class NotFetched(msgspec.Struct, frozen=True, tag="not_fetched", tag_field="t"):
-    """agent → coordinator: the checkpoint that this node's ranks load could not be fetched; none was started."""
+    """agent → coordinator: the checkpoint that this node's ranks should load could not be fetched, so that none was
+    started.
+    """
 
     node: int
     generation: int
@@ -185,8 +211,8 @@ class NothingWhole(msgspec.Struct, frozen=True, tag="nothing_whole", tag_field="
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
-    """agent → coordinator: another node has a copy of this node's files of that checkpoint, or this node has
-    one of the snapshot of the node before it in the ring.
+    """agent → coordinator: another node now has a copy of this node's files of that checkpoint; or, for snapshots in
+    memory, this node has a copy of those of the previous node in the ring.
     """
 
     node: int
@@ -195,7 +221,8 @@ class Copied(msgspec.Struct, frozen=True, tag="copied", tag_field="t"):
 
 
 class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
-    """agent → coordinator: this node's ranks have ended, and none of their files waits for a copy elsewhere.
+    """agent → coordinator: this node's ranks have ended, and none of their files waits for a copy on another node any
+    more.
 
     `problem` is why the newest has no copy, or "".
     """
@@ -206,7 +233,7 @@ class Settled(msgspec.Struct, frozen=True, tag="settled", tag_field="t"):
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
-    """agent → coordinator: an event for `events.jsonl`."""
+    """agent → coordinator: an event of this kind is to be added to `events.jsonl`."""
 
     node: int
     kind: Literal[
@@ -217,7 +244,9 @@ class Noted(msgspec.Struct, frozen=True, tag="noted", tag_field="t"):
 
 
 class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
-    """agent → coordinator: the answer to CheckLink."""
+    """agent → coordinator: the answer to CheckLink `number`: the slower direction's rate and the round trip, or the
+    problem.
+    """
 
     node: int
     number: Count
@@ -227,7 +256,7 @@ class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
-    """agent → coordinator: the answer to Look, one for each rank of the node."""
+    """agent → coordinator: the answer to Look `number`, one for each rank of the node."""
 
     node: int
     number: Count
@@ -235,9 +264,9 @@ class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered", tag_field="t"):
-    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look that asks only for that.
+    """agent → coordinator: when a rank entered its newest collectives, the answer to a Look with `times`.
 
-    `asked_at` and `answered_at` are by the node's clock, as the reported times are, and show its offset.
+    The times, `asked_at` and `answered_at` are by the node's clock, so that its offset can be computed.
     """
 
     node: int
@@ -256,27 +285,31 @@ class DeviceFails(msgspec.Struct, frozen=True, tag="device_fails", tag_field="t"
 
 
 class HostLeaves(msgspec.Struct, frozen=True, tag="host_leaves", tag_field="t"):
-    """agent → coordinator: this node's host is about to go away, as `text` says, or with "" stays after all."""
+    """agent → coordinator: this node's host is about to be taken away, as `text` says; "" withdraws an earlier
+    message.
+    """
 
     node: int
     text: Text
 
 
 class StopAsked(msgspec.Struct, frozen=True, tag="stop_asked", tag_field="t"):
-    """agent → coordinator: this agent got SIGTERM."""
+    """agent → coordinator: this attempt is to stop, because of SIGTERM or a user's request; `kind` is cancel or
+    preempt.
+    """
 
     node: int
     kind: Name  # cancel, preempt
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
-    """coordinator → agent: the answer to Join."""
+    """coordinator → agent: the answer to Join, with the length of the lease."""
 
     lease_s: float
 
 
 class CheckLink(msgspec.Struct, frozen=True, tag="check_link", tag_field="t"):
-    """coordinator → agent: measure the link to a node, then answer LinkSeen."""
+    """coordinator → agent: measure the link to a node, then answer with a LinkSeen of the same number."""
 
     number: int
     peer: ReplicaAddress
@@ -293,7 +326,13 @@ class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
-    """coordinator → agent: fork these ranks. Ranks of one node are consecutive."""
+    """coordinator → agent: fork these ranks. Ranks of one node are consecutive.
+
+    `restarts` counts the run's restarts so far. `replicas` are the replica servers: the members' by group rank, then
+    others'; `all_here` means that no other node can have checkpoint files, `kept` that the run has saved checkpoints
+    and does not begin without one, `anew` that a user has allowed that, and `joins` that ranks on other nodes are in
+    the middle of training and wait for these.
+    """
 
     generation: int
     first_rank: int
@@ -314,10 +353,12 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
 
 
 class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_field="t"):
-    """coordinator → agent: a new generation in which this node has ranks again, some of them in the same processes.
+    """coordinator → agent: a new generation in which this node has ranks again; those in `survivors` keep their
+    processes.
 
-    The others are forked. If nodes before this one are gone for good, its ranks have other numbers from now on.
-    Answered by Started, as a Start is.
+    The other ranks are forked. The numbers in `survivors` are the new ones, which differ from the old if nodes before
+    this one are gone. With `at_step_end` no rank was lost: others join at the end of the current step. The answer is
+    Started.
     """
 
     start: Start
@@ -326,8 +367,8 @@ class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
-    """coordinator → agent: rank 0 has been forked, so fork this node's ranks; a rank that looks for rank 0 too early
-    retries only much later.
+    """coordinator → agent: rank 0 of the generation has been forked, so fork this node's ranks. A rank that looked for
+    rank 0 before that would retry only much later.
     """
 
     generation: int
@@ -346,13 +387,15 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", tag_field="t"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):
-    """coordinator → agent: the heartbeat is answered; the agent's lease begins when it was sent."""
+    """coordinator → agent: heartbeat `seq` has arrived. The agent's lease is renewed from the moment at which it was
+    sent.
+    """
 
     seq: int
 
 
 class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
-    """coordinator → agent: the attempt is over, so exit."""
+    """coordinator → agent: the attempt is over, so exit; `goes_on` means that the run continues in another attempt."""
 
     reason: str
     goes_on: bool = False  # the run does, in another attempt

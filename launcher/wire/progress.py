@@ -1,10 +1,11 @@
-"""The rank → agent wire: a FIFO per rank, named by LAUNCH_PROGRESS, one JSON object a line.
+r"""The channel from a rank to its agent: a FIFO per rank, named by LAUNCH_PROGRESS, on which the rank writes one JSON
+object a line, such as {"step": 12, "loss": 0.31}.
 
 A script needs three lines to use it:
 
-    wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-    wire.write('{"step": 12, "total_steps": 200, "loss": 0.31}\\n')
-    wire.write('{"checkpoint": 10}\\n')
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+    wire.write('{"step": 12, "total_steps": 200, "loss": 0.31}\n')
+    wire.write('{"checkpoint": 10}\n')
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
 happens after it is not a failure), asked_to_stop (by a signal, say: it leaves with exit code 75 to be started again),
@@ -37,7 +38,9 @@ _MAX_STEP = 1 << 53
 
 
 class ExceptionReport(msgspec.Struct, frozen=True):
-    """An uncaught exception, as the rank's starter reports it or as the end of its log shows it."""
+    """An uncaught exception, as the rank's starter reports it or as the end of the rank's log shows it: its last line,
+    the frame of user code, the exceptions of its chain, and the rank that it names as failed.
+    """
 
     line: str = ""
     where: str = ""
@@ -46,7 +49,14 @@ class ExceptionReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One line from a rank, with those of its fields that have a meaning of their own."""
+    """One line from a rank: the fields that have a meaning of their own; other numbers are metrics.
+
+    `done` False means that there is more to do after all; `called_exit` and `start_failed` come from the rank's
+    starter; `can_continue` is the generation in which the rank can survive (0: none), `resizes` and `goes_back` how;
+    `waits` means that it waits to join others; `remembered` is a step with a snapshot in memory. `slow_rank` has
+    `slow_s` of own work per step, the usual rank `usual_s`. `went_back_to` is the saved step from which training
+    continued, `why` the reason.
+    """
 
     step: int | None = None
     total_steps: int | None = None
@@ -73,7 +83,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Everything that one rank has reported so far."""
+    """Everything that one rank has reported so far, as attributes."""
 
     def __init__(self, keep: Callable[[int, Mapping[str, float]], None] | None = None) -> None:
         """Start without reports; `keep` is called with each report that has metrics, and its step."""
@@ -99,7 +109,7 @@ class Progress:
         self.dropped_lines = 0
 
     def take(self, line: bytes) -> bool:
-        """Record one line, and return False if it is malformed."""
+        """Record the report in a line; return False, and count the line as dropped, if it is malformed."""
         try:
             words = _words(line)
             report = converted(words, Report)
@@ -117,17 +127,19 @@ class Progress:
         return True
 
     def go_on(self) -> None:
-        """Reset for a process that belongs to a new generation, and has reported nothing in it yet."""
+        """Reset what belongs to a generation, because the same process now belongs to a new one and has reported
+        nothing in it.
+        """
         self.step = self._began = self.checkpoint = self.remembered = self.slow = self.went_back = None
         self.reported = False
 
     @property
     def steps(self) -> int:
-        """Return the number of steps made in this generation since its first report."""
+        """Return the number of steps that the rank has made in this generation since its first report."""
         return 0 if self.step is None or self._began is None else self.step - self._began
 
     def _merge(self, report: Report, words: dict[str, object]) -> None:
-        """Record the fields of a report."""
+        """Record the fields of a report; `words` is its line as a JSON object."""
         self.step = report.step if report.step is not None else self.step
         self._began = self.step if self._began is None else self._began
         self.total_steps = report.total_steps if report.total_steps is not None else self.total_steps
@@ -156,7 +168,7 @@ class Progress:
             self._keep(self.step or 0, values)
 
     def _measured(self, words: dict[str, object]) -> Iterator[tuple[str, float]]:
-        """Yield the metrics of a report and record them as the newest; names beyond a limit are dropped."""
+        """Yield the metrics in the line `words`, and record them as the newest; names beyond a limit are dropped."""
         for word, value in words.items():
             name, number = word[:64], _number(value)
             if number is None or word in Report.__struct_fields__:
@@ -177,7 +189,7 @@ class Progress:
 
 
 def _words(line: bytes) -> dict[str, object]:
-    """Return the JSON object in a line; raise an error if the line holds none."""
+    """Return the JSON object in a line; raise a ValueError or msgspec error if there is none."""
     try:
         return msgspec.json.decode(line, type=dict[str, object])
     except msgspec.DecodeError:
@@ -190,7 +202,7 @@ def _words(line: bytes) -> dict[str, object]:
 
 
 def _number(value: object) -> float | None:
-    """Return the value as a float, or None if it is not a number."""
+    """Return the value as a float, or None if it is not a number (or is a bool)."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
@@ -200,12 +212,12 @@ def _number(value: object) -> float | None:
 
 
 def _name_of(number: float) -> Literal["NaN", "Infinity", "-Infinity"]:
-    """Return the name of a number that is not finite, as JSON readers that accept one spell it."""
+    """Return the name of a number that is not finite, as many JSON readers spell it."""
     return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def _is_step(value: int | None) -> bool:
-    """Return whether the value can be a step."""
+    """Return whether the value is None or a number that can be a step."""
     return value is None or 0 <= value <= _MAX_STEP
 
 

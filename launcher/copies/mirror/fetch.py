@@ -1,5 +1,6 @@
 """Fetch results of a run from other machines: logs and checkpoints that a user asks for, and the checkpoint from which
-the run continues on another cluster."""
+the run continues on another cluster.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -65,7 +66,8 @@ def fetch(
 
 def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
     """Fetch the newest and the best checkpoint; return lines about them. Errors of checkpoints that could not be
-    fetched are added to `passed_over`."""
+    fetched are added to `passed_over`.
+    """
     lines = _fetch_newest(look, None, "step", passed_over) or ["no checkpoint yet"]
     return lines + _fetch_newest(look, None, "best", passed_over)
 
@@ -104,7 +106,8 @@ def _fetch_newest(
 
 def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
     """Return the line about a fetched checkpoint, given with the number of files that had to be fetched; none for
-    None."""
+    None.
+    """
     if brought is None:
         return []
     held, count = brought
@@ -133,7 +136,8 @@ def bring_newest(run: RunDir, holders: Holders) -> None:
 
 def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], object]) -> Held | None:
     """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if there is none; fetch
-    the best one as well if possible."""
+    the best one as well if possible.
+    """
     brought = first_that_comes(holders.newest_first(), bring, _pass_over)
     newest = brought[0] if brought is not None else None
     settle_for(run, newest, holders)
@@ -182,7 +186,8 @@ def _pass_over(trouble: NotTransferred) -> None:
 
 def _set_incomplete_aside(holders: Holders, above: int) -> None:
     """Set aside checkpoints above step `above` that an interrupted fetch left incomplete, because the run will save
-    those steps again."""
+    those steps again.
+    """
     for held in partial.inventory(holders.home):
         if held.committed and held.missing and (held.kind == "best" or held.step > above):
             partial.set_aside(holders.home, held.step, held.kind)

@@ -1,5 +1,6 @@
 """List which machines have which files of a run's checkpoints, and copy files to this machine or to machines that lack
-some."""
+some.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,11 +32,13 @@ class CheckpointHolder(Protocol):
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
         """Call `take` with the bytes of the file as they arrive, and return its result; an empty name stands for the
-        manifest."""
+        manifest.
+        """
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
         """Store the file on that machine; raise LaunchError, with Exit.DAMAGED if the file does not match the
-        manifest."""
+        manifest.
+        """
 
 
 class NotTransferred(LaunchError):
@@ -79,7 +82,8 @@ class Holders:
 
     def newest_first(self, step: int | None = None, kind: Kind = "step") -> list[Held]:
         """Return the checkpoints of this kind, or only that of `step`, of which every file is on some disk, this
-        machine's included."""
+        machine's included.
+        """
         return newest_first([*self._held.values(), partial.inventory(self.home)], step, kind)
 
     def bring_home(self, wanted: Held, only: Sequence[str] | None = None) -> int:
@@ -105,7 +109,8 @@ class Holders:
 
     def send(self, wanted: Held, to: str, names: Sequence[str]) -> None:
         """Send the named files of a checkpoint from this machine's disk to the machine `to`; raise NotTransferred if
-        one is damaged here."""
+        one is damaged here.
+        """
         manifest = partial.read_manifest(self.home, wanted.step, wanted.kind)
         sizes = {file.name: file.size for file in decode(manifest).files}
         for name in names:
@@ -148,7 +153,8 @@ class Holders:
         self, hosts: Iterable[str], wanted: Held, name: str, take: Callable[[str, Iterator[bytes]], T]
     ) -> T:
         """Ask the hosts one after another for the file, and return the result of `take` (host, bytes) for the first
-        that has it undamaged."""
+        that has it undamaged.
+        """
         what = name or "its manifest"
         troubles: dict[str, LaunchError] = {}
         for host in hosts:
@@ -168,7 +174,8 @@ class Holders:
 
 def newest_first(disks: Sequence[Sequence[Held]], step: int | None = None, kind: Kind = "step") -> list[Held]:
     """Return the checkpoints of this kind, or only that of `step`, of which every file is on one of the disks, the
-    newest first."""
+    newest first.
+    """
     return [held for held in reversed(partial.whole_over(disks, kind)) if step is None or held.step == step]
 
 
@@ -204,7 +211,8 @@ def lacking(wanted: Held, disks: Iterable[Sequence[Held]]) -> list[str]:
 
 def keep_file(folder: Path, manifest: bytes, name: str, pieces: Iterable[bytes], kind: Kind) -> None:
     """Write a fetched file into the folder if its content matches the manifest; another checkpoint with the same folder
-    name is set aside."""
+    name is set aside.
+    """
     make_dir(folder)
     ReplicaFiles(folder).make_room(Save(kind, decode(manifest).step, digest_of(manifest)))
     partial.receive(folder, manifest, name, pieces, kind)

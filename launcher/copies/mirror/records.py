@@ -40,7 +40,8 @@ def keep_end(attempt: AttemptDir, end: AttemptEnd | None) -> None:
 
 def keep_state(run: RunDir, attempt: AttemptDir, last: RunState) -> None:
     """Write the coordinator's newest state `last`, with the run's and the cluster's names on this machine and with our
-    own exit code."""
+    own exit code.
+    """
     ours = plan_as(run, attempt.number, _OurPlan)
     named = {"run": ours.run_id, "name": ours.name, "cluster": ours.cluster, "submitted_at": ours.submitted_at}
     code = _exit_code(last.state, last.cause, last.exit_code) if last.state.ended else None
@@ -59,7 +60,8 @@ def renew(path: Path, record: T | None, kind: type[T]) -> None:
 
 def _exit_code(state: State, cause: Cause | None, reported: int | None) -> int:
     """Return the exit code for `launch wait`: 0 only for success, else `reported` if it is one for an ended run, else
-    that of the cause."""
+    that of the cause.
+    """
     if state is State.SUCCEEDED:
         return Exit.OK
     return reported if reported in _ENDS else Exit.LOST if cause is None else exit_of(cause)

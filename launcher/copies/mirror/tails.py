@@ -20,7 +20,8 @@ _FILE = re.compile(r"[a-z]+(/(?!\.{1,2}(/|\Z))[^/\x00-\x1f\x7f]{1,200}){1,6}")
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits on how much is transferred: bytes and files in one answer, bytes in all answers together, and files that
-    are new here."""
+    are new here.
+    """
 
     answer_bytes: int = 8 << 20
     answer_files: int = 5000

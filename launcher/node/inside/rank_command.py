@@ -1,5 +1,6 @@
 """Run a command beside a rank for a visitor: a `launch` command elsewhere that looks into a rank, such as `launch
-exec`."""
+exec`.
+"""
 
 import contextlib
 import fcntl
@@ -51,7 +52,8 @@ def run_for_visitor(
     window: Window | None,
 ) -> None:
     """Run the command for the visitor until it ends or the visitor disconnects. A `window` gives it a terminal of that
-    size, None gives it pipes."""
+    size, None gives it pipes.
+    """
     try:
         command = RankCommandProcess(argv, environment, folder, window)
     except OSError as error:
@@ -105,7 +107,8 @@ class RankCommandProcess:
 
     def serve(self, visitor: VisitorConnection) -> int:
         """Relay input and output until the command has ended, and return its exit code; raise EOFError if the visitor
-        disconnects."""
+        disconnects.
+        """
         while True:
             for word in visitor.receive() if visitor.has_more else ():
                 self._obey(word)
@@ -154,7 +157,8 @@ class RankCommandProcess:
 
     def _write_input(self) -> None:
         """Write received input to the command, as much as its stdin takes without blocking, and close its stdin after
-        the last input."""
+        the last input.
+        """
         try:
             while self._waiting:
                 del self._waiting[: os.write(self._in, self._waiting)]
@@ -181,7 +185,8 @@ class RankCommandProcess:
 
     def _pass_on_remaining(self, visitor: VisitorConnection) -> None:
         """Send the visitor the output that is still in the pipes after the command's end, without waiting for their
-        close: a child of the command may hold them open."""
+        close: a child of the command may hold them open.
+        """
         while self._sources and (ready := select.select([*self._sources], [], [], 0)[0]):
             self._pass_on(visitor, ready)
 
@@ -207,7 +212,8 @@ def _pipes() -> tuple[_Three, _Three]:
 
 def _terminal(window: Window) -> tuple[_Three, _Three]:
     """Open a pseudo-terminal of the size of `window`; return (our end three times, the command's end three times), once
-    for each of stdin, stdout and stderr."""
+    for each of stdin, stdout and stderr.
+    """
     ours, theirs = pty.openpty()
     resize(ours, window)
     return (ours, ours, ours), (theirs, theirs, theirs)
@@ -220,7 +226,8 @@ def resize(terminal: int, window: Window) -> None:
 
 def _bind_to_parent(parent: int, *, terminal: bool) -> None:
     """Run in the new process: have the kernel kill it when `parent` dies, and with `terminal` make its stdin the
-    controlling terminal."""
+    controlling terminal.
+    """
     die_with(parent)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -103,7 +103,8 @@ def can_dump_stacks(pid: int) -> bool:
 
 def threads_blocking_dump(pid: int) -> set[str]:
     """Return the ids of the threads that block DUMP_SIGNAL now. A thread that is writing the stacks blocks it for that
-    long, others may block it always."""
+    long, others may block it always.
+    """
     return {task for task in _tasks(pid) if _mask_has_dump(_status(pid, f"task/{task}/"), "SigBlk")}
 
 
@@ -114,7 +115,8 @@ def has_pending_dump(pid: int) -> bool:
 
 def _mask_has_dump(status: dict[str, str], mask: str) -> bool:
     """Return whether DUMP_SIGNAL is in the signal mask that a process's `status` lists under the name `mask`, such as
-    SigCgt."""
+    SigCgt.
+    """
     return bool(int(status.get(mask, "0"), 16) >> (DUMP_SIGNAL - 1) & 1)
 
 
@@ -133,7 +135,8 @@ def _tasks(pid: int) -> list[str]:
 
 def _status(pid: int, below: str = "") -> dict[str, str]:
     """Return the fields of `/proc/PID/status`, or an empty dict if the process has ended; `below`, such as `task/TID/`,
-    selects a thread's."""
+    selects a thread's.
+    """
     try:
         with open(f"/proc/{pid}/{below}status") as file:
             return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
@@ -163,7 +166,8 @@ def _is_zygote(pid: int) -> bool:
 
 def _environment(pid: int) -> dict[str, str]:
     """Return the environment that the kernel shows for a process: as it was at exec. It is empty if the process has
-    ended."""
+    ended.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = file.read().split(b"\0")
@@ -176,7 +180,8 @@ def _environment(pid: int) -> dict[str, str]:
 
 def attach(visitor: VisitorConnection, rank: RankProcess) -> None:
     """Connect a visitor to the rank's debugger until either of them disconnects. The rank stays at its prompt if it is
-    the visitor."""
+    the visitor.
+    """
     with _connected(rank) as debugger, contextlib.suppress(ConnectionError):  # the rank has ended
         _relay(visitor, rank, debugger)
     visitor.send(CommandEnded())
@@ -244,7 +249,8 @@ def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
 
 def _why_not_asked(pid: int) -> str:
     """Return why the process cannot write its stacks, because it is stopped or handles no DUMP_SIGNAL, or "" if it
-    can."""
+    can.
+    """
     if is_stopped(pid):
         return "is stopped (SIGSTOP, or a debugger): it answers only once it continues"
     if not can_dump_stacks(pid):
@@ -309,7 +315,8 @@ class NodeHost:
 
     def _kill_all(self) -> int:
         """End all processes of the run on this node except this one, which still has to answer, and return how many
-        were ended."""
+        were ended.
+        """
         ended, _ = end_all(lambda: tagged(str(self._run.path), os.getuid()))
         return len(ended)
 

@@ -1,5 +1,6 @@
 """The visitor's end of a connection to a rank's node: start a host process there, send it a question, and receive its
-answers."""
+answers.
+"""
 
 import os
 import select
@@ -42,7 +43,8 @@ _words: msgspec.json.Decoder[FromHost] = msgspec.json.Decoder(FromHost)
 
 def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> list[str]:
     """Return the command line that starts the host process on a rank's node; `run_dir` is the run directory's path on
-    that node."""
+    that node.
+    """
     return [python, "-P", "-m", "launcher.node.inside.there", run_dir, str(attempt.number), str(node)]
 
 
@@ -71,7 +73,8 @@ def machine_of(run: RunDir, node: int) -> str:
 
 def relay(running: Running, source: int, sink: int) -> None:
     """Copy bytes from `source` to the host and from the host to `sink`, until the host closes its side or `sink` has no
-    reader."""
+    reader.
+    """
     while True:
         ready = select.select([source, running.ready_fd], [], [])[0]
         if source in ready:
@@ -88,7 +91,8 @@ def relay(running: Running, source: int, sink: int) -> None:
 
 class Visit(ClosedAtTheEnd):
     """A connection to a rank's node, over which one question goes out and messages go both ways until the answer is
-    complete."""
+    complete.
+    """
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -100,7 +104,8 @@ class Visit(ClosedAtTheEnd):
 
     def ask(self, question: Question) -> None:
         """Wait for the host's greeting and send the question; raise a LaunchError if no greeting comes or the host has
-        another version."""
+        another version.
+        """
         until = time.monotonic() + GREETING_S
         for _ in range(_MOST_NOISE):
             line = self._running.readline(max(0.0, until - time.monotonic()))
@@ -119,7 +124,8 @@ class Visit(ClosedAtTheEnd):
 
     def received(self) -> Iterator[FromHost]:
         """Yield the messages that have arrived, without waiting; if the host has declined the question, raise its
-        error."""
+        error.
+        """
         word: FromHost | None = None
         while not isinstance(word, CommandEnded):
             try:
@@ -152,7 +158,8 @@ class Visit(ClosedAtTheEnd):
 
     def _next(self, limit_s: float) -> FromHost:
         """Return the next message within `limit_s`. Raise the host's refusal, or Broken if the connection ends or no
-        message comes."""
+        message comes.
+        """
         line = self._running.readline(limit_s)
         if not line:
             raise self._broken("the connection broke: what was started there is ended")
@@ -165,5 +172,6 @@ class Visit(ClosedAtTheEnd):
 
     def _broken(self, what: str) -> LaunchError:
         """Return the error for a connection that broke, with `what` as its text and the last lines that the host
-        printed."""
+        printed.
+        """
         return Broken(f"{self._running.who}: {what}", *self._running.last_error_lines(4))

@@ -55,7 +55,8 @@ class AttachDebugger(msgspec.Struct, frozen=True, tag="attach"):
 
 class KillHere(msgspec.Struct, frozen=True, tag="kill"):
     """A request to kill one rank of this node without warning, as a fault would; None means all processes of the run on
-    this node."""
+    this node.
+    """
 
     rank: _RankNumber | None = None
 
@@ -97,7 +98,8 @@ class Output(msgspec.Struct, frozen=True, tag="said"):
 
 class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
     """The Python stacks of one rank; if `lines` is empty, `problem` says why. `look` is what the rank was doing, or
-    None if that was not read."""
+    None if that was not read.
+    """
 
     rank: _RankNumber
     pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]

@@ -30,7 +30,8 @@ class VisitorConnection:
 
     def receive(self) -> list[FromVisitor]:
         """Return the new messages, waiting for the first if there are none; raise EOFError once the visitor has
-        disconnected."""
+        disconnected.
+        """
         if not self._lines:
             self._read()
         lines, self._lines = self._lines, []

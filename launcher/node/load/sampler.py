@@ -46,7 +46,8 @@ class Process(NamedTuple):
 
 class TreeUse(NamedTuple):
     """The resources that a process and all its descendants have used so far, and in `memory` the bytes that they hold
-    now. `read` and `written` count bytes of disks."""
+    now. `read` and `written` count bytes of disks.
+    """
 
     started_s: float
     cpu_s: float
@@ -58,7 +59,8 @@ class TreeUse(NamedTuple):
 
 class Trees:
     """A repeated search for the descendants of given processes. It skips processes that the last search found to be
-    unrelated."""
+    unrelated.
+    """
 
     def __init__(self) -> None:
         self._strangers: set[int] = set()
@@ -124,7 +126,8 @@ def _moved(pid: int) -> tuple[int, int]:
 
 class MachineUse(NamedTuple):
     """The machine's counters since boot: CPU seconds of all cores, network bytes, disk bytes. `memory` is the number of
-    bytes in use now."""
+    bytes in use now.
+    """
 
     cpu_s: float = 0.0
     memory: int = 0
@@ -297,7 +300,8 @@ def rank_load(
     rank: int, before: tuple[float, TreeUse] | None, now: tuple[float, TreeUse], cards: Sequence[Gpu]
 ) -> RankLoad:
     """Return the load of a rank between two samples, each a pair of time and resource use; None for `before` means
-    since the rank's start. `cards` are the node's GPUs."""
+    since the rank's start. `cards` are the node's GPUs.
+    """
     at, use = now
     since, was = before or (use.started_s, TreeUse(use.started_s, 0.0, 0, 0, 0, frozenset()))
     passed_s = max(_LEAST_S, at - since)
@@ -322,7 +326,8 @@ def node_load(
     ranks: Sequence[RankLoad],
 ) -> NodeLoad:
     """Return the load of a node between two readings of its counters, each a pair of time and counters. `cards` are the
-    loads of its GPUs."""
+    loads of its GPUs.
+    """
     (since, was), (at, use) = before, now
     passed_s = max(_LEAST_S, at - since)
     return NodeLoad(

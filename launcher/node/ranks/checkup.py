@@ -50,7 +50,8 @@ class Checkup:
 
     async def look(self, zygote: ZygoteLink | None, devices: Collection[str], bound_s: float) -> list[DeviceHealth]:
         """Check the devices at once, each for at most `bound_s` seconds, and return their health; raise NodeUnfit if
-        one fails."""
+        one fails.
+        """
         found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
         unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]
         if unfit:
@@ -84,7 +85,8 @@ class Checkup:
 
     async def _ending(self, pid: int, ended: "asyncio.Future[Death]", bound_s: float) -> Ending:
         """Return how the check's process ended, or that it did not end within `bound_s`. Kill it at that limit, or if
-        this call is cancelled."""
+        this call is cancelled.
+        """
         process, clock = process_id(pid), WakingClock()  # who stood still together with us is not slow
         until = clock.now() + bound_s
         try:

@@ -90,7 +90,8 @@ class Listener(Protocol):
 
     def on_last_report(self) -> None:
         """Called when a rank has ended, before `ended`: its last report must reach the coordinator before its end
-        does."""
+        does.
+        """
 
     def ended(self, exited: Exited) -> None:
         """Called when a rank has ended."""
@@ -331,7 +332,8 @@ class RankGroup:
 
     async def _with_stack(self, rank: _Rank, look: RankLook) -> RankLook:
         """Return `look` with a stack from faulthandler, if the rank could not answer because native code holds the GIL;
-        else return it as it is."""
+        else return it as it is.
+        """
         if look.problem != NO_ANSWER or look.state in ("T", "t") or rank.process is None:
             return look
         before, rank.dumps = rank.log.bytes_now(), True  # which is no sign of life
@@ -359,7 +361,8 @@ class RankGroup:
     @property
     def suspects(self) -> list[int]:
         """Return the local numbers of the ranks whose failure may come from a faulty device: not ended by us, and not a
-        failed communication."""
+        failed communication.
+        """
         return [rank.local for rank in self._ranks if rank.exit is not None and _is_suspect(rank.exit)]
 
     @property
@@ -439,7 +442,8 @@ class RankGroup:
 
     def _left_out(self, said: str) -> str:
         """Return the file that the rank did not find because the code snapshot leaves it out, judged by its last words
-        `said`; "" if it failed otherwise."""
+        `said`; "" if it failed otherwise.
+        """
         with contextlib.suppress(OSError, ValueError):
             plan = self._home.plan
             return "" if plan.disks_apart else left_out(said, plan, self._home.run.path)
@@ -489,7 +493,8 @@ class RankGroup:
 
     def close(self) -> None:
         """Close the pipes of ranks whose end was not observed, and write metrics and logs' times that are still
-        queued."""
+        queued.
+        """
         self._closed = True
         for rank in self._ranks:
             if not rank.ended.is_set():
@@ -522,12 +527,14 @@ class RankGroup:
 
 def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:
     """Return the pids of processes that started below the trees `trees` or below ranks and are now children of this
-    process, without those in `keep`."""
+    process, without those in `keep`.
+    """
     return [pid for pid in orphans(os.getpid(), trees) if pid not in keep]
 
 
 def _is_suspect(end: RankExit) -> bool:
     """Return whether the rank failed by itself (or hung) other than in communication, so that its device may be
-    faulty."""
+    faulty.
+    """
     by_itself = end.hung or not end.stopping
     return by_itself and failed(end) and classify(end) is not Cause.COMMUNICATION

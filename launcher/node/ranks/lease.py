@@ -85,7 +85,8 @@ class Lease:
     @property
     def standby(self) -> int:
         """Return the pid of the process that waits to become the node's next agent and is not killed when the lease
-        expires, or 0 if there is none."""
+        expires, or 0 if there is none.
+        """
         return int(self._shared[3])
 
     @standby.setter
@@ -127,7 +128,8 @@ def after_suspend(plan: "Plan", index: int) -> AfterSuspend:
 
 class LeaseWatch:
     """The remaining time of a lease. A caller that asks often finds out, by a gap between two calls, that it was
-    suspended itself."""
+    suspended itself.
+    """
 
     def __init__(self, slept: AfterSuspend, clock: Callable[[], float] = boottime) -> None:
         self._slept, self._clock = slept, clock
@@ -146,7 +148,8 @@ class LeaseWatch:
 
     def needs_ruling(self, until: float) -> bool:
         """Return whether the lease has expired only because of suspended time that may or may not count, which the
-        coordinator has to decide."""
+        coordinator has to decide.
+        """
         return self._slept is AfterSuspend.ASKED and until <= self._clock()
 
 
@@ -170,7 +173,8 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Watchdog:
     """A handle on the process that ends this process and all below it once the lease has expired. `slept` says how it
-    treats time spent suspended."""
+    treats time spent suspended.
+    """
 
     lease: Lease
     pid: int

@@ -27,7 +27,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A rank to be inspected; questions and answers are files beside `progress`, its FIFO of reports. `step` is its
-    newest step and `idle_s` the time since it last showed activity."""
+    newest step and `idle_s` the time since it last showed activity.
+    """
 
     rank: int
     node: int
@@ -55,7 +56,8 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class _Use:
     """The kernel's counters of a process: its state letter, its processor time, and the bytes that it read and
-    wrote."""
+    wrote.
+    """
 
     state: str = ""
     cpu_s: float = 0.0

@@ -45,7 +45,8 @@ def with_native(looks: Sequence[RankLook], bound_s: float = BOUND_S) -> list[Ran
 
 def _native(look: RankLook, until: float) -> tuple[str, ...]:
     """Return the native stack of a rank's main thread, by the time `until`; empty if the rank must not be traced or no
-    tool is installed."""
+    tool is installed.
+    """
     if look.ended or look.state not in ("R", "S"):
         return ()  # tracing would wait for the kernel, or take the process from what stopped it
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))

@@ -1,5 +1,6 @@
 """Read the report of NCCL's RAS threads: which processes of all nodes answer, and which communicators wait for which
-ranks."""
+ranks.
+"""
 
 import os
 import socket

@@ -37,7 +37,8 @@ class HeldPort:
 
 def random_ports(draw: random.Random | None = None) -> Iterator[int]:
     """Yield random port numbers without end, from outside the range that the kernel assigns; any of them may be in
-    use."""
+    use.
+    """
     draw = draw or random.SystemRandom()
     while True:
         yield draw.randint(_FIRST, _LAST)
@@ -45,7 +46,8 @@ def random_ports(draw: random.Random | None = None) -> Iterator[int]:
 
 def address_drawer(seed: str) -> Callable[[str], str]:
     """Return a function that appends a new random port to a host's address. The same seed gives the same ports in the
-    same order."""
+    same order.
+    """
     numbers, taken = random_ports(random.Random(seed)), set[str]()  # noqa: S311 - it tells several hosts the same, no secret
 
     def draw(address: str) -> str:

@@ -41,7 +41,8 @@ _MOST_LETTERS = 100
 
 class SetupFailed(LaunchError):
     """Raised when the user's `run.setup` fails on this node, or, with an empty log, when the user's interpreter cannot
-    run ranks."""
+    run ranks.
+    """
 
     def __init__(self, text: str, log: str) -> None:
         super().__init__(text)
@@ -100,7 +101,8 @@ class Preparation:
     @property
     def _begins_anew(self) -> Starter:
         """Return the starter that makes a new process for each rank: by the zygote, or as a new interpreter without
-        one."""
+        one.
+        """
         return self._ordinary if self._zygote is None else ZygoteStarter(self._zygote, self._ordinary, self._renewed)
 
     @property
@@ -188,7 +190,8 @@ class Preparation:
 
     async def renew(self) -> None:
         """Replace a zygote that has died: by its standby, or else by a new zygote. Concurrent callers wait for one
-        replacement."""
+        replacement.
+        """
         await asyncio.wait([self._renewal])  # its zygote may have been killed with the ranks of a generation
         if self._zygote is not None and self._zygote.gone.is_set() and self._renewal.done():
             self._renewal = asyncio.create_task(self._start_zygote())
@@ -269,7 +272,8 @@ class Preparation:
 
     async def _take_over(self) -> ZygoteLink | None:
         """Make the standby of a dead zygote the new zygote and return it, or None if there is no standby or it does not
-        become ready."""
+        become ready.
+        """
         standby = self._zygote.standby if self._zygote is not None else None
         if standby is None or not standby.pid:
             return None
@@ -278,7 +282,8 @@ class Preparation:
 
     async def _accept(self) -> ZygoteLink | None:
         """Return the zygote that was offered to this agent if its imports equal those that this agent would make; else
-        return None and log the reason."""
+        return None and log the reason.
+        """
         offered, entry, home = self._offered, self._home.plan.entry, self._home
         if offered is None or offered.python != entry.python:
             self._decline()
@@ -337,7 +342,8 @@ def _pid_of(zygote: ZygoteLink | None) -> int:
 
 def _held(host: str, port: int) -> HeldPort | None:
     """Return the port of address `host` and number `port` as held by this process, or None if another program has
-    it."""
+    it.
+    """
     try:
         return HeldPort(host, port)
     except OSError:
@@ -346,7 +352,8 @@ def _held(host: str, port: int) -> HeldPort | None:
 
 async def _death_of(zygote: ZygoteLink) -> Death | None:
     """Return how a zygote that has closed its connection ended, or None if it still lives, after sending what is no
-    message."""
+    message.
+    """
     try:
         return await asyncio.wait_for(asyncio.shield(zygote.death), _DEATH_S)
     except TimeoutError:
@@ -369,7 +376,8 @@ def _importing(names: Sequence[str]) -> str:
 
 async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `start`, repeated for as long as the disk is too full for its log. Until then this node
-    sends heartbeats but is not ready."""
+    sends heartbeats but is not ready.
+    """
     while True:
         try:
             return await start()

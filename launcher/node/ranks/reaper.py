@@ -44,7 +44,8 @@ class Reaper:
 
     def expect_birth(self) -> None:
         """Keep the deaths of unknown children until `born`, because a new child may die before its pid is reported
-        here."""
+        here.
+        """
         self._births += 1
 
     def born(self) -> None:

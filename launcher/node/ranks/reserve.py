@@ -54,7 +54,8 @@ class _Process:
 
     def can_be(self, environment: Mapping[str, str]) -> bool:
         """Return whether the process can become a rank with this environment: the sizes, such as WORLD_SIZE, must be
-        those that it began with."""
+        those that it began with.
+        """
         return self.told_of.items() <= environment.items()
 
     def close(self) -> None:
@@ -65,7 +66,8 @@ class _Process:
 
 class Reserve:
     """The processes in reserve on one node; `note` is called with an event when one is ready, and with the reason if
-    the node can have none."""
+    the node can have none.
+    """
 
     def __init__(self, home: Home, note: Note) -> None:
         self._home = home
@@ -85,13 +87,15 @@ class Reserve:
 
     def is_short(self, start: Start) -> bool:
         """Return whether `fill` would start a process. After a reserve process has failed, it starts none until the
-        next generation."""
+        next generation.
+        """
         has_tries = start.generation != self._generation or self._tries > 0
         return self._lacks(start) > 0 and has_tries and not self._filling
 
     async def fill(self, starter: Starter, start: Start) -> None:
         """Start reserve processes for ranks like those of `start` until there are enough; end those that fit only other
-        ranks."""
+        ranks.
+        """
         if not self.is_short(start):
             return
         if start.generation != self._generation:
@@ -146,7 +150,8 @@ class Reserve:
 
     def _why_none(self, environment: Mapping[str, str], before: int) -> str:
         """Return why no process in reserve can become the rank, or "" if that was reported for generation `before` or
-        later."""
+        later.
+        """
         fitting = [one for one in self._processes if one.can_be(environment)]
         if fitting:
             late = fitting[0]

@@ -28,7 +28,8 @@ class Starter(Protocol):
 
     async def start(self, environment: Mapping[str, str], log: Path, progress: str, tell: TellDeath) -> int:
         """Start one rank with these variables on top of the node's and return its pid; `progress` is the path of its
-        FIFO for reports, and `tell` is called with its death."""
+        FIFO for reports, and `tell` is called with its death.
+        """
 
 
 class OrdinaryStarter:
@@ -54,7 +55,8 @@ class OrdinaryStarter:
     @property
     def dumps_stacks(self) -> bool:
         """Return whether ranks write their stacks when they receive DUMP_SIGNAL, as all do but commands that are not
-        Python."""
+        Python.
+        """
         return self._entry.kind != "command"
 
     def order(self, environment: Mapping[str, str], log: Path, progress: str) -> Order:

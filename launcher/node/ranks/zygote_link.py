@@ -1,5 +1,6 @@
 """The agent's end of the zygote, a process that has imported torch and forks ranks: start it and request forks from it.
-The other end is zygote.py."""
+The other end is zygote.py.
+"""
 
 import asyncio
 import contextlib
@@ -68,7 +69,8 @@ def spawn(
 @dataclass(frozen=True, slots=True)
 class OfferedZygote:
     """A zygote whose imports are complete, started before this process became the agent: the socket to it, and its
-    interpreter."""
+    interpreter.
+    """
 
     fd: int
     python: str
@@ -76,7 +78,8 @@ class OfferedZygote:
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> "OfferedZygote | None":
         """Return the zygote that was left for this agent in a variable of `environ`, and remove the variable; return
-        None if there is none."""
+        None if there is none.
+        """
         words = environ.pop("LAUNCH_ZYGOTE", "").split(" ", 1)
         if len(words) != 2:
             return None

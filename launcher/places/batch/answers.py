@@ -1,4 +1,4 @@
-"""Parse answers of schedulers' clients: job ids, settings, XML, JSON, numbers. Pure functions."""
+"""Parse the output of schedulers' commands: job ids, settings, XML, JSON, numbers. Pure functions."""
 
 import json
 import re
@@ -11,13 +11,15 @@ JOB_ID = re.compile(r"[0-9]{1,10}")
 
 
 def read_submitted(text: str) -> str | None:
-    """Return the id of the submitted job, found among a site's banners, or None unless the text has exactly one."""
+    """Return the id of the submitted job, which may be among lines of a site's banner, or None unless the text has
+    exactly one.
+    """
     found = {line[1] for line in re.finditer(r"^[ \t]*([0-9]{1,10})(?:;[\w.-]+)?[ \t\r]*$", text, re.MULTILINE)}
     return found.pop() if len(found) == 1 else None
 
 
 def read_settings(text: str, sign: str | None = None) -> dict[str, str]:
-    """Return name and value from each line, separated by white space or `sign`; a backslash continues a line.
+    """Return name and value from each line, separated by white space or by `sign`; a backslash continues a line.
 
     If a name occurs twice, the first value counts.
     """
@@ -29,8 +31,10 @@ def read_settings(text: str, sign: str | None = None) -> dict[str, str]:
 
 
 def read_xml(called: str, text: str) -> ET.Element:
-    """Return the XML behind a site's banners; raise Unreachable if it is damaged, as jobs missing from it would
-    seem gone.
+    """Return the XML document in the text, after any banner of the site.
+
+    Raise Unreachable if it is damaged, because jobs missing from it would seem to have ended; `called` names the batch
+    system in the message.
     """
     try:
         return ET.fromstring(text[max(0, text.find("<?xml")) :])  # noqa: S314 # nosec B314 - the user's own server
@@ -40,10 +44,11 @@ def read_xml(called: str, text: str) -> ET.Element:
 
 
 def read_json(called: str, text: str) -> dict[str, Any]:
-    """Return the JSON object behind a site's banners; raise Unreachable if it is damaged, as jobs missing from it would
-    seem gone.
+    """Return the JSON object in the text, after any banner of the site.
 
-    Control characters, which JSON does not allow in text, are accepted, because batch systems write them.
+    Raise Unreachable if it is damaged, because jobs missing from it would seem to have ended; `called` names the batch
+    system in the message. Control characters, which JSON does not allow in text, are accepted, because batch systems
+    write them.
     """
     try:
         found = json.loads(text[max(0, text.find("{")) :], strict=False)

@@ -1,4 +1,5 @@
-"""Define the base class of a batch system, and the states of its jobs.
+"""The base class of a batch system, and the states of its jobs. A kind of batch system is one subclass in one file:
+command lines, and how to parse their output.
 
 Everything else that a batch cluster does is in this folder. A kind fills in one `BatchSystem` in one file: command
 lines, and how to parse their answers.
@@ -42,9 +43,10 @@ _REACHED_S = 5.0  # before its limit a job may be ended for that
 
 
 class SubmitToken(msgspec.Struct, frozen=True):
-    """The submit token that identifies a job before it has an id.
+    """The submit token, which identifies a job before its id is known: it is written on the job, where all users can
+    read it.
 
-    It is written on the job, where all users can read it.
+    `array` is the number of the job's runs if it is an array, else None.
     """
 
     text: str
@@ -52,20 +54,22 @@ class SubmitToken(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> str:
-        """Return the token's mark for a job field that the scheduler keeps and shows but does not interpret."""
+        """Return the token in the form in which it is written into a job field that the scheduler keeps, shows and does
+        not interpret.
+        """
         return f"{_MARK}{self.text}"
 
 
 def submit_tokens_in(text: str) -> frozenset[str]:
-    """Return the submit tokens whose marks are among the words of the text."""
+    """Return the submit tokens that are written in the text, the content of such a job field."""
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
 
 
 def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
-    """Return the only command of a batch script: it starts the batch process, and with `guarded` a guard that restarts
-    it if it is killed.
+    """Return the only command of a batch script: it starts the batch process, which supervises the run in this job.
 
-    `where` is the run's folder, or the folder that lists an array's runs.
+    `where` is the run's folder, or the folder that lists an array's runs. With `guarded` a small process is started
+    that restarts the batch process if it is killed.
     """
     if guarded:
         words = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", kind, str(where)]
@@ -75,25 +79,27 @@ def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
 
 
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
-    """Return the command that a job runs once on every node but the first."""
+    """Return the command that a job runs once on every node but the first, to supervise the agent there."""
     return [sys.executable, "-P", "-m", "launcher.places.batch.job.on_node", kind, plan.run_dir, str(attempt.number)]
 
 
 def nodes_asked(plan: "Plan", each: int = 1) -> str:
-    """Return how many nodes, or slots of `each` per node, a job requests, its spares included."""
+    """Return the number of nodes that a job requests, spares included, as text: a number or a range such as `2-4`. With
+    `each` it counts slots, `each` per node.
+    """
     fewest, most = plan.nodes_min * each, (hosts_asked(plan) + plan.spec.recovery.spares) * each
     return f"{fewest}-{most}" if plan.nodes_min < plan.nodes_max else str(most)
 
 
 def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
-    """Return how many seconds before its limit a run is warned: `wanted_s`, but never in the first half of the
-    limit.
+    """Return how many seconds before its time limit a run is warned: `wanted_s`, but at most half of the limit (None
+    for no limit).
     """
     return wanted_s if limit_s is None else max(_SOONEST_S, min(wanted_s, limit_s / 2))
 
 
 class Phase(StrEnum):
-    """The phase of a job as the launcher acts on it."""
+    """The phase of a job, as far as the launcher distinguishes them."""
 
     QUEUED = "queued"  # no process of its next start exists yet
     RUNNING = "running"  # it has its nodes, even where it is stopped on them
@@ -103,7 +109,12 @@ class Phase(StrEnum):
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """One job, or one element of an array, as the scheduler or its accounting shows it."""
+    """One job, or one element of an array, as the scheduler or its accounting shows it.
+
+    `word` is the scheduler's own name for the state, `text` its explanation, `element` (the array's id, the number of
+    the run from 0). `starts_at` is an estimate, `ends_at` follows from the time limit, `ended_as` is how the run ended
+    if it left no record. A `suspended` job has its nodes but stands still.
+    """
 
     id: str  # as the scheduler's programs take it
     phase: Phase
@@ -121,21 +132,25 @@ class QueuedJob(msgspec.Struct, frozen=True):
     name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
 
     def may_have(self, submit_token: str) -> bool:
-        """Return whether the job may be the one submitted with this token; a job without any token may, as a site's
-        plugins can rewrite its field.
+        """Return whether the job may be the one submitted with this token. A job that shows no token may be, because a
+        site's plugins can overwrite the field.
         """
         return not submit_token or not self.submit_tokens or submit_token in self.submit_tokens
 
 
 class JobStart(msgspec.Struct, frozen=True):
-    """The job in which a process runs, and the number of its run in an array, from the environment."""
+    """The job in which this process runs, and the number of its run if the job is an array's element, else None."""
 
     job: str
     element: int | None  # which run of an array, from 0
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """The state of a node as the scheduler reports it."""
+    """The state of a node as the scheduler reports it.
+
+    `down` means that the scheduler has given it up; `drains` that an administrator wants no new jobs on it; `text` is
+    for people.
+    """
 
     down: bool  # given up; a node that merely takes no new jobs is not
     text: str  # its state and the reason, for people
@@ -144,7 +159,11 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 
 class ExecHost(msgspec.Struct, frozen=True):
-    """An execution host and its resources, where None means that the batch system does not report one."""
+    """A host on which jobs run, and its resources; None means that the batch system does not report one.
+
+    `used` tells whether any jobs run on it, `up` whether it answers, `drains` whether it takes no new jobs; `text` is
+    its state for people.
+    """
 
     name: str
     cpus: int
@@ -158,7 +177,7 @@ class ExecHost(msgspec.Struct, frozen=True):
 
 
 class Fate(Enum):
-    """What the scheduler does with a job after it asked its batch process to exit."""
+    """What the scheduler does with a job whose batch process it has asked to exit."""
 
     QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
     PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
@@ -169,11 +188,15 @@ class Fate(Enum):
 
 
 class BatchSystem(ABC):
-    """A batch system: its command lines, how to parse their answers, its states and reasons.
+    """A batch system: its command lines, how to parse their output, its states and reasons.
 
     A subclass fills in `script`, `jobs` and a few attributes; the rest has defaults that suit systems with a command
-    like qsub, and `exec_hosts` if the batch system can list hosts. Every method that asks the scheduler raises
-    Unreachable if it does not answer; silence never counts as a no.
+    like qsub. It fills in `exec_hosts` if the batch system can list hosts. Every method that asks the scheduler raises
+    Unreachable if it does not answer.
+
+    `called` is the name for users; `ask` runs one of its programs; `submits` is the command that submits a script,
+    `sees` and `ends` those by which a user shows and ends a job, `starts` the one that starts a program on a host of
+    the job. If `leaves_with` is set, a job is requeued by exiting with this code, else by `requeue`.
     """
 
     kind: str  # as the registry of kinds has it
@@ -198,17 +221,17 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def script(self, plan: "Plan", submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
-        """Return the whole batch script, which runs only `batch_command(kind, where)`: see `script_of`.
+        """Return the whole batch script, whose only command is `batch_command(kind, where)`.
 
-        The spec may insist on nodes in `avoid`. `where` is the run's folder, or an array's; output that the job writes
-        before it has a log goes there.
+        `where` is the run's folder, or an array's, to which early output of the job goes. The job should not get nodes
+        in `avoid`, unless the spec insists on them.
         """
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
         """Submit the script once and return the job's id; raise NotStarted if the job is refused.
 
-        The client process holds the lock (a descriptor) as long as it lives. By default the job reads its environment
-        from a file.
+        The submitting command inherits `lock`, the descriptor of a lock file, so that the lock is held as long as it
+        lives. By default the job reads its environment from a file.
         """
         given = environment.beside(script, environ)
         words, stdin = ([], script.read_text()) if self.reads_stdin else ([str(script)], None)
@@ -222,28 +245,31 @@ class BatchSystem(ABC):
         return job
 
     def submitted(self, text: str) -> str | None:
-        """Return the id of the accepted job from the submitting command's output, or None if the output has none."""
+        """Return the job's id from the submitting command's output, or None if the output has none."""
         return read_submitted(text)
 
     def refusal(self, answer: Answer) -> str:
-        """Return the reason why the job was refused, from the client's answer."""
+        """Return why the job was refused, from the submitting command's output."""
         return answer.refusal
 
     def may_submit(self) -> bool:
-        """Return whether this host, on which a job may run, may submit jobs; the site may still refuse a job."""
+        """Return whether this host, on which a job may run, may submit jobs as far as its settings show."""
         return True
 
     def try_out(self, script: str) -> str:  # noqa: ARG002 - of those that can
-        """Return the scheduler's answer, for the user, about a script that is not submitted."""
+        """Return what the scheduler says about a script without submitting it, as text for the user; by default a line
+        that it cannot be asked.
+        """
         return f"{self.called} cannot look at a script without taking it"
 
     def name_of(self, job: str, element: int) -> str:
-        """Return the id of the array's element number `element`, counted from 0."""
+        """Return the id of element `element` (from 0) of the array whose id is `job`."""
         return f"{job}[{element}]"
 
     def site(self) -> str:
-        """Return the name of the cluster whose scheduler answers here, or "" if it has no name; several clusters may
-        share one home directory.
+        """Return the name that the cluster's scheduler gives itself, or "" if it has none.
+
+        It tells several clusters apart that share one home directory.
         """
         return ""
 
@@ -251,15 +277,17 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs with the ids `ids`, or those of the run named `called`, or all of this user, with one query.
+        """Return jobs of this user with one query: those with the ids `ids`, or those of the run named `called`, or
+        all.
 
         Raise Unreachable rather than leave a job out.
         """
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - of those that can
-        """Return the accounting's records of jobs that are no longer shown, or an empty list if nothing is recorded.
+        """Return the accounting's records of jobs that the scheduler no longer shows, or an empty list if there are
+        none.
 
-        An id that was used before `since` (Unix time) is another job's.
+        A record older than `since` (Unix time) belongs to an earlier job with the same id and is left out.
         """
         return []
 
@@ -270,22 +298,25 @@ class BatchSystem(ABC):
         """
 
     def cancel(self, job: str) -> None:
-        """End the job for good, whatever its state."""
+        """End the job for good, whatever its state is."""
         self.ask([*self.ends.split(), job])
 
     def by_hand(self, job: str) -> tuple[str, str]:
-        """Return (the command with which a user can see the job, the command to end it)."""
+        """Return (the command by which a user can see the job, the command by which a user can end it), for a
+        message.
+        """
         return f"{self.sees} {job}", f"{self.ends} {job}"
 
     def release(self, job: str) -> str:
-        """Release a job that its user holds; return why the scheduler refuses, or ""."""
+        """Release a job that is held on its user's request; return why the scheduler refuses, or ""."""
         return self.ask([*self.releases.split(), job]).refusal if self.releases else "it holds no jobs"
 
     # -- how a job is started again: where it cannot, the run continues in a new job
 
     def fate(self, job: str) -> Fate:
-        """Return why the batch process of this job was asked to exit; called inside the job, and by default judged by
-        the job's shown state.
+        """Return what the scheduler is doing with this job, whose batch process was asked to exit.
+
+        It is called inside the job, and by default judges by the state that the scheduler shows.
         """
         return fate_by(next(iter(self.jobs([job])), None), self.hosts())
 
@@ -294,31 +325,31 @@ class BatchSystem(ABC):
         return "" if self.leaves_with is not None else f"{self.called} puts no job back"
 
     def puts_back_within_s(self, plan: "Plan", job: str) -> float | None:  # noqa: ARG002 - of those that can
-        """Return within how many seconds the scheduler may itself requeue this job, at the head of its queue, after the
-        job lost a node.
+        """Return within how many seconds the scheduler may by itself requeue this job after the job lost a node; None
+        if it never does.
 
-        Return None if it does not requeue jobs by itself.
+        Such a job keeps its position at the head of the queue.
         """
         return None
 
     def start_again(  # noqa: B027 - doing nothing is the default
         self, plan: "Plan", job: str, avoid: Sequence[str], delay_s: float | None = None
     ) -> None:
-        """Have a waiting job start on other nodes than `avoid`, as far as possible; by default the job keeps what was
-        submitted.
+        """Make a waiting job start, as far as possible, on nodes that are not in `avoid`; by default nothing is
+        changed.
 
-        With a delay the job is just being requeued, and starts after the delay; the call returns at once.
+        With `delay_s` the job is just being requeued, and starts only after that time; the call returns at once.
         """
 
     def follow(self, job: str, others: Sequence[str]) -> bool:  # noqa: ARG002 - of those that can
-        """Have this job, which is about to be requeued, wait in the queue for the ends of other jobs.
+        """Make this job, which is about to be requeued, wait in the queue for the ends of the jobs `others`.
 
-        Return False if that is impossible, so that it waits on its nodes.
+        Return False if that is impossible, in which case the job waits while it holds its nodes.
         """
         return False
 
     def warn_before_s(self, plan: "Plan") -> float:
-        """Return how long before the time limit the run is warned, by `warn_before` in the kind's options."""
+        """Return how many seconds before the time limit the run is warned, by `warn_before` in the kind's options."""
         own = getattr(plan.spec, self.kind, None)
         return warned_before_s(plan.spec.resources.time_s, getattr(own, "warn_before_s", _WARNED_S))
 
@@ -326,15 +357,14 @@ class BatchSystem(ABC):
 
     @property
     def warnings(self) -> tuple[int, ...]:
-        """Return the signals besides SIGTERM by which the job's own timer or the scheduler warns that the nodes will be
-        taken.
+        """Return the signals, besides SIGTERM, that announce that the job will lose its nodes.
 
         They may arrive on every host of the job; only the batch process acts on them.
         """
         return () if environment.HOST in os.environ else (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
     def this_start(self) -> JobStart:
-        """Return the job in which this process runs, and the number of its run in an array."""
+        """Return the job in which this process runs, read from its environment."""
         return JobStart(os.environ[self.id_variable], None)
 
     def this_host(self) -> str:
@@ -344,15 +374,15 @@ class BatchSystem(ABC):
     def hosts(self) -> dict[str, str]:
         """Return the address of each host of the job by the host's name, the batch process's own host first.
 
-        The address is the batch system's own, or that to which the name resolves.
+        The address is the batch system's, or the one to which the name resolves.
         """
         file = Path(os.environ.get(self.hosts_variable) or "/nonexistent")  # or one that another job has left behind
         names = [line.split()[0] for line in file.read_text().splitlines()] if file.is_file() else [self.this_host()]
         return {name: resolved(name, "hint: the hosts of a job have to know each other by name") for name in names}
 
     def processes(self, plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":
-        """Return the processes to start: node 0's agent first, then one for each other node, which supervises
-        its agent.
+        """Return the processes that the batch process starts: the agent of node 0, then for each other node a process
+        that supervises its agent.
         """
         from launcher.supervisor.agent_processes import (  # late: only a job needs it
             agent_process,
@@ -366,36 +396,39 @@ class BatchSystem(ABC):
         return [agent_process(plan, attempt, 0), *self.started]
 
     def role_processes(self, whole: "Plan", plan: "Plan", attempt: AttemptDir) -> "list[AgentProcess]":  # noqa: ARG002 - of those that can
-        """Return the processes to start for a role beside the main one; the first is the one that ends with node 0's
-        agent.
+        """Return the processes to start for a role other than the main one, by its plan `plan` within that of the run,
+        `whole`.
+
+        The first of them ends together with the role's node 0. By default raise LaunchError: only some batch systems
+        support roles.
         """
         raise LaunchError(f"{self.called} starts no agents for a program beside the main one")
 
     # -- hosts
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - of those that can
-        """Return the hosts that jobs of the queue may get, or all hosts for None, with one query; `gpu` is the name of
-        the resource for GPUs.
+        """Return the hosts that jobs of the queue (None: any queue) may get, with one query; `gpu` is the batch
+        system's resource name for GPUs.
         """
         return []
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
-        """Return what the scheduler knows about the nodes, by name, without nodes of which it knows nothing."""
+        """Return the states of these nodes by name, without nodes that the scheduler does not know."""
         known = {one.name: one for one in self.exec_hosts(None, self.gpu_resource, limit_s=limit_s)}
         found = {host: known[host] for host in hosts if host in known}
         return {host: NodeAnswer(not one.up, one.text, drains=one.drains) for host, one in found.items()}
 
 
 def directives(sign: str, options: Mapping[str, str | None]) -> list[str]:
-    """Return the lines of a script that give its options, named without their dash; an option with the value None is
-    left out.
+    """Return the lines of a script that set its options; `sign` begins each line, such as `#$`. An option with the
+    value None is left out.
     """
     return [f"{sign} -{name} {value}".rstrip() for name, value in options.items() if value is not None]
 
 
 def output_file(where: Path, name: str) -> str:
-    """Return the file for the batch process's output before it has a log, or /dev/null if clients may misread
-    the path.
+    """Return the path for the batch process's output before it has a log, or /dev/null if batch systems may misread the
+    folder's path.
     """
     return f"{where}/{name}" if _PLAIN_PATH.fullmatch(str(where)) else os.devnull
 
@@ -406,14 +439,16 @@ def job_name(run_id: str) -> str:
 
 
 def meanings(table: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
-    """Return a table for `in_plain_words` of patterns in messages and their meanings; the first pattern that
-    matches counts.
+    """Return the table for `in_plain_words`, compiled: patterns of messages, and their meanings in plain words. The
+    first pattern that matches counts.
     """
     return [(re.compile(sign), words) for sign, words in table.items()]
 
 
 def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], called: str) -> str:
-    """Return the meaning of a batch system's message, or the message itself as a quotation."""
+    """Return the meaning of a batch system's message by the table, or the message itself as a quotation of `called`; ""
+    for an empty message.
+    """
     message = message.strip()[:_LONGEST]  # the patterns would take minutes for a longer one
     found = ((sign.search(message), words) for sign, words in table)
     return next((fit.expand(words) for fit, words in found if fit), f"{called} says: {message}" if message else "")
@@ -422,7 +457,7 @@ def in_plain_words(message: str, table: Iterable[tuple[re.Pattern[str], str]], c
 def script_of(kind: str, directives: Iterable[str], where: Path, limit_s: float | None, warn_s: float) -> str:
     """Return a batch script with these directives, whose job reads its environment from a file.
 
-    A timer in the job warns it when its limit is near.
+    A timer in the job sends it a warning `warn_s` before its time limit, if there is one.
     """
     words = shlex.join(environment.environment_prefix(None if limit_s is None else limit_s - warn_s))
     supervisor = batch_command(kind, where).removeprefix("exec ")
@@ -441,9 +476,9 @@ def resolved(name: str, hint: str) -> str:
 
 
 def fate_by(shown: QueuedJob | None, ours: Collection[str]) -> Fate:
-    """Return what the scheduler does with a job, from the job's shown state alone.
+    """Return what the scheduler does with a job, judged by the job's shown state alone (None if it is not shown).
 
-    `ours` are the hosts of this start; the scheduler may name them with or without their domain.
+    `ours` are the hosts of this start of the job, with or without their domain.
     """
     if shown is None:
         return Fate.UNKNOWN

@@ -1,4 +1,5 @@
-"""Cancel a run in a queue: first ask its own processes, by its folder and a signal, then end its job.
+"""Cancel a run in a batch queue: first ask its own processes, by a file in its folder and a signal, then end its job.
+Only a job that shows the run's submit token is ended, because a job id may by now belong to another job.
 
 The scheduler is asked to end only a job with the run's submit token, as an id alone may belong to another user's job by
 now.
@@ -32,16 +33,16 @@ _SHOWN = 8
 
 
 class Cancelling:
-    """The cancel of one attempt by its user."""
+    """One user's request to cancel an attempt of a run, and how it is carried out."""
 
     def __init__(self, queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> None:
         self._queue = queue
         self._run, self._attempt, self._plan = run, attempt, plan
 
     def carry_out(self) -> CancelReport:
-        """Cancel the run and return once all its processes and jobs are gone.
+        """Cancel the run and return once all its processes and jobs have ended.
 
-        Raise Unreachable if the scheduler does not answer, in which case the request to stop stays.
+        Raise Unreachable if the scheduler does not answer; the request to stop stays on disk.
         """
         if self._has_ended():
             return CancelReport((), already=True)
@@ -53,7 +54,7 @@ class Cancelling:
             raise Unreachable(*error.lines, hint) from error
 
     def _with_the_scheduler(self) -> CancelReport:
-        """Cancel the run by ending its jobs, while no other process submits it; return the report."""
+        """End the run's jobs while no other process can submit it; return the report."""
         with self._no_submit_under_way():
             return self._end_all()
 
@@ -70,7 +71,9 @@ class Cancelling:
         return CancelReport(ended, already=report.already and not others, cut_off=report.cut_off)
 
     def _end_newest(self, job: QueuedJob | None, submit_token: str) -> CancelReport:
-        """End the job of the newest attempt, if it has one, after asking its processes to save; return the report."""
+        """End the job of the newest attempt (None if it has none), after asking its processes to save; return the
+        report.
+        """
         if (job is None or submit_token not in job.submit_tokens) and (
             why := ThisCluster(self._queue).elsewhere(self._run, self._attempt)
         ):
@@ -93,7 +96,9 @@ class Cancelling:
         return CancelReport((_named(job),), already=False, cut_off=self._cut_off())
 
     def _cut_off(self) -> tuple[str, ...]:
-        """Return a line for each of the attempt's hosts that does not answer the scheduler."""
+        """Return a line about each of the attempt's hosts that the scheduler reports as down, as processes may still
+        run there.
+        """
         plan = readable(self._attempt.plan, Plan)
         hosts = [node.host for node in plan.nodes if node.host] if plan is not None else []
         try:
@@ -105,14 +110,14 @@ class Cancelling:
         return tuple(f"{host} does not answer {self._queue.called}: {end}" for host, node in known.items() if node.down)
 
     def _others(self, job: QueuedJob | None) -> list[QueuedJob]:
-        """Return the run's jobs without the job of its newest attempt."""
+        """Return the run's jobs other than `job`, the one of its newest attempt."""
         found = [one for one in self._queue.jobs() if not _has_left(one) and submit_token_on(one, self._run)]
         return [one for one in found if job is None or one.id != job.id]
 
     @contextlib.contextmanager
     def _no_submit_under_way(self) -> Iterator[None]:
-        """Keep other processes from submitting the attempt during the body, if its job is unknown; wait for a process
-        that is submitting it now.
+        """Hold the attempt's submit lock during the body if its job is unknown, so that no process submits it; wait for
+        one that is submitting it now.
         """
         intent = readable(self._attempt.intent, Intent)
         lock = BatchDir(Path(intent.batch)).lock if intent is not None and intent.batch else self._attempt.job_lock
@@ -130,9 +135,9 @@ class Cancelling:
             time.sleep(_STEP_S)
 
     def _job(self) -> tuple[QueuedJob | None, str]:
-        """Return (the attempt's job or None, its token).
+        """Return (the attempt's job or None, its submit token).
 
-        The token finds a job whose submitter was killed before it recorded the id.
+        By the token a job is found even if its submitter was killed before it recorded the id.
         """
         jobs = self._queue.jobs()
         handle = readable(self._attempt.handle, Handle)
@@ -152,8 +157,8 @@ class Cancelling:
         return job, submit_token
 
     def _job_by_name(self) -> tuple[QueuedJob | None, str]:
-        """Return (the job with the run's name or None, its token), for a run whose records hold no token; array
-        elements do not count.
+        """Return (the job with the run's name or None, its token), for a run whose records hold no token. Elements of
+        arrays are not considered.
 
         Raise Unreachable if several live jobs have the name.
         """
@@ -167,7 +172,9 @@ class Cancelling:
         return next(((job, submit_token) for job in named for submit_token in job.submit_tokens), (None, ""))
 
     def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
-        """Raise Unreachable if an element of an array may be the run's and no record says which run it belongs to."""
+        """Raise Unreachable if one of these elements of an array may be this run's and no record says to which run it
+        belongs.
+        """
         known = _arrays_known(self._run)
         doubtful = [
             job
@@ -184,14 +191,16 @@ class Cancelling:
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _leave_alone(self, job: QueuedJob) -> None:
-        """Raise Unreachable because the job lacks the run's submit token, unless the run has ended meanwhile."""
+        """Raise Unreachable because this job does not show the run's submit token, unless the run has ended
+        meanwhile.
+        """
         if not self._has_ended():
             see, end = self._queue.by_hand(job.id)
             text = f"job {job.id} does not have this run's submit token on it: it may be another user's by now"
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
     def _wait_for_the_end(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until the attempt, or one that follows it, has ended."""
+        """Wait up to `timeout_s` until this attempt, or a later one of the run, has ended."""
         deadline = time.monotonic() + timeout_s
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_STEP_S)
@@ -214,23 +223,23 @@ class Cancelling:
         return all(one.phase is Phase.ENDED for one in self._queue.jobs([job]))
 
     def _has_ended(self) -> bool:
-        """Return whether the attempt has an end record; `state.json` is written after it and does not count."""
+        """Return whether the attempt's end record exists; `state.json` is written later and does not count."""
         end = readable(self._attempt.end, AttemptEnd)
         return end is not None and end.state.ended
 
 
 def _has_left(job: QueuedJob) -> bool:
-    """Return whether the job has ended, as the scheduler shows it."""
+    """Return whether the scheduler shows the job as ended."""
     return job.phase is Phase.ENDED
 
 
 def _arrays_known(run: RunDir) -> set[str]:
-    """Return the tokens of all arrays whose runs have records in any of this user's folders of runs."""
+    """Return the submit tokens of all arrays whose runs have records in any of this user's folders of runs."""
     roots = {run.path.parent, *(path.parent for _, path in registered())}
     folders = [folder for root in roots for folder in root.glob(f"{BATCH_PREFIX}*")]
     return {one.name.removeprefix(BATCH_PREFIX) for one in folders if readable(BatchDir(one).runs, list[str])}
 
 
 def _named(job: QueuedJob) -> str:
-    """Return the job as text, with its id, state and hosts."""
+    """Return the job as text for a message, with its id, state and hosts."""
     return f"job {job.id} ({job.word.lower()}{f' on {job.hosts}' if job.hosts else ''})"

@@ -1,4 +1,4 @@
-"""Run a scheduler's programs within a time limit."""
+"""Run the commands of a scheduler, such as squeue, within a time limit."""
 
 import contextlib
 import os
@@ -24,12 +24,16 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
-        """Return why the scheduler refused the request, or "" if it did not."""
+        """Return the command's error message if its exit code says that the request was refused, else ""."""
         return "" if self.code == 0 else (self.err or self.out).strip()[:300] or f"exit code {self.code}"
 
 
 class Programs(msgspec.Struct, frozen=True):
-    """The client programs of a scheduler, and how to recognise that its server did not answer."""
+    """The commands of a scheduler, and how to recognise that its server did not answer.
+
+    `called` and `server` are names for messages; an output that contains one of `silence` means that no server
+    answered; `environment` selects the variables that the commands get.
+    """
 
     called: str  # the scheduler, for people
     server: str
@@ -47,11 +51,11 @@ class Programs(msgspec.Struct, frozen=True):
         pass_fds: Sequence[int] = (),
         in_job: bool = False,
     ) -> Answer:
-        """Run a program and return its answer; raise Unreachable if it is missing, too slow, killed, or got no answer
-        itself.
+        """Run a command and return its output. Raise Unreachable if it is missing, too slow or killed, or if the server
+        did not answer it.
 
-        Unreachable is no refusal: a frozen controller carries out the request once it continues. `in_job` says that the
-        job of this process may be ending, so that the program must ignore its SIGTERM.
+        Unreachable does not mean refused: a suspended server carries out the request once it continues. With `in_job`
+        this process's own job may be ending, and the command ignores the SIGTERM that is sent to all its processes.
         """
         given = self.environment(os.environ if environ is None else environ)
         answer = self._run(argv, given, limit_s, stdin, pass_fds, in_job=in_job)
@@ -70,7 +74,8 @@ class Programs(msgspec.Struct, frozen=True):
         *,
         in_job: bool,
     ) -> Answer:
-        """Run the program within the time limit and return its answer; raise Unreachable.
+        """Run the command within the time limit and return its output; raise Unreachable if it is missing, too slow or
+        killed.
 
         With `in_job` it ignores SIGTERM.
         """
@@ -108,27 +113,29 @@ class Programs(msgspec.Struct, frozen=True):
         return answer
 
     def _is_too_much(self, *files: int) -> bool:
-        """Return whether one of the outputs is larger than allowed."""
+        """Return whether one of the files with the command's output is larger than `most_bytes`."""
         return any(os.fstat(file).st_size > self.most_bytes for file in files)
 
     def _silent(self, program: str, said: str) -> Unreachable:
-        """Return the error that the server does not answer."""
+        """Return the error for a server that does not answer; `said` is what the command printed."""
         return Unreachable(f"the {self.called} {self.server} does not answer ({os.path.basename(program)}: {said})")
 
 
 def ignoring_sigterm(argv: Sequence[str]) -> list[str]:
-    """Return the command made to ignore SIGTERM, which a scheduler sends to every process of a job that it ends."""
+    """Return the command preceded by words that make it ignore SIGTERM, which a scheduler sends to every process of a
+    job that it ends.
+    """
     return ["/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *argv]
 
 
 def error_lines(program: str, text: str) -> list[str]:
-    """Return the lines of an error message without the program's name in front."""
+    """Return the lines of an error message without the command's name, which many commands put in front."""
     said = re.sub(rf"^(?:{re.escape(os.path.basename(program))}: )?(?:error: |fatal: )?", "", text, flags=re.MULTILINE)
     return [line.strip()[:200] for line in said.splitlines() if line.strip()]
 
 
 def _no_client(program: str, called: str, error: OSError) -> Unreachable:
-    """Return the error that the program is missing or cannot be started."""
+    """Return the error for a command that is missing or cannot be started."""
     hint = f"hint: this needs {called}'s programs: run it on a login node of the cluster, or load their module"
     if isinstance(error, FileNotFoundError):
         return Unreachable(f"no `{program}` on PATH", hint)

@@ -1,4 +1,5 @@
-"""The base class of clusters with a queue, whatever their scheduler, and mending of what killed processes left undone.
+"""The base class of clusters with a batch queue, whatever their scheduler; and `mend`, which completes what killed
+processes left undone, such as an attempt that was recorded but not submitted.
 
 An attempt with an intent and no job was left by a submitter that was killed. A second job with the token can only come
 from a client that was given up and succeeded later; it would find nothing to do.
@@ -38,9 +39,10 @@ _SEEN_AGAIN_S = 60.0
 
 
 def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
-    """Finish what was left undone, and return the answers that `look` would, None for an attempt still being submitted.
+    """Complete what killed processes left undone, and return the answer about each attempt, None for one that is still
+    being submitted.
 
-    So the scheduler is asked once for both.
+    The answers are those of `look`, because the scheduler's list of jobs serves for both.
     """
     here = ThisCluster(queue)
     try:
@@ -64,7 +66,7 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
 
 @contextlib.contextmanager
 def _where_there_is_room() -> Iterator[None]:
-    """Ignore a full or failing disk in the body, because a later call finishes the rest."""
+    """Ignore an error because of a full or failing disk in the body; a later `mend` does the work."""
     try:
         yield
     except OSError as error:
@@ -73,7 +75,7 @@ def _where_there_is_room() -> Iterator[None]:
 
 
 def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
-    """Submit the attempt if it is open and its submitter is gone."""
+    """Submit the attempt if it has not been submitted and the process that should have done so has ended."""
     if not is_open(run, attempt):
         return
     handover = Handover.of(run, attempt)
@@ -88,10 +90,10 @@ def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: 
 def _end_doubles(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Cancel waiting jobs that are not the newest attempt's: a second one with its token, or an older attempt's that
-    was requeued late.
+    """Cancel waiting jobs that the run does not need: a second one with the newest attempt's token, or an older
+    attempt's that was requeued late.
 
-    Elements of an array are left alone, as any of them may belong to another run.
+    Elements of an array are left alone, because another run may own them.
     """
     wanted = {
         submit_token: handle.job_id
@@ -109,7 +111,7 @@ def _end_doubles(
 def _let_wait_for_fewer(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
-    """Let waiting jobs use nodes again whose exclusion has expired."""
+    """Let the waiting jobs of these runs use nodes again whose exclusion has expired."""
     now, waiting = time.time(), {job.id for job in jobs if job.phase is Phase.QUEUED}
     for (run, attempt), handle in zip(attempts, handles, strict=True):
         if handle is not None and handle.job_id in waiting and is_over(run, now):
@@ -119,7 +121,7 @@ def _let_wait_for_fewer(
 
 
 def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> None:
-    """Let a waiting job of the run use the named nodes again, or all."""
+    """Let the run's waiting job use nodes again that it excludes: the named hosts, or all if `hosts` is empty."""
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
     if attempt is None or handle is None or handle.job_id is None:
@@ -131,14 +133,16 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
 
 
 def _remember(attempt: AttemptDir, word: ClusterAnswer) -> None:
-    """Keep the scheduler's answer for times when it does not answer or has forgotten how the job ended."""
+    """Record the scheduler's answer, to be used when it does not answer or no longer shows how the job ended."""
     before = readable(attempt.seen, ClusterAnswer)
     if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
         write_record(attempt.seen, word)
 
 
 class BatchCluster(Place):
-    """A cluster with a batch system; a subclass adds the resources of a node if the system lists no hosts."""
+    """A cluster with a batch system. If the system cannot list hosts, a subclass fills in the resources of a node.
+    `takes` are the supported options of the spec's `queue`.
+    """
 
     supports_reach = True
     takes: Sequence[str] = ()  # the supported options of `queue`, such as `after` and `max_parallel`
@@ -149,13 +153,14 @@ class BatchCluster(Place):
         self._heard: tuple[list[tuple[RunDir, AttemptDir]], list[ClusterAnswer | None]] = ([], [])
 
     def most_together(self) -> int:
-        """Return how many runs one array may have."""
+        """Return how many runs can be submitted as one array."""
         return self.queue.most_in_array
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return the most GPUs that any host has, and the fewest cores among the hosts with so many.
+        """Return the largest number of GPUs that any host has, with the smallest number of cores among the hosts with
+        so many.
 
-        If only the free GPUs are known, a spec may ask for more.
+        If only free GPUs are reported, a spec may request more than that.
         """
         own, called, wanted = getattr(spec, self.kind, None), self.queue.called, spec.resources.gpus_per_node
         hosts = [host for host in self._hosts_for(spec) if host.up]
@@ -172,7 +177,7 @@ class BatchCluster(Place):
         return Machine(min(one.cpus for one in able), devices, apart=True, limit_per_job=True, interface=interface)
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the hosts of the cluster's queues, with the user's own jobs on them; jobs of other users are not
+        """Return the hosts of the queue that the spec names, with this user's jobs on them; other users' jobs are not
         shown.
         """
         jobs = self.queue.jobs()
@@ -185,7 +190,7 @@ class BatchCluster(Place):
         return self.queue.exec_hosts(getattr(own, "queue", None), gpu)
 
     def start(self, plan: Plan, attempt: int) -> None:
-        """Submit the attempt's job, unless it has been submitted."""
+        """Submit a job for attempt number `attempt`, unless that has been done."""
         run = RunDir(Path(plan.run_dir))
         hand_over(self.queue, Handover.of(run, run.attempt(attempt)))
 
@@ -198,8 +203,8 @@ class BatchCluster(Place):
             return Preview(script, str(error.lines[0]))
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each condition to wait for that is not supported, and for a raised priority, which
-        counts among all users' jobs.
+        """Return a problem for each condition to wait for that the scheduler does not support, and for a raised
+        priority, which would count among all users' jobs.
         """
         taken = not_taken(spec.queue, self.takes, self.kind)
         return [*taken, *only_behind(spec.queue, self.queue.called), *dependency_problems(self.queue, awaited)]
@@ -209,20 +214,20 @@ class BatchCluster(Place):
         self._heard = list(attempts), of_each(attempts, lambda whole: mend(self.queue, whole))
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the scheduler's answer about each attempt, or None for one still being submitted.
+        """Return the scheduler's answer about each attempt, or None for one that is still being submitted.
 
-        One query serves all attempts, and a `mend` just before is not repeated.
+        One query serves all attempts; after a `mend` of the same attempts its answers are returned.
         """
         (asked, words), self._heard = self._heard, ([], [])
         return words if asked == list(attempts) else of_each(attempts, lambda whole: look(self.queue, whole))
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Let a waiting job of the run use the named nodes again, or all if none is named."""
+        """Let the run's waiting job use nodes again that it excludes: the named hosts, or all if `hosts` is empty."""
         include_nodes(self.queue, run, hosts)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Return a connection to the node on this machine; raise Refused for any other, because a scheduler starts
-        nothing beside a job from outside.
+        """Return a connection to the node if it is this machine; raise Refused for any other, because a scheduler
+        starts nothing in a job from outside.
         """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
 
@@ -233,7 +238,7 @@ class BatchCluster(Place):
         return host_here(run, attempt, node, os.environ)
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Release the run's held job; raise Refused if the scheduler refuses."""
+        """Release the run's held job; raise Refused if the scheduler does not allow it."""
         job = job_of(run, attempt)
         if refusal := self.queue.release(job):
             raise Refused(f"{self.queue.called} does not release job {job}: {refusal}")
@@ -260,5 +265,5 @@ def job_of(run: RunDir, attempt: AttemptDir) -> str:
 
 
 def queue_of(kind: str) -> BatchSystem:
-    """Return the batch system of the kind `kind`, which a job's process gets as an argument."""
+    """Return the batch system of this kind; a process in a job gets the kind as an argument."""
     return cast("BatchCluster", of_kind(kind)).queue

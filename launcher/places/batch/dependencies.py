@@ -1,5 +1,5 @@
-"""Translate runs that a job is to follow into jobs of one scheduler, which knows the ends of jobs but not their
-steps.
+"""Translate the runs that a new run waits for into jobs of the same scheduler. A scheduler knows how jobs end, but not
+which step a run has reached.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ _KNOWN = ("succeeded", "ended")
 
 
 def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]]:
-    """Return (run, its job) for each run that is still to be waited for; raise Refused if one has no job yet."""
+    """Return (run, job id) for each of the runs whose awaited state has not come yet; raise Refused if one of them has
+    no job yet.
+    """
     found = []
     for one in awaited:
         if not has_happened(one):
@@ -31,13 +33,13 @@ def jobs_to_follow(awaited: Sequence[AwaitedRun]) -> list[tuple[AwaitedRun, str]
 
 
 def dependency_problems(scheduler: BatchSystem, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return a problem for each run that the scheduler cannot wait for, or for which it is too late."""
+    """Return a problem for each run that the scheduler cannot wait for, or that ended otherwise than awaited."""
     found = ((index, _problem(scheduler, one)) for index, one in enumerate(awaited))
     return [Misfit(f"queue.after.{index}", why, WAITS_HERE) for index, why in found if why]
 
 
 def _problem(scheduler: BatchSystem, one: AwaitedRun) -> str:
-    """Return why the scheduler cannot wait for the run, or "" if it can."""
+    """Return why the scheduler cannot wait for this run, or "" if it can."""
     if one.until not in _KNOWN:
         return f"{scheduler.called} knows how jobs end, and nothing of steps"
     attempt = newest(RunDir(Path(one.run_dir)))

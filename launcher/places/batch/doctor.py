@@ -1,4 +1,6 @@
-"""The base class of checks of batch systems: whether they answer, their hosts, and a trial job on some."""
+"""The base class of `launch doctor` for batch systems: it checks whether the scheduler answers, lists hosts, and can
+run a trial job.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -25,7 +27,7 @@ _BY_WORDS = """$start /bin/sh -c "NODE=$host; "{program}"""
 
 
 class BatchDoctor(ABC):
-    """The checks of one batch system; its module offers them through `check_up`."""
+    """The checks of one batch system; `words` are the names of its programs in findings."""
 
     words: QueueNames
     starting = ""  # the command that starts a program on a host of the job, which follows; by default, words.starter
@@ -37,23 +39,25 @@ class BatchDoctor(ABC):
 
     @abstractmethod
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the command that reads the trial's script from its stdin and requests `nodes` nodes."""
+        """Return the submitting command for a trial of `nodes` nodes and `limit_minutes`, with the options `chosen`; it
+        reads the script from its stdin.
+        """
 
     def findings(self) -> Iterable[Finding]:
-        """Yield further findings about the site; by default none."""
+        """Yield findings about this kind of site in addition to the common ones; by default there are none."""
         return ()
 
     def most_nodes(self, chosen: Mapping[str, str]) -> int | None:  # noqa: ARG002 - of those that know one
-        """Return how many nodes a trial with the chosen options may have, or None if there is no limit."""
+        """Return how many nodes a trial with the options `chosen` may have at most, or None if there is no limit."""
         return None
 
     def check_up(self, request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
-        """Yield findings about the site; call `tell` with a line of text before each check that takes long."""
+        """Yield all findings; `tell` is called with a line of text before each check that takes long."""
         request.refuse_all_but("try", "nodes", "within")
         return all_findings(self._site(request), self.words, request, tell)
 
     def _site(self, request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
-        """Yield findings about the server and its hosts, and return how to submit a trial, or None if none is
+        """Yield findings about the scheduler and its hosts; return how to submit a trial, or None if none is
         possible.
         """
         yield ok(self.words.server, f"{self.site()} answers")
@@ -81,8 +85,8 @@ class BatchDoctor(ABC):
 
 
 def named(chosen: Mapping[str, str], **options: str) -> list[str]:
-    """Return the chosen options in the form of a submit command; `options` maps each option to its name in the
-    command.
+    """Return the chosen options as words of a submit command; `options` maps the name of each option to its flag, such
+    as queue="-q".
     """
     return [word for what, option in options.items() if what in chosen for word in (option, chosen[what])]
 

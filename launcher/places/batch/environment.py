@@ -1,6 +1,7 @@
-"""Runs a command of a job with the environment that its user had at submit, and what the scheduler has set in the job.
+"""Run a job's command with the environment that its user had at submit, read from a file, plus what the scheduler sets
+in the job. This is for schedulers that show a job's environment to all users.
 
-    python -m launcher.places.batch.environment [--warn-after SECONDS] COMMAND ...      in the batch script
+python -m launcher.places.batch.environment [--warn-after SECONDS] COMMAND ...      in the batch script
     python -m launcher.places.batch.environment --packed TEXT      by qrsh, which quotes badly
 
 For schedulers that show a job's environment to everybody, and passwords with it: there it goes in a file.
@@ -34,8 +35,8 @@ _ANOTHER_JOBS_PREFIXES = (
 
 
 def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Write the environment to a file beside the script, and return the environment for the submitting client,
-    which names that file.
+    """Write the environment to a file beside the script, and return the environment for the submitting command, with a
+    variable that names the file.
     """
     file = script.with_suffix(".environment")
     save(file, environ)
@@ -43,32 +44,34 @@ def beside(script: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_prefix(warn_after_s: float | None) -> tuple[str, ...]:
-    """Return the words to put before the job's command. With `warn_after_s`, a timer warns the job after that time."""
+    """Return the words to put before the job's command. With `warn_after_s`, the job is sent a warning signal after
+    that time.
+    """
     return WITH_IT if warn_after_s is None else (*WITH_IT, "--warn-after", str(max(1, math.ceil(warn_after_s))))
 
 
 def save(file: Path, environ: Mapping[str, str]) -> None:
-    """Write the environment to a file that only the user can read, without variables of a job that this process
-    runs in.
+    """Write the environment to a file that only the user can read, without variables that belong to a job in which this
+    process runs.
     """
     kept = {name: value for name, value in cleaned(environ).items() if not _of_another_job(name)}
     write_bytes(file, json.dumps(kept).encode())
 
 
 def _of_another_job(name: str) -> bool:
-    """Return whether the variable belongs to the job that this process runs in."""
+    """Return whether the variable belongs to a job in which this process runs."""
     return name in _ANOTHER_JOBS or name.startswith(_ANOTHER_JOBS_PREFIXES)
 
 
 def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command packed into words that no shell would split, which `host` runs with the environment saved in
+    """Return words that no shell would split and that make `host` run the command with the environment saved in
     `file`.
     """
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 
 
 def main() -> None:
-    """Replace this process by the command, with the environment that was saved in the file."""
+    """Replace this process by the command in its arguments, with the environment from the file."""
     command = sys.argv[1:]
     if command[0] == "--packed":
         os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))

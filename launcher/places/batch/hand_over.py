@@ -1,4 +1,5 @@
-"""Hand one attempt, or several runs' first attempts as an array, to a scheduler as one job, exactly once.
+"""Submit one attempt, or several runs' first attempts as an array, to a scheduler as one job, exactly once: the job
+carries a submit token, by which it is found if the submitter was killed.
 
 intent (fsync) ─ lock ─ which cluster (fsync) ─ its client, which holds the lock too ─ job id (fsync) ─ unlock
 
@@ -28,8 +29,9 @@ _STILL_AT_IT = (Phase.RUNNING, Phase.ENDING)  # it may yet be requeued, and then
 
 
 def run_of_element(where: Path, index: int | None) -> RunDir | None:
-    """Return the run of the array element `index`, or with None the run in the folder itself; None if that run was
-    never created.
+    """Return the run of element `index` of the array whose folder is `where`, or for None the run in that folder.
+
+    Return None if that run was never created.
     """
     batch = BatchDir(where)
     if index is None or not batch.runs.exists():
@@ -39,10 +41,10 @@ def run_of_element(where: Path, index: int | None) -> RunDir | None:
 
 
 def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) -> None:
-    """Submit the job, unless another process is doing so.
+    """Submit the job, unless another process is doing so, and record its id.
 
-    With `again` the scheduler may have the job already, so it is looked for first. Raise NotStarted if the job is
-    refused, Unreachable if that is unknown.
+    With `again` an earlier submit may have succeeded, so the scheduler's jobs are searched for the token first. Raise
+    NotStarted if the job is refused, and Unreachable if the result is unknown.
     """
     with handover.held() as lock:
         missing = [(index, one[1]) for index, one in enumerate(handover.members) if is_open(*one)]
@@ -65,7 +67,7 @@ def hand_over(queue: BatchSystem, handover: Handover, *, again: bool = False) ->
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A job that the scheduler has, and its token; `phase` is set for an older job of the run."""
+    """A job that the scheduler has, with its submit token; `phase` is set only for a job of an older attempt."""
 
     id: str
     submit_token: str
@@ -73,20 +75,22 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def _folder(handover: Handover) -> Path:
-    """Return the folder to name in the script: the run's, or the folder that an array's runs share."""
+    """Return the folder that the script names: the run's, or the one shared by an array's runs."""
     return handover.path if handover.intent.batch else handover.members[0][0].path
 
 
 def _name(queue: BatchSystem, handover: Handover, made: str, index: int) -> str:
-    """Return the id of a run's job: the submitted job's id, or for an array the id of the run's element."""
+    """Return the job id for the run with this index: `made`, the submitted job's id, or for an array that of the
+    element.
+    """
     return queue.name_of(made, index) if handover.intent.batch else made
 
 
 def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
-    """Return the job that has the token, or None if the scheduler has none.
+    """Return the scheduler's job with the attempt's submit token, or None if it has none.
 
-    The scheduler is asked anew, as an answer from before the lock was held may be out of date. For an attempt that
-    follows another the job may be the older attempt's, requeued by a controller that answered too late.
+    The scheduler is asked again, because an answer from before the lock was held may be out of date. For an attempt
+    that follows another, a job of the older attempt counts as well, because a controller may have requeued it late.
     """
     jobs, submit_token = queue.jobs(), handover.intent.submit_token
     for one in jobs:
@@ -100,7 +104,7 @@ def _known(queue: BatchSystem, handover: Handover) -> _Known | None:
 
 
 def submit_token_on(job: QueuedJob, run: RunDir) -> str:
-    """Return the run's token that is on the job, or "" if the job is another run's."""
+    """Return the one of the run's submit tokens that the job shows, or "" if it is another run's job."""
     index = job.element[1] if job.element is not None else None
     return next(
         (
@@ -113,9 +117,9 @@ def submit_token_on(job: QueuedJob, run: RunDir) -> str:
 
 
 def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
-    """Yield (token, array element or None) for every token of the run, the newest first.
+    """Yield (submit token, number of its array element or None) for every attempt of the run, the newest first.
 
-    An attempt after a requeue is in the same job as the previous attempt.
+    An attempt that follows a requeue is in the same job as the one before it, so that several tokens are possible.
     """
     for attempt in reversed(attempts(run)):
         intent = readable(attempt.intent, Intent)
@@ -128,7 +132,7 @@ def submit_tokens_of(run: RunDir) -> Iterator[tuple[str, int | None]]:
 
 
 def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
-    """Write the script, submit it and return the job's id."""
+    """Write the batch script, submit it and return the job's id; the submitting command inherits `lock`."""
     run, attempt = next((run, attempt) for run, attempt in handover.members if run.plan.exists())
     plan = read_plan(run, attempt.number)
     if handover.intent.reason == "requeue":
@@ -141,23 +145,27 @@ def _submit(queue: BatchSystem, handover: Handover, lock: int) -> str:
 
 
 class ThisCluster:
-    """The cluster that answers here; its name is asked for at most once, and only when needed."""
+    """The cluster whose scheduler answers on this machine; its name is asked for once, when first needed."""
 
     def __init__(self, queue: BatchSystem) -> None:
         self._queue = queue
 
     @cached_property
     def name(self) -> str:
-        """Return the cluster's name according to its controller, or "" if it has no name; raise Unreachable."""
+        """Return the name that the scheduler gives its cluster, or "" if it has none; raise Unreachable if it does not
+        answer.
+        """
         return self._queue.site()
 
     def note(self, site: Path) -> None:
-        """Record to which cluster the job is about to be submitted."""
+        """Record in the file `site` that the job is about to be submitted to this cluster."""
         if not site.exists():
             write_record(site, Site(self.name))
 
     def elsewhere(self, run: RunDir, attempt: AttemptDir) -> str:
-        """Return the reason if the attempt's job is not visible here because it is on another cluster, else ""."""
+        """Return a text if the attempt's job cannot be seen here because it was submitted to another cluster, else
+        "".
+        """
         there = _noted(run, attempt)
         if not there or not self.name or there == self.name:
             return ""
@@ -166,8 +174,9 @@ class ThisCluster:
 
 
 def _noted(run: RunDir, attempt: AttemptDir) -> str:
-    """Return the cluster to which the newest job was submitted, or "" if none is recorded; after a requeue it is in the
-    previous attempt's record.
+    """Return the name of the cluster to which the run's newest job was submitted, or "" if none is recorded.
+
+    After a requeue the record is that of an earlier attempt, in the same job.
     """
     for number in range(attempt.number, 0, -1):
         one = run.attempt(number)

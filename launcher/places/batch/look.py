@@ -1,4 +1,5 @@
-"""Ask the scheduler about runs: one query for all, and one to its accounting for jobs that it no longer shows.
+"""Ask a scheduler about runs: one query for all, and one to its accounting for jobs that it no longer shows. Nothing is
+changed.
 
 This changes nothing; what a killed submitter left undone is done in `mend`.
 """
@@ -36,8 +37,8 @@ def look(queue: BatchSystem, attempts: Asked) -> Answers:
 
 
 def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
-    """Return the answer of `say` for each attempt; an attempt with damaged records gets an answer that says so, and
-    delays no other.
+    """Return the answer about each attempt that `say` gives for those with readable records; one with damaged records
+    gets an answer with the error.
     """
     words: dict[AttemptDir, ClusterAnswer | None] = {}
     for run, attempt in attempts:
@@ -54,14 +55,16 @@ def of_each(attempts: Asked, say: Callable[[Asked], Answers]) -> Answers:
 
 
 def silence(attempts: Asked, error: Unreachable) -> Answers:
-    """Return the last known answer about each attempt, because the scheduler does not answer now."""
+    """Return the last recorded answer about each attempt, with `error` as the reason why there is no newer one."""
     return [last_seen(attempt, str(error.lines[0])) for _, attempt in attempts]
 
 
 def answers_of(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> Answers:
-    """Return the answer about each attempt, given the jobs that the scheduler shows."""
+    """Return the answer about each attempt, given its handle (None: not submitted) and the jobs that the scheduler
+    shows; None for an attempt that is still being submitted.
+    """
     now, shown = time.time(), {job.id: job for job in jobs}
     asked = [
         _Asked(run, attempt, handle, shown.get(handle.job_id or "") if handle is not None else None)
@@ -73,7 +76,7 @@ def answers_of(
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """An attempt that is asked about, and the job with its id that the scheduler shows."""
+    """An attempt to answer about, its handle, and the job with the handle's id that the scheduler shows, or None."""
 
     run: RunDir
     attempt: AttemptDir
@@ -82,14 +85,16 @@ class _Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the job certainly belongs to the attempt, by its token."""
+        """Return whether the job shows the attempt's submit token, and so certainly belongs to it."""
         submit_token = self.handle.submit_token if self.handle is not None else ""
         return self.job is not None and (not submit_token or submit_token in self.job.submit_tokens)
 
     @property
     def forgotten(self) -> str:
-        """Return the id of the attempt's job if the scheduler does not show it, or shows another run's job with that
-        id, which may be reused; "" if the attempt has no job.
+        """Return the id of the attempt's job if the scheduler does not show the job, or shows another run's under this
+        id, which may be reused.
+
+        Return "" otherwise, or if the attempt has no job.
         """
         if self.handle is None or self.handle.job_id is None:
             return ""
@@ -97,8 +102,8 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: float) -> dict[AttemptDir, ClusterAnswer]:
-    """Return answers about jobs that the scheduler does not show as the run's: they are on another cluster, in the
-    accounting, or gone.
+    """Return answers about attempts whose job is not certainly shown: the job is on another cluster, in the accounting,
+    gone, or shown without a token.
     """
     here = ThisCluster(queue)
     try:
@@ -117,8 +122,8 @@ def _answers_about_doubtful(queue: BatchSystem, asked: Sequence[_Asked], now: fl
 def _answers_about_forgotten(
     queue: BatchSystem, asked: Sequence[_Asked], now: float
 ) -> dict[AttemptDir, ClusterAnswer]:
-    """Return the accounting's answers about jobs that are no longer shown; if it does not answer, other attempts are
-    unaffected.
+    """Return the accounting's answers about jobs that are no longer shown; if the accounting fails, these attempts keep
+    their last answer.
     """
     if not asked:
         return {}
@@ -132,10 +137,11 @@ def _answers_about_forgotten(
 
 
 def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
-    """Return the answer about an attempt: the scheduler's, or an earlier answer if the job is gone but its end was
-    seen.
+    """Return `word`, the scheduler's answer about an attempt; if the job is gone but an earlier answer has its end,
+    return that one.
 
-    Return None for an attempt still being submitted.
+    Without an answer, return one that says that the attempt is being submitted, or None if the submitter reports that
+    itself.
     """
     if word is None:
         return _being_submitted(queue, attempt, now)
@@ -144,10 +150,10 @@ def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None,
 
 
 def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterAnswer | None:
-    """Return an answer about an attempt without a job, or None if its submitter lives on this machine and reports by
-    itself.
+    """Return the answer that an attempt without a job is being submitted, or None if its submitter is alive on this
+    machine and reports that itself.
 
-    The submitter may be on another machine, or be dead while its client is not, so the attempt is not lost.
+    The attempt is not lost: the submitter may be on another machine, or dead while its submitting command still runs.
     """
     if attempt.end.exists() or attempt.handle.exists() or alive(read_intent(attempt).created_by):
         return None
@@ -155,7 +161,7 @@ def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> Clu
 
 
 def _answer_of(queue: BatchSystem, job: QueuedJob, now: float) -> ClusterAnswer:
-    """Return the answer about one job; for a running job it has no text, which would hide what the run itself
+    """Return the answer about one job. For a running job its text is empty, because it would hide what the run itself
     reports.
     """
     text = "" if job.phase is Phase.RUNNING else job.text

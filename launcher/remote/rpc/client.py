@@ -1,5 +1,6 @@
 """The client of a launcher program on another machine: of `launch _far` on a login node, or of a server on a pool's
-host. Requests and answers pass over the program's stdin and stdout."""
+host. Requests and answers pass over the program's stdin and stdout.
+"""
 
 import contextlib
 import itertools
@@ -58,7 +59,8 @@ class RemoteProgram(Protocol):
 
 def remote_program(path: str) -> str:
     """Return the program's path quoted for any shell that the user may have on the other machine, such that a leading
-    `~` is expanded."""
+    `~` is expanded.
+    """
     if path == "~" or path.startswith("~/"):
         return f'"$HOME"{_quoted(path[1:])}'
     return _quoted(path)
@@ -99,7 +101,8 @@ class RpcClient(ClosedAtTheEnd):
 
     def send(self, request: object, contents: Iterable[bytes] = ()) -> None:
         """Send a request, followed by the bytes in `contents`; an error of the connection is raised by the next
-        `receive`."""
+        `receive`.
+        """
         self._waits = True
         for piece in itertools.chain([encoded(request)], contents):
             if not self._running.feed(piece, self._taken_s):
@@ -133,7 +136,8 @@ class RpcClient(ClosedAtTheEnd):
         self, request: object, kind: type[T], most: int, *, contents: Iterable[bytes] = (), timeout_s: float
     ) -> tuple[T, bytes]:
         """Return (the answer, the bytes that follow it, at most `most`). The time limit applies to the answer, and
-        again to each mebibyte."""
+        again to each mebibyte.
+        """
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)
         return answer, b"".join(self.pieces(_PIECE_S))

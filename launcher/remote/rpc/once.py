@@ -42,7 +42,8 @@ class Token:
 
     def redeem(self, start: Start) -> Outcome:
         """Start the runs and return the outcome, or return that of an earlier request with this token; a start that was
-        killed half-way is completed first."""
+        killed half-way is completed first.
+        """
         with self._alone():
             outcome = self._settled()
             return outcome if outcome is not None else self._close(self._started(start))
@@ -58,7 +59,8 @@ class Token:
 
     def _settled(self) -> Outcome | None:
         """Return the outcome of an earlier request with this token, or None if it has none and none of its runs
-        exists."""
+        exists.
+        """
         outcome = read_record(self._outcome, Outcome)
         if outcome is not None:
             return outcome

@@ -99,7 +99,8 @@ def answer_all(
 
 def folder_of(named: str) -> Path:
     """Return the named folder, relative to the home folder unless it is absolute; raise BadInput if the name contains
-    `..` or is no folder name."""
+    `..` or is no folder name.
+    """
     if not named.isprintable() or ".." in named.split("/") or len(named) > _LONGEST_FOLDER:
         raise BadInput(f"expected a folder, got {named[:100]!r}")
     return Path.home() / os.path.expanduser(named)
@@ -112,7 +113,8 @@ def projects_in(folder: str) -> Path:
 
 def take_stdio() -> tuple[int, int]:
     """Return the connection as (descriptor to read from, descriptor to write to). The process's stdin and stdout are
-    redirected, so that no child and no print interferes with it."""
+    redirected, so that no child and no print interferes with it.
+    """
     asked, told = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
@@ -123,7 +125,8 @@ def take_stdio() -> tuple[int, int]:
 
 def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[Reply, Iterable[bytes]]:
     """Carry out a request; return (the reply, the bytes that follow it). An exception becomes a reply with the
-    error."""
+    error.
+    """
     try:
         value = _about_trees(request, body) if isinstance(request, Have | Tree) else answer(request, body)
         whole = value if isinstance(value, WithBytes) else WithBytes(value, 0, ())

@@ -76,7 +76,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 class Reply(msgspec.Struct, frozen=True):
     """The answer to a request: its value, or the lines and exit code of an error. `follows` is the number of bytes
-    after it."""
+    after it.
+    """
 
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
 """Build the bundle that is copied to a host: the launcher's own code and the compiled packages that it needs. It is
-named by a digest of its content."""
+named by a digest of its content.
+"""
 
 import hashlib
 import importlib.metadata
@@ -20,7 +21,8 @@ COMPILED = ("msgspec", "xxhash")
 
 def own_tag() -> str:
     """Return a tag that is equal for machines on which the compiled packages of this one work: Python version,
-    processor, C library."""
+    processor, C library.
+    """
     return f"{sys.implementation.cache_tag}-{platform.machine()}-{platform.libc_ver()[0] or 'libc'}"
 
 

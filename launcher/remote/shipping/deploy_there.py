@@ -21,7 +21,8 @@ import venv
 
 def main(arguments: str) -> None:
     """Create the virtual environment that `arguments` (JSON) describe, unless it exists, and print a line that confirms
-    it."""
+    it.
+    """
     asked = json.loads(arguments)
     os.umask(0o077)
     folder = os.path.join(asked["workdir"], "lib")

@@ -28,7 +28,8 @@ Read = Callable[[int], bytes]
 
 def have(projects: Path, digest: str) -> bool:
     """Return whether the tree is stored here with every byte, which is checked: scratch file systems delete old
-    files."""
+    files.
+    """
     place = tree(projects, digest)
     with contextlib.suppress(BadInput, FileNotFoundError, NotADirectoryError):
         if digest_of(list_frozen(place)) == digest:
@@ -68,7 +69,8 @@ def tree(projects: Path, digest: str) -> Path:
 
 def idle(projects: Path, now: float) -> list[Path]:
     """Return stored trees that no submit has used for a long time. Runs have copies of their own, and a later submit
-    sends its tree again."""
+    sends its tree again.
+    """
     found = list[Path]()
     with contextlib.suppress(FileNotFoundError), os.scandir(projects) as entries:
         found = [Path(one.path) for one in entries if _is_digest(one.name) and one.stat().st_mtime < now - IDLE_S]

@@ -50,7 +50,8 @@ def entries(code: CodeList) -> tuple[FileEntry, ...]:
 
 def contents(code: CodeList) -> Iterator[bytes]:
     """Yield the bytes of all regular files in order, as many of each as its listed size; raise CodeChanged if a file is
-    shorter."""
+    shorter.
+    """
     for file in code.files:
         if file.link is None:
             yield from _content(Path(code.source(file.path)), file.size)

@@ -1,5 +1,6 @@
 """Copy the files of a project's code: content and executable bit alone. Each file is read once, however many copies are
-made."""
+made.
+"""
 
 import contextlib
 import errno
@@ -77,7 +78,8 @@ def copy_tree(code: CodeList, source: Path, target: Path, *, fsync: bool = True,
 
 class CopiedFile(NamedTuple):
     """A regular file that was copied: its path, its digest, its status when it was listed (`looked`), and the status of
-    its copy (`kept`)."""
+    its copy (`kept`).
+    """
 
     path: str
     digest: str  # of the bytes that were read and written
@@ -132,7 +134,8 @@ def _write_hashed(source: int, out: int, size: int) -> str:
 
 def _write(tree: NewTree, file: CodeFile, source: int) -> None:
     """Write a file's content, read from descriptor `source`, into the tree; a large file shares its disk blocks with
-    the source if the file system can do so."""
+    the source if the file system can do so.
+    """
     with naming(tree.place(file.path)):
         out = tree.create(file)
         try:
@@ -148,7 +151,8 @@ def _write(tree: NewTree, file: CodeFile, source: int) -> None:
 
 def _share(source: int, out: int, begin: int, size: int) -> int:
     """Copy up to `size` bytes from offset `begin` within the kernel and return how many; 0 means the end of the file,
-    or that the kernel cannot."""
+    or that the kernel cannot.
+    """
     try:
         return os.copy_file_range(source, out, size, offset_src=begin)
     except OSError as error:

@@ -49,7 +49,8 @@ def changes(before: CodeList, now: CodeList) -> list[FileChange]:
 
 def shown(found: Sequence[FileChange], most: int | None = None) -> list[str]:
     """Return the changes as one unified diff. With `most`, it is cut to that many lines, and a last line counts those
-    left out."""
+    left out.
+    """
     lines = [line for change in found for line in _lines(change)]
     if most is None or len(lines) <= most:
         return lines
@@ -78,7 +79,8 @@ def _content(file: CodeFile, digest: str | None) -> Content:
 
 def _text(path: Path, content: Content | None, most: int) -> str | None:
     """Return the file's text, "" if `content` is None because there is no file, or None if it is not text or is longer
-    than `most` bytes."""
+    than `most` bytes.
+    """
     if content is None:
         return ""
     link, _, _ = content
@@ -96,7 +98,8 @@ def _text(path: Path, content: Content | None, most: int) -> str | None:
 
 def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str | None, str | None]) -> FileChange:
     """Return the change of one file from `old` to `new`, where None means no file. `pair` has the texts before and
-    after, None for a file that is not text."""
+    after, None for a file that is not text.
+    """
     name = os.fsencode(path).decode(errors="replace")
     kind: Literal["changed", "new", "gone"] = "new" if old is None else "gone" if new is None else "changed"
     note = _other_than_text(old, new)
@@ -110,7 +113,8 @@ def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str
 
 def _other_than_text(old: Content | None, new: Content | None) -> str:
     """Return, as text, a change that a diff does not show, such as one of the executable bit, or "" if there is
-    none."""
+    none.
+    """
     if old is None or new is None:
         return ""
     if (old[0] is None) != (new[0] is None):

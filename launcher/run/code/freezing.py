@@ -32,7 +32,8 @@ from launcher.run.ownership import is_ours_alone
 @dataclass(frozen=True, slots=True)
 class Freezing:
     """The result of freezing code: its digest, how many bytes were hashed because they were new or changed, and how
-    many the store gained."""
+    many the store gained.
+    """
 
     code: FrozenCode
     hashed_bytes: int
@@ -112,7 +113,8 @@ def bring_code(run: RunDir, digest: str, watch: Watch = iter) -> None:
 
 def _listed_whole(pristine: Path, digest: str) -> CodeList | None:
     """Return the list of files of the tree `pristine` in the store, or None if their content does not match `digest` or
-    another user could have changed them."""
+    another user could have changed them.
+    """
     if not (pristine.is_dir() and is_ours_alone(pristine.parent)):
         return None
     code, now_ns = list_frozen(pristine), time.time_ns()
@@ -128,7 +130,8 @@ def stored(run: RunDir, digest: str) -> Path:
 
 def _freeze(code: CodeList, store: Path, target: Path | None, now_ns: int, watch: Watch, *, fsync: bool) -> Freezing:
     """Copy the code into the store and the target, and hash only what has changed; with `fsync` the target is durable
-    on return."""
+    on return.
+    """
     index, digest = CodeIndex(store, code.root, now_ns), ""
     if not index.is_empty:
         hashes = content_hashes(code, "frozen", index)
@@ -190,7 +193,8 @@ def _put(draft: Path, code: CodeList, hashes: Mapping[str, str], pristine: Path,
 
 def _is_whole(code: CodeList, hashes: Mapping[str, str], pristine: Path, now_ns: int) -> bool:
     """Return whether the tree in the store has every file with the hash in `hashes`, and no other user can change
-    it."""
+    it.
+    """
     index, us = CodeIndex(pristine.parent, pristine, now_ns), os.geteuid()
     folders, place = folders_of(file.path for file in code.files), os.fspath(pristine)
     try:

@@ -25,7 +25,8 @@ class Glob:
     @property
     def _anchored(self) -> bool:
         """Return whether the pattern is relative to the project's folder, as one with a slash before its end is, rather
-        than valid at any depth."""
+        than valid at any depth.
+        """
         return "/" in self.pattern.removesuffix("/")
 
     @cached_property
@@ -37,13 +38,15 @@ class Glob:
 
     def matches(self, path: str) -> bool:
         """Return whether the pattern matches the path or a folder above it; the path of a folder must end with a
-        slash."""
+        slash.
+        """
         return bool(self._parts) and self._regex.fullmatch(path) is not None
 
     @cached_property
     def below(self) -> str:
         """Return the path of the innermost folder or file that contains every possible match, relative to the
-        project."""
+        project.
+        """
         if not self._anchored:
             return ""
         plain = 0

@@ -1,5 +1,6 @@
 """Compute the digest of a project's code; a file is only read and hashed again if its size, times or inode have
-changed."""
+changed.
+"""
 
 import contextlib
 import errno
@@ -53,7 +54,8 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class CodeIndex:
     """The hashes of the files in folder `root`, kept in a file of the store between two uses. Its loss costs time,
-    never correctness."""
+    never correctness.
+    """
 
     def __init__(self, store: Path, root: Path, now_ns: int) -> None:
         self._store, self._now_ns = store, now_ns
@@ -99,7 +101,8 @@ class CodeIndex:
 
     def save(self) -> None:
         """Write the hashes that were used or made since this index was loaded; others belong to deleted files and are
-        dropped."""
+        dropped.
+        """
         if self._fresh == self._known:
             return
         draft = new_draft(self._store)
@@ -142,7 +145,8 @@ def _key(name: str) -> str:
 
 def tree_digest(files: Iterable[CodeFile], hashes: Mapping[str, str]) -> str:
     """Return one digest for all files together: of their names, links, executable bits, and the content hashes in
-    `hashes`."""
+    `hashes`.
+    """
     tree = hashlib.sha256()
     for file in sorted(files, key=lambda file: os.fsencode(file.path)):
         kind = "link" if file.link is not None else "exec" if file.executable else "file"
@@ -161,7 +165,8 @@ def file_hash(path: StrPath) -> str:
 @contextlib.contextmanager
 def readable(path: Path, doing: str) -> Iterator[None]:
     """Turn an OSError in the body, which reads files of the user, into BadInput; `doing` is the verb of its message,
-    such as "copied"."""
+    such as "copied".
+    """
     try:
         yield
     except FileNotFoundError as error:

@@ -85,7 +85,8 @@ def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: I
 
 def syntax_error(text: bytes, path: str) -> str:
     """Return where and why the text is not valid Python for this interpreter, with `path` as its name, or "" if it is
-    valid."""
+    valid.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -136,7 +137,8 @@ def _read(text: bytes) -> _FileImports | None:
 
 def _imported(statement: ast.stmt) -> list[tuple[str, int]]:
     """Return the modules that a statement imports, each with the number of its leading dots (0 for an absolute
-    import)."""
+    import).
+    """
     if isinstance(statement, ast.Import):
         return [(alias.name, 0) for alias in statement.names]
     return [(statement.module or "", statement.level)] if isinstance(statement, ast.ImportFrom) else []
@@ -163,7 +165,8 @@ def _decides_of_imports(node: ast.AST) -> bool:
 
 def _named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """Yield the modules that the syntax nodes import, and names imported from them that may be modules, each with the
-    number of its leading dots."""
+    number of its leading dots.
+    """
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)
@@ -182,7 +185,8 @@ def _with_packages(name: str) -> Iterable[str]:
 
 def _files(module: str, level: int, importer: str, bases: list[str]) -> Iterator[str]:
     """Yield the paths in the user's code that `module`, imported with `level` leading dots by the file `importer`, may
-    refer to."""
+    refer to.
+    """
     if level:
         bases = _parents(importer)[level - 1 : level]
     for base in bases:

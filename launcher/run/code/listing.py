@@ -91,7 +91,8 @@ def list_again(code: CodeList) -> CodeList:
 
 def with_files(code: CodeList, beside: Mapping[str, Path]) -> CodeList:
     """Return the code with the regular files in `beside` added, by their names in the code; they replace files with
-    equal names."""
+    equal names.
+    """
     if not beside:
         return code
     looks = {name: path.lstat() for name, path in beside.items()}
@@ -125,7 +126,8 @@ def _included(project: Path, pattern: str) -> set[str]:
 
 def _below(project: Path, name: str) -> set[str]:
     """Return {`name`} if that is a file or link, else the names of all files in the folder `name`; links are not
-    followed."""
+    followed.
+    """
     path = project / name
     behind_link = path.parent.resolve() != project.resolve() / os.path.dirname(name) if name else False
     if NEVER & set(name.split("/")) or behind_link:
@@ -157,7 +159,8 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile | None:
     """Return the file's entry, and add its status to `looks`; return None for a deleted file, a socket, a FIFO or a
-    device."""
+    device.
+    """
     path = f"{root}/{name}"
     try:
         status = os.lstat(path)
@@ -187,7 +190,8 @@ def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
 
 def largest(files: Mapping[str, int], most: int = _SHOWN) -> list[tuple[str, int]]:
     """Return (name, size) of at most `most` files and folders that make up most of the total size; none contains
-    another. A folder's name ends with a slash."""
+    another. A folder's name ends with a slash.
+    """
     sizes: Counter[str] = Counter()
     inside: dict[str, set[str]] = {}
     for path, size in files.items():
@@ -213,7 +217,8 @@ def _too_large(project: Path, files: Mapping[str, int], limit: int) -> BadInput:
 
 def _narrowed(name: str, sizes: Counter[str], inside: dict[str, set[str]]) -> str:
     """Return the innermost file or folder in the folder `name` that alone makes it large; if several do, return the
-    folder."""
+    folder.
+    """
     while name in inside:
         biggest = max(inside[name], key=lambda child: (sizes[child], child))
         if sizes[biggest] < _MOST_OF_IT * sizes[name]:

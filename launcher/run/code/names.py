@@ -30,7 +30,8 @@ _NO_FETCHING = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPT
 
 def code_names(project: Path, skip: Callable[[str], bool]) -> set[str]:
     """Return the relative paths of the project's code, without the files and folders for which `skip` returns True;
-    `skip` gets a folder's path with a slash at its end."""
+    `skip` gets a folder's path with a slash at its end.
+    """
     tracked = git_names(project)
     if tracked is None:
         return walk(project, "", skip)
@@ -137,7 +138,8 @@ def _run_git(
     folder: Path, words: Sequence[str], env: dict[str, str], told: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
     """Return what git prints, or None if git is missing or fails; raise TimeoutExpired after `timeout_s` seconds.
-    `told` is its standard input."""
+    `told` is its standard input.
+    """
     command = ["git", *_NO_PROGRAMS, *words]
     try:
         done = subprocess.run(

@@ -25,7 +25,8 @@ _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid
 
 def origin_of(project: Path) -> Origin | None:
     """Return the project's commit and whether files differ from it, or None if git is missing, finds no commit, or
-    takes too long."""
+    takes too long.
+    """
     words = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
         said = git_output(project, words, timeout_s=_ENOUGH_S)
@@ -52,7 +53,8 @@ class CommittedFile:
 
 def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence[str]) -> list[FileChange]:
     """Return how frozen code differs from a commit, apart from submodules and files that the spec leaves out
-    (`excluded`); raise BadInput if git cannot read the commit."""
+    (`excluded`); raise BadInput if git cannot read the commit.
+    """
     committed = _committed(commit, project)
     modules = tuple(f"{path}/" for path, file in committed.items() if file.mode == SUBMODULE)
     left_out = [Glob(pattern) for pattern in excluded]
@@ -90,7 +92,8 @@ def _is_code(path: str, excluded: Sequence[Glob]) -> bool:
 
 def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None) -> bool:
     """Return whether the file in the code and the committed file are equal in content, type and executable bit; None
-    stands for no file."""
+    stands for no file.
+    """
     if file is None or committed is None or (file.link is not None) != (committed.mode == _LINK):
         return False
     if file.link is None and file.executable != (committed.mode == _EXECUTABLE):
@@ -102,7 +105,8 @@ def _is_equal(root: Path, file: CodeFile | None, committed: CommittedFile | None
 
 def _blob(content: bytes, such: str) -> str:
     """Return the id that git would give this content; `such` is another id of the repository, whose length shows its
-    hash function."""
+    hash function.
+    """
     kind = "sha1" if len(such) == 40 else "sha256"
     return hashlib.new(kind, b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
@@ -122,7 +126,8 @@ def _texts(project: Path, blobs: Collection[str]) -> Mapping[str, bytes]:
 
 def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]":
     """Yield the id and content of each blob that git found, from the output `told` of `git cat-file --batch` for the
-    ids in `wanted`."""
+    ids in `wanted`.
+    """
     at = 0
     for blob in wanted:
         end = told.find(b"\n", at)
@@ -134,7 +139,8 @@ def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]
 
 def _write(path: Path, file: CommittedFile, text: bytes | None) -> None:
     """Write a committed file as `git checkout` would; if `text` is None because it is too long to compare, write a
-    sparse file of its size."""
+    sparse file of its size.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if file.mode == _LINK:
         path.symlink_to(os.fsdecode(text or b""))

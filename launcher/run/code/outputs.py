@@ -17,14 +17,16 @@ from launcher.run.layout import RunDir
 
 def frozen_names(run: RunDir, plan: Plan) -> set[str]:
     """Return the names of the files that were frozen as the run's code, or an empty set if the store has lost that
-    code."""
+    code.
+    """
     pristine = as_frozen(run, plan.code.digest)
     return {file.path for file in pristine.files} if pristine.root != run.code else set()
 
 
 def written(code: Path, frozen: Collection[str], patterns: Sequence[str]) -> list[str]:
     """Return the files in the run's copy `code` that are not among the names `frozen`; with patterns, only those that
-    match one."""
+    match one.
+    """
     globs = [Glob(pattern) for pattern in patterns]
     names = walk(code, "", lambda name: name in frozen) if code.is_dir() else set()
     return sorted(name for name in names if not globs or any(glob.matches(name) for glob in globs))

@@ -41,7 +41,8 @@ class Installed:
     @property
     def folder(self) -> Path | None:
         """Return the folder that has to be on sys.path to import this package, or None if only an import hook can find
-        it."""
+        it.
+        """
         if self.name is None:
             return self.path
         parts = self.name.split(".")
@@ -85,7 +86,8 @@ def _of_site(site: Path) -> Iterator[Installed]:
 
 def own_folders(project: Path, installed: Sequence[Installed], sites: Collection[Path]) -> tuple[str, ...]:
     """Return the folders of the project, relative to it, from which its packages are imported, installed or only
-    declared."""
+    declared.
+    """
     home = _real(project)
     paths = (one.folder for one in installed if one.folder is not None)
     live = [folder for path in paths for folder in sorted(_behind_links(path))]
@@ -96,7 +98,8 @@ def own_folders(project: Path, installed: Sequence[Installed], sites: Collection
 
 def _behind_links(folder: Path) -> set[Path]:
     """Return the folders that hold the packages to which links in this folder lead, or the folder itself if it has no
-    such links."""
+    such links.
+    """
     linked = {_real(init).parents[1] for init in folder.glob("*/__init__.py") if init.is_symlink()}
     return linked or {folder}
 
@@ -123,7 +126,8 @@ def _is_compiled(folder: Path, sites: Collection[Path]) -> bool:
 
 def usable(folders: Sequence[str], files: Collection[str]) -> tuple[str, ...]:
     """Return those of the folders that contain importable frozen files, none of which hides a module of the standard
-    library."""
+    library.
+    """
     return tuple(folder for folder in folders if (names := _modules_in(folder, files)) and not _hidden(names))
 
 
@@ -134,7 +138,8 @@ def _hidden(names: set[str]) -> set[str]:
 
 def _modules_in(folder: str, files: Collection[str]) -> set[str]:
     """Return the top-level names that can be imported from the folder, given all frozen `files`. In the project's root
-    only a package with an __init__.py counts."""
+    only a package with an __init__.py counts.
+    """
     start = "" if folder == "." else f"{folder}/"
     below = (file.removeprefix(start).split("/") for file in files if file.startswith(start) and file.endswith(".py"))
     return {parts[0].removesuffix(".py") for parts in below if start or len(parts) == 1 or parts[1:] == ["__init__.py"]}
@@ -144,7 +149,8 @@ def stays_live(
     modules: Collection[str], installed: Sequence[Installed], folders: Sequence[str], project: Path
 ) -> list[str]:
     """Return a warning for each package that ranks would import from the folder in which it is edited, so that edits
-    reach the run: the project's own packages, and others among the `modules` that its code imports."""
+    reach the run: the project's own packages, and others among the `modules` that its code imports.
+    """
     home = _real(project)
     frozen = {_real(home / folder) for folder in folders}
     live = [one for one in installed if not frozen & (_behind_links(one.folder) if one.folder is not None else set())]

@@ -27,7 +27,8 @@ def frozen_digest(code: CodeList) -> str:
 
 def as_frozen(run: RunDir, digest: str) -> CodeList:
     """Return the list of a run's code as it was frozen or, if the store has lost it, of the run's own copy, which ranks
-    may have changed."""
+    may have changed.
+    """
     return list_frozen(folder_as_frozen(run, digest))
 
 
@@ -54,7 +55,8 @@ def swap(run: RunDir, attempt: AttemptDir, frozen: Collection[str]) -> None:
 
 def finish_swap(run: RunDir, attempt: AttemptDir) -> None:
     """Finish a swap of the code that a killed submitter left half done; do nothing if none is. Ranks' outputs that were
-    not linked yet stay with the old code."""
+    not linked yet stay with the old code.
+    """
     if not attempt.code.is_dir():
         return
     before = run.attempt(attempt.number - 1)

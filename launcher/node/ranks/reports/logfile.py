@@ -19,7 +19,8 @@ _TAIL_LINES = 20
 
 class WriteBehind:
     """A thread that carries out writes in order, so that the caller never waits for a disk. A write that the disk
-    refuses is dropped."""
+    refuses is dropped.
+    """
 
     def __init__(self) -> None:
         self._writes: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -64,7 +65,8 @@ class LogFile:
 
     def grew(self) -> bool:
         """Return whether the log has grown since the last call; if so, record the time, by which all logs can be
-        merged."""
+        merged.
+        """
         size = self.bytes_now()
         if size == self.size:
             return False
@@ -93,7 +95,8 @@ class LogFile:
 
     def tail(self) -> tuple[str, ...]:
         """Return the log's last lines without control characters. If they are a traceback, only its innermost frames
-        are returned."""
+        are returned.
+        """
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -1,6 +1,5 @@
-"""The batch process of a job: it supervises the run's attempts in it, and is all that the script runs.
-
-    python -m launcher.supervisor launcher.places.batch.job.batch_process:BatchSupervisor RUN_DIR KIND [SIGNAL]
+"""The batch process: the only command of a batch script. It supervises, one after the other, the attempts of a run that
+fit into this job.
 
 RUN_DIR is in an array the folder with the list of runs. SIGNAL has killed the supervisor before this one, in the same
 start of the job.
@@ -67,8 +66,8 @@ _ASK_S = 5.0
 class JobEndRequests:
     """The requests to end an attempt in a batch job.
 
-    SIGTERM means that the nodes are taken now, one of the queue's warning signals that they soon will be, and
-    `stop.json` that a user cancels. The file is read every two seconds, in case the controller cannot deliver a signal.
+    SIGTERM means that the nodes are taken now, a warning signal of the queue that they soon will be, and `stop.json`
+    that a user cancels. The file is read every two seconds, in case the scheduler cannot deliver a signal.
     """
 
     def __init__(self, queue: BatchSystem, wakeup: Wakeup, attempt: AttemptDir, plan: Plan, job: str) -> None:
@@ -79,11 +78,11 @@ class JobEndRequests:
         self._kind = "limit"
 
     def next_check(self) -> float | None:
-        """Return the time at which to read the requests again."""
+        """Return the time at which the requests have to be read again."""
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:
-        """Return True once the attempt is to end, after writing the reason into the attempt's folder."""
+        """Return whether the attempt is to end; if so, its stop request has been written into the attempt's folder."""
         now = time.monotonic()
         if self._wakeup.stop_asked:
             ask_to_stop(self._attempt, "preempt")
@@ -100,10 +99,10 @@ class JobEndRequests:
         return False
 
     def _time_left_s(self) -> float:
-        """Return the seconds until ranks should save, or 0 if they should save now, also if the scheduler does not
-        answer.
+        """Return the seconds until ranks should save their state. Return 0 if they should save now, or the scheduler
+        does not answer.
 
-        A warning may come up to a minute early.
+        A warning signal may come up to a minute early.
         """
         try:
             jobs = self._queue.jobs([self._job], limit_s=_ASK_S)
@@ -121,7 +120,9 @@ class JobEndRequests:
 def watched_for_drains(
     queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float = _DRAINS_LOOK_S
 ) -> Iterator[None]:
-    """Watch for drained nodes in a thread while the attempt runs, because a scheduler may answer slowly."""
+    """Ask the scheduler every `look_s` seconds during the body, in a thread, which nodes an administrator drains, and
+    move ranks off these.
+    """
     if len(plan.nodes) <= plan.nodes_max:
         yield
         return
@@ -136,17 +137,18 @@ def watched_for_drains(
 
 
 def _watch(queue: BatchSystem, attempt: AttemptDir, plan: Plan, look_s: float, over: threading.Event) -> None:
-    """Ask for drained nodes at intervals, until `over` is set."""
+    """Ask the scheduler for drained nodes every `look_s` seconds, until `over` is set."""
     told = set[int]()
     while not over.wait(look_s):
         told |= note_drains(queue, attempt, plan, told)
 
 
 def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Collection[int] = ()) -> set[int]:
-    """Ask the coordinator to drain the nodes that the scheduler drains, without those in `told`; return the new ones.
+    """Ask the coordinator to move ranks off the nodes that the scheduler drains, except those in `told`; return these
+    nodes.
 
-    A node that is taken into use again gets no ranks until the next attempt. If the scheduler does not answer, no node
-    is new.
+    A node that is taken back into use gets no ranks until the next attempt. If the scheduler does not answer, the
+    result is empty.
     """
     hosts = {node.host: node.index for node in plan.nodes}
     try:
@@ -161,13 +163,17 @@ def note_drains(queue: BatchSystem, attempt: AttemptDir, plan: Plan, told: Colle
 
 
 class BatchSupervisor(Strategy):
-    """The supervisor of a run inside its batch job; its arguments are KIND [SIGNAL]."""
+    """The supervisor of a run inside its batch job. Its arguments are KIND, the kind of batch system, and perhaps the
+    number of the signal that killed its predecessor.
+    """
 
     stands_by = False
     _place: AgentPlace | None = None  # the standby that is to be the next attempt's agent on this node
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run the attempts of this job's run, and return the exit code for the scheduler's records."""
+        """Run the attempts of this job's run, and return the exit code that the scheduler records. `go` is not read, as
+        a batch process starts at once.
+        """
         go.close()
         die_with(os.getppid())  # else Slurm's end of a job whose parent died would look like a user's
         for name in _OF_THIS_HOST:
@@ -185,8 +191,7 @@ class BatchSupervisor(Strategy):
     def keep(self, queue: BatchSystem, start: JobStart, wakeup: Wakeup, killed_by: int | None) -> int:
         """Run one attempt after the other for as long as this allocation lasts, and return the exit code.
 
-        `killed_by` is the signal that killed the previous batch process of the same start, or None if this is the
-        first.
+        `killed_by` is the signal that killed the previous batch process of the same start, or None if there was none.
         """
         if killed_by is not None:
             end_all(lambda: tagged_of_run(self.run.path, os.getuid()))
@@ -213,8 +218,8 @@ class BatchSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Return the next attempt if it runs in this process; else have the run continue in another start or job, and
-        return None.
+        """Return the next attempt if it can run in this allocation. Otherwise make the run continue in a later start or
+        another job, and return None.
         """
         close_tier(self.run.path, attempt.number)
         next_job = NextJob(self._queue, self.run, self._plan, self._job, self._wakeup)
@@ -223,11 +228,11 @@ class BatchSupervisor(Strategy):
 
 
 def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) -> int | None:
-    """Return None once the run has nothing left to wait for, else the exit code with which to leave the job, which then
-    starts again later.
+    """Return None once no run has to be waited for any more; else return the exit code with which to leave the job,
+    which was requeued to start later.
 
-    A scheduler knows how jobs ended but not how runs did, which may have continued in other jobs than those that it
-    waited for. So a start that no attempt has begun with yet checks the runs themselves.
+    A scheduler knows how jobs ended, but a run may have continued in another job. So the first start of a job, before
+    any attempt has begun, checks the runs themselves.
     """
     attempt = newest(run)
     if attempt is None or attempt.started.exists() or attempt.end.exists():
@@ -253,8 +258,8 @@ def _wait_for_others(queue: BatchSystem, run: RunDir, job: str, wakeup: Wakeup) 
 
 
 def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, job: str) -> int:
-    """Requeue a job that waits for other runs on its nodes and is losing them; return the exit code with which to leave
-    it.
+    """Requeue a job that waits for other runs while it holds nodes, and is losing these; return the exit code with
+    which to leave the job.
     """
     if queue.fate(job) is Fate.CANCELLED:
         write_end(run, attempt, cancelled(f"its {queue.called} job was cancelled"), plan)
@@ -264,7 +269,7 @@ def _put_back(queue: BatchSystem, run: RunDir, attempt: AttemptDir, plan: Plan, 
 
 
 def _jobs_of(plan: Plan) -> list[str]:
-    """Return the jobs of the runs for which a plan waits, as far as they have jobs by now."""
+    """Return the ids of the jobs of the runs for which a plan waits; a run without a job is left out."""
     newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
     handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
     return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]

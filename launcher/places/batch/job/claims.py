@@ -1,4 +1,6 @@
-"""Decide which attempt a start of a job runs; only one process ever runs an attempt."""
+"""Decide which attempt a start of a batch job runs (a job may be started several times, by requeues), such that only
+one process ever runs an attempt.
+"""
 
 import contextlib
 import signal
@@ -21,7 +23,7 @@ from launcher.supervisor.attempt_end import cancelled, is_cancelled, settle, wri
 def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = None) -> AttemptDir | None:
     """Return the attempt that this start of the job runs, or None if it has nothing to do.
 
-    `killed_by` is the signal that killed the previous batch process of the same start.
+    `killed_by` is the signal that killed the previous batch process of the same start, or None.
     """
     attempt = newest(run)
     if attempt is None:
@@ -49,7 +51,9 @@ def claim(queue: BatchSystem, run: RunDir, job: str, killed_by: int | None = Non
 def next_attempt(
     queue: BatchSystem, run: RunDir, before: AttemptDir, cause: Cause | None, job: str
 ) -> AttemptDir | None:
-    """Open the next attempt in this job and return it, or None if another process has taken the run over meanwhile."""
+    """Open the next attempt after `before` in this job and return it, or None if another process has opened one
+    meanwhile. `cause` is why `before` ended.
+    """
     plan = read_plan(run, before.number)
     try:
         attempt, _ = new_attempt(run, plan.cluster, "requeue", cause, kind=queue.kind, after=before.number)
@@ -63,14 +67,14 @@ def next_attempt(
 
 
 def submit_token_of(attempt: AttemptDir) -> str:
-    """Return the submit token that is on the attempt's job, or "" if it is unknown."""
+    """Return the submit token that the attempt's job shows, or "" if it is unknown."""
     handle = read_record(attempt.handle, Handle)
     return handle.submit_token if handle is not None else ""
 
 
 def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> str | None:
-    """Return the job to which the attempt belongs: the first that claimed it, or this job if no other has; None if
-    unknown.
+    """Return the id of the job to which the attempt belongs; if no job is recorded yet, record `job`. Return None if
+    the record is missing.
     """
     with contextlib.suppress(FileExistsError):
         create_record(
@@ -81,14 +85,16 @@ def owner_of(queue: BatchSystem, run: RunDir, attempt: AttemptDir, job: str) -> 
 
 
 def _submit_token_of_job(run: RunDir, attempt: AttemptDir, job: str) -> str:
-    """Return the token on this job: the previous attempt's if that was in the same job, else this attempt's own."""
+    """Return the submit token that this job shows: the previous attempt's if that was in the same job, else this
+    attempt's own.
+    """
     earlier = (read_record(run.attempt(number).handle, Handle) for number in range(attempt.number - 1, 0, -1))
     before = next((handle for handle in earlier if handle is not None), None)
     return before.submit_token if before is not None and before.job_id == job else read_intent(attempt).submit_token
 
 
 def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) -> bool:
-    """Return True if this process may run the attempt; only the first that asks may."""
+    """Claim the attempt for this process; return whether it is the first one to do so, which alone may run it."""
     if not claim_attempt(attempt.started):
         return False
     write_record(attempt.handle, Handle(queue.kind, supervisor=this_process(), job_id=job, submit_token=submit_token))
@@ -96,18 +102,20 @@ def _take(queue: BatchSystem, attempt: AttemptDir, job: str, submit_token: str) 
 
 
 def _leave(why: str) -> AttemptDir | None:
-    """Print why this start has nothing to do, and return None."""
+    """Print why this start of the job has nothing to do, and return None."""
     print(f"nothing to do: {why}", file=sys.stderr)
     return None
 
 
 def cancel(run: RunDir, attempt: AttemptDir) -> None:
-    """Write that the attempt was cancelled."""
+    """Write the attempt's end record: cancelled."""
     write_end(run, attempt, cancelled(), read_plan(run, attempt.number))
 
 
 def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None) -> AttemptEnd:
-    """Write the failure of an attempt whose job or process was killed before it could write one, and return its end."""
+    """Write the end of an attempt whose job or process was killed before it could write one, with the likely cause, and
+    return it.
+    """
     if killed_by is None:
         cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)
     else:
@@ -116,11 +124,10 @@ def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, 
 
 
 def _first_host(attempt: AttemptDir) -> str:
-    """Return the host of the attempt's supervisor by the scheduler's name for it, which may differ from the machine's
-    own.
+    """Return the scheduler's name for the host of the attempt's supervisor, which may differ from the machine's own
+    name.
 
-    If the supervisor died before it wrote its nodes, only the machine's own name is known. A record of an older attempt
-    belongs to another allocation.
+    If the supervisor died before it wrote its nodes, the machine's own name is returned.
     """
     plan = read_record(attempt.plan, Plan)
     host = plan.nodes[0].host if plan is not None else ""

@@ -1,6 +1,5 @@
-"""Start the batch process of a job, restart it if it is killed, and pass the scheduler's signals on to it.
-
-    python -m launcher.places.batch.job.guard KIND RUN_DIR [ends-with-0]
+"""The guard of a batch process: start the batch process of a job, restart it if it is killed, and pass the scheduler's
+signals on to it.
 
 Signals stay blocked until they are handled, here and in the batch process, which they would end while its Python
 starts. While the job is being ended nothing is restarted: the scheduler decides what follows.
@@ -17,8 +16,8 @@ _LIVES = 10  # a batch process that dies before it has an attempt has no other b
 
 
 def main() -> int:
-    """Run the batch process until it or the job ends; return its exit code, 0 if `ends-with-0` is given, or 128 + the
-    signal that killed it.
+    """Run the batch process until it or the job ends. Return its exit code, or 128 + n if signal n killed it; with the
+    argument `ends-with-0` return 0.
     """
     with open("/proc/self/comm", "w") as name:  # as `launcher.run.processes.name_this`, without its imports
         name.write("launch-super")
@@ -37,7 +36,9 @@ def main() -> int:
 
 
 def _watch(pid: int) -> tuple[int, bool]:
-    """Wait for the process; return (how it ended, below 0 by a signal; whether the job was asked to end)."""
+    """Wait for the process; return (its exit code, or -n if signal n ended it; whether the scheduler has asked the job
+    to end).
+    """
     told = False
     while True:
         number = signal.sigwait({*HEARD, signal.SIGCHLD})

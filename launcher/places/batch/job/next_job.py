@@ -1,5 +1,5 @@
-"""Choose what follows an attempt if the run continues: another attempt in this job, the same job requeued, or a
-new job.
+"""Choose how a run continues after an attempt in a batch job: by another attempt in this job, by the same job requeued,
+or by a new job.
 """
 
 import contextlib
@@ -37,13 +37,15 @@ _LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
 
 
 class NextJob:
-    """The choice of what follows an attempt in a job, made and started by the job's batch process."""
+    """The choice of what follows an attempt in a batch job; the job's batch process makes it and carries it out."""
 
     def __init__(self, queue: BatchSystem, run: RunDir, plan: Plan, job: str, wakeup: Wakeup) -> None:
         self._queue, self._run, self._plan, self._job, self._wakeup = queue, run, plan, job, wakeup
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> tuple[AttemptDir | None, int]:
-        """Return (the next attempt of this process or None, the exit code with which it leaves)."""
+        """Return (the next attempt, which this process runs, or None; the exit code with which this process leaves if
+        there is none).
+        """
         history = read_lines(self._run.events, Event)
         lost = self._gone(attempt, lost_nodes(history, attempt.number, self._plan, time.time()))
         unfit = unfit_nodes(history, attempt.number, self._plan, time.time())
@@ -58,7 +60,9 @@ class NextJob:
         return None, self._leave() if self._move(attempt, end, lost, unfit) else Exit.OK
 
     def _leave(self) -> int:
-        """Return the exit code after a requeue; if the scheduler ends the job by itself, wait for that."""
+        """Return the exit code with which this process leaves after a requeue; if the scheduler itself ends the job,
+        wait for that first.
+        """
         if self._queue.leaves_with is not None:
             return self._queue.leaves_with
         self._wakeup.wait(_LAST_S)
@@ -67,12 +71,12 @@ class NextJob:
     def _move(
         self, attempt: AttemptDir, end: AttemptEnd, lost: Sequence[Exclusion], unfit: Sequence[Exclusion]
     ) -> bool:
-        """Have the scheduler start the run again, elsewhere or later, unless a user ended it; return True if this same
-        job starts again.
+        """Make the scheduler start the run again, on other nodes or later, unless a user has ended it; return True if
+        this same job starts again.
 
-        In any other case this job's nodes are not needed any more. Nodes are excluded only for failures that nothing
-        else explains: not if the scheduler ended the job's tasks, nor if the scheduler does not answer either, because
-        then this node may be the one that is cut off.
+        If the result is False, this job's nodes are not needed any more. The nodes in `lost` are excluded only if
+        nothing else explains the loss: not if the scheduler ended the job's tasks, and not if the scheduler does not
+        answer, because then this node may be the one that is cut off.
         """
         fate = self._fate()
         if lost and fate is Fate.RUNS:
@@ -96,10 +100,10 @@ class NextJob:
                 return self._again_or_anew(attempt, end, lost=bool(lost or unfit))
 
     def _fate_once_put_back(self, attempt: AttemptDir, fate: Fate) -> Fate:
-        """Wait for a scheduler that itself requeues the job at the head of its queue, where a new job would come last,
-        and return what happens to the job.
+        """Wait, if the scheduler may by itself requeue the job at the head of its queue, and return what happens to the
+        job.
 
-        The result is still RUNS if the scheduler does not find the node lost.
+        A new job would come last in the queue. The result is still RUNS if the scheduler does not find the node lost.
         """
         within_s = self._queue.puts_back_within_s(self._plan, self._job)
         if within_s is None:
@@ -116,8 +120,8 @@ class NextJob:
         return fate
 
     def _explained(self, attempt: AttemptDir, end: AttemptEnd, fate: Fate, lost: Sequence[Exclusion]) -> AttemptEnd:
-        """Return the end with its true cause: nodes that fell silent because the scheduler ended their tasks are not
-        lost.
+        """Return the end with its true cause: if the scheduler ended the tasks on nodes that fell silent, these nodes
+        are not lost.
         """
         cause = _TAKEN_AS.get(fate)
         if end.cause is not Cause.NODE_LOST or cause is None or self._any_is_down(lost):
@@ -132,14 +136,14 @@ class NextJob:
         return told
 
     def _any_is_down(self, lost: Sequence[Exclusion]) -> bool:
-        """Return whether the scheduler reports one of the lost nodes as down; return False if it does not answer."""
+        """Return whether the scheduler reports one of these hosts as down; return False if it does not answer."""
         hosts = [one.host for one in lost]
         with contextlib.suppress(Unreachable):
             return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=_ASK_S).values())
         return False
 
     def _gone(self, attempt: AttemptDir, lost: Sequence[Exclusion]) -> list[Exclusion]:
-        """Return the lost nodes that have not come back."""
+        """Return those of the lost nodes that have not come back."""
         return [one for one in lost if not is_back(self._plan, attempt, one)]
 
     def _fate(self) -> Fate:
@@ -153,8 +157,8 @@ class NextJob:
     def _again_or_anew(self, attempt: AttemptDir, end: AttemptEnd, *, lost: bool) -> bool:
         """Requeue this job, or else submit a new one, or else end the run; return True if this job starts again.
 
-        With `lost`, as after a node is lost, a new job comes first: a requeued job starts only once the scheduler has
-        given the lost node up, which may take minutes, and Slurm 22.05 then gives a job with GPUs no steps any more.
+        With `lost`, after the loss of a node, a new job comes first: a requeued one starts only once the scheduler has
+        given the node up, which may take minutes, and Slurm 22.05 then gives a job with GPUs no steps any more.
         """
         none_anew = self._new_job(attempt, end, "a node of the job is lost") if lost else ""
         if lost and not none_anew:
@@ -169,7 +173,9 @@ class NextJob:
         return False
 
     def _give_up(self, attempt: AttemptDir, end: AttemptEnd, not_again: str, none_anew: str) -> None:
-        """Write the end of a run that neither this job nor a new one can continue."""
+        """Write the end of a run that cannot continue: `not_again` is why this job cannot be requeued, `none_anew` why
+        no new job can be submitted.
+        """
         text = (
             f"{self._queue.called} neither requeues job {self._job} ({not_again}) nor takes a new one ({none_anew}); "
             "`launch resume` continues the run"
@@ -180,7 +186,7 @@ class NextJob:
     def _requeue(self) -> str:
         """Requeue the job; return why that failed, or "".
 
-        A controller that was frozen may have done it all the same; it would refuse to do it twice.
+        A controller that was suspended may have requeued it all the same, and would refuse a second request.
         """
         while True:
             try:
@@ -196,10 +202,10 @@ class NextJob:
                 return silence
 
     def _new_job(self, before: AttemptDir, end: AttemptEnd, why: str) -> str:
-        """Submit another job for the run; return why that failed, or "".
+        """Submit another job for the run, whose attempt is opened for the reason `why`; return why that failed, or "".
 
-        If it is refused, the attempt that was opened for it belongs to this job, which may yet be requeued: status asks
-        for the job of the newest attempt.
+        If it is refused, the opened attempt is assigned to this job, which may yet be requeued: status asks for the job
+        of the newest attempt.
         """
         run, queue = self._run, self._queue
         if not _may_submit(queue):
@@ -227,8 +233,8 @@ class NextJob:
 
 
 def _may_submit(queue: BatchSystem) -> bool:
-    """Return whether jobs may be submitted from this host; return True if the scheduler does not answer, as it may yet
-    take one.
+    """Return whether jobs may be submitted from this host. Return True if the scheduler does not answer, because it may
+    accept one later.
     """
     try:
         return queue.may_submit()
@@ -237,5 +243,5 @@ def _may_submit(queue: BatchSystem) -> bool:
 
 
 def start_again(queue: BatchSystem, run: RunDir, plan: Plan, job: str, delay_s: float) -> None:
-    """Have the requeued job start after `delay_s`, and not on nodes that the run excludes."""
+    """Make the requeued job start after `delay_s`, on nodes that the run does not exclude."""
     queue.start_again(plan, job, [exclusion.host for exclusion in avoided(run)], delay_s)

@@ -1,4 +1,4 @@
-"""The nodes of an allocation: which node of the plan each is, its address, and which of them are lost."""
+"""The nodes of a batch job's allocation: which node of the plan each host is, its address, and which hosts are lost."""
 
 import socket
 import time
@@ -21,16 +21,17 @@ _STEP_S = 0.1
 
 
 def with_allocated_hosts(plan: Plan, hosts: Mapping[str, str]) -> Plan:
-    """Return the plan with its nodes on the allocated hosts: first those that the run needs, the rest as spares.
+    """Return the plan with its nodes on the allocated hosts (address by name): first those that the run needs, the rest
+    as spares.
 
-    If the spec names a network interface, the address is left open, as only the host knows it.
+    If the spec names a network interface, the address stays empty, because only the host itself can find it.
     """
     left_open = plan.interface is not None
     return with_hosts(plan, [(host, "" if left_open else address) for host, address in hosts.items()])
 
 
 def index_of(plan: Plan, host: str) -> int:
-    """Return the index of the host in the plan; raise LaunchError if the plan lacks it."""
+    """Return the index of the plan's node on this host; raise LaunchError if there is none."""
     for node in plan.nodes:
         if node.host == host:
             return node.index
@@ -38,7 +39,7 @@ def index_of(plan: Plan, host: str) -> int:
 
 
 def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cause, str]:
-    """Return (cause, text) of the failure of an attempt that left no end before its job was started again.
+    """Return (cause, text) of the failure of an attempt that left no end record before its job was started again.
 
     `host` was the attempt's first node, `since` its start.
     """
@@ -57,9 +58,9 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
 
 
 def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return the hosts that were lost in attempt number `attempt` and have not reported since.
+    """Return, as exclusions, the hosts that were lost in attempt number `attempt` and have not reported since.
 
-    If this host is among them, it was cut off itself, and no host is known to be lost.
+    If this process's own host is among them, it was cut off itself; the result is then empty.
     """
     last: dict[int, Event] = {}
     for event in history:
@@ -76,8 +77,8 @@ def lost_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float)
 
 
 def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float) -> list[Exclusion]:
-    """Return the hosts on which a device was found faulty in attempt number `attempt`, even if they have a new
-    agent.
+    """Return, as exclusions, the hosts on which a device was found faulty in attempt number `attempt`, whether they
+    have a new agent or not.
     """
     until = now + plan.spec.recovery.avoid_s
     found = {event.node: event for event in history if event.attempt == attempt and event.kind == NODE_UNFIT}
@@ -90,7 +91,7 @@ def unfit_nodes(history: Collection[Event], attempt: int, plan: Plan, now: float
 
 def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
     """Return whether a new agent runs on the lost host and its machine answers, so that only the network to it was
-    down.
+    interrupted.
     """
     node = next((node.index for node in plan.nodes if node.host == lost.host), None)
     if node is None or not attempt.agent(node).exists():
@@ -99,7 +100,7 @@ def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
 
 
 def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
-    """Return whether the agent's record is newer than the loss; clocks may differ, but by less than half a lease."""
+    """Return whether the agent's record is newer than the loss by more than clocks may differ (half a lease)."""
     since = lost_at - plan.spec.recovery.lease_s / 2
     deadline = time.monotonic() + min(_SIGN_S, lost_at + _SIGN_S - time.time())
     while not (is_new := agent.stat().st_mtime > since) and time.monotonic() < deadline:
@@ -108,7 +109,7 @@ def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
 
 
 def _answers(attempt: AttemptDir, node: int) -> bool:
-    """Return whether the machine of the node's agent answers; a refused connection is an answer too."""
+    """Return whether the machine of the node's agent answers a connection; a refused connection is an answer."""
     agent, own = readable(attempt.agent(node), AgentRecord), readable(attempt.endpoint, Endpoint)
     if agent is None or own is None:
         return False

@@ -1,6 +1,5 @@
-"""Supervise one node's agent in a batch job, on every node but the first: start it, restart it, end what it leaves.
-
-    python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     started by srun, or the scheduler's counterpart
+"""Supervise one node's agent in a batch job, on every node but the first: start it, restart it, and end processes that
+it leaves.
 
 A job step reports a task's end only when all tasks have ended, and nothing else on the node would clean up after a
 killed agent.
@@ -49,7 +48,9 @@ def main() -> int:
 
 
 def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
-    """Supervise this node's agent until the attempt has ended; on node 0, only pass preemptions on."""
+    """Supervise this node's agent in attempt `number` until it has ended; on node 0, only pass preemptions on to the
+    batch process.
+    """
     wakeup = Wakeup(queue.warnings)
     plan, attempt = read_plan(run, number), run.attempt(number)
     index = index_of(plan, queue.this_host())
@@ -62,11 +63,11 @@ def stay(queue: BatchSystem, run: RunDir, number: int) -> None:
 
 
 def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index: int, wakeup: Wakeup) -> None:
-    """Keep the agent running as long as it is needed; if it cannot reach the coordinator, look in the folder for the
-    attempt's end.
+    """Keep the agent running as long as it is needed; if it cannot reach the coordinator, read from the run's folder
+    whether the attempt has ended.
 
-    The first agent of a role beside the main one coordinates that role, so its end is the end of the role's attempt.
-    For such roles the folder is read first, because the process that started them may be killed alone.
+    In a role other than the main one, the first node's agent coordinates that role, so that its end is the end of the
+    role's attempt. There the folder is read first, because the process that started it may be killed alone.
     """
     end_predecessor(run, attempt, index)
     agent = agent_process(plan, attempt, index)
@@ -93,10 +94,9 @@ def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index
 
 
 def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
-    """Requeue the job if the coordinator has been silent for a whole lease and its host is down; return whether that
-    was done.
+    """Requeue the job if the scheduler reports the coordinator's host as down, and return whether that was done.
 
-    A job that the scheduler must not end for a lost node is left as it is.
+    Return False for a batch system that requeues a job only by the exit code of its own process.
     """
     if queue.leaves_with is not None:
         return False  # no process but that of the lost host could do it: the scheduler has to, and by itself
@@ -118,8 +118,8 @@ def requeue_if_first_node_down(queue: BatchSystem, plan: Plan) -> bool:
 def end_predecessor(run: RunDir, attempt: AttemptDir, index: int) -> None:
     """End the agent that this node had in an earlier attempt, and all processes below it.
 
-    Its step outlives the srun that the batch process has ended, and its ranks would run beside the new ones until their
-    lease is over.
+    Its job step outlives the srun that the batch process has ended, and its ranks would run beside the new ones until
+    their lease expires.
     """
     for before in attempts(run):
         record = readable(before.agent(index), AgentRecord) if before.number < attempt.number else None
@@ -128,15 +128,14 @@ def end_predecessor(run: RunDir, attempt: AttemptDir, index: int) -> None:
 
 
 def _tree(pid: int) -> list[int]:
-    """Return the pid and those of all processes below it."""
+    """Return the pids of the process and of all processes below it."""
     return [pid, *descendants(pid)]
 
 
 def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
-    """Pass a preemption on from the first node's task to the batch process, which runs the node's agent.
+    """On the first node, pass a preemption on to the batch process; return when the agent has exited.
 
-    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so the first node has a task too. Return
-    when the agent has exited.
+    With a GraceTime, Slurm signals a preemption only to the tasks of steps, so that the first node needs a task for it.
     """
     while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not wakeup.stop_asked:
         wakeup.sleep(_STEP_S)

@@ -1,4 +1,5 @@
-"""A job that a batch queue is given so that its nodes look around: whatever queue it is. Leaves nothing behind.
+"""Carry out the trial of `launch doctor --try`: a job of a batch queue whose nodes examine themselves and each other,
+and report through files in a folder.
 
 submit ─ script on the first node ─ on each node a shell looks, then `answer_questions`
                                        question in a file ─► answer in a file ─► what is known: `checks`
@@ -55,7 +56,9 @@ def all_findings(
     request: DoctorRequest,
     tell: Callable[[str], None],
 ) -> Iterator[Finding]:
-    """Yield the findings of a site's programs, then of a trial on nodes if one is wanted, then of the shared folder."""
+    """Yield the findings about a site (`site` returns how to submit a trial, or None), then those of a trial on nodes
+    if one is requested, then those about shared folders.
+    """
     seen_on: list[str] | None = None
     try:
         queue = yield from site
@@ -69,8 +72,8 @@ def all_findings(
 def tried(
     queue: TrialJobs, request: DoctorRequest, tell: Callable[[str], None]
 ) -> Generator[Finding, None, list[str] | None]:
-    """Yield what a trial found on nodes, and return the nodes on which all files of the launcher were found; return
-    None if no trial took place.
+    """Yield the findings of a trial, and return the nodes on which all files of the launcher were found; return None if
+    no trial took place.
     """
     try:
         trial = try_nodes(queue, request, queue.minutes, tell)
@@ -82,9 +85,9 @@ def tried(
 
 
 def try_nodes(queue: TrialJobs, request: DoctorRequest, limit_minutes: int, tell: Callable[[str], None]) -> Trial:
-    """Have a job examine nodes and return the trial; call `tell` with a line of text before steps that take long.
+    """Have a job examine nodes and return the trial; `tell` is called with a line of text before steps that take long.
 
-    Raise NoTrial or Unreachable.
+    Raise NoTrial if no job runs, or Unreachable if the scheduler does not answer.
     """
     limit_s = limit_minutes * 60.0 - _SPARE_S
     with _folder(request.runs_root) as folder:
@@ -103,8 +106,9 @@ def try_nodes(queue: TrialJobs, request: DoctorRequest, limit_minutes: int, tell
 
 
 def batch_script(queue: TrialJobs, folder: Path, python: str, limit_s: float) -> str:
-    """Return the job's script; a shell checks first, because without the folder or Python no program of the
-    launcher can report.
+    """Return the trial job's script, whose programs exit after `limit_s`.
+
+    A shell checks the folder and Python first, because without these no program of the launcher can report.
     """
     where, interpreter, log = (shlex.quote(str(path)) for path in (folder, python, folder / LOG))
     program = f"""\
@@ -125,7 +129,7 @@ exec > {log} 2>&1
 
 @contextlib.contextmanager
 def _folder(runs_root: Path) -> Iterator[Path]:
-    """Yield a new folder in the runs root, and remove it afterwards with any parents made for it."""
+    """Yield a new folder in the runs root; afterwards remove it, and parents that were created for it."""
     made = [folder for folder in (runs_root, *runs_root.parents) if not folder.exists()]
     folder = drafts.new_draft(runs_root)
     try:
@@ -139,9 +143,7 @@ def _folder(runs_root: Path) -> Iterator[Path]:
 
 
 def _talk(trial: Trial, job: JobOnTrial, folder: Path, request: DoctorRequest, until: float) -> None:
-    """Ask every node until it has answered all questions, is known not to answer, or the job has ended or used up its
-    time.
-    """
+    """Ask every node all questions and record the answers in `trial`, until the time `until` or the end of the job."""
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
     patience_s = min(_ANSWER_S, _FOR_TALKING * (until - time.monotonic()))
     boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}

@@ -1,4 +1,4 @@
-"""Turn what a trial job found on nodes into findings. Pure functions."""
+"""Turn what the nodes of a trial job reported into findings of `launch doctor`. Pure functions."""
 
 import platform
 import re
@@ -29,7 +29,7 @@ _STOPPED = re.compile(r"stopped (\S+) ([0-9]{1,3})")
 
 
 class Stage(IntEnum):
-    """The exit codes of the trial job's script: the stage at which a node failed."""
+    """The exit codes of the trial job's script: what it did not find on a node."""
 
     NOT_THERE = 41
     NOT_WRITABLE = 42
@@ -37,7 +37,9 @@ class Stage(IntEnum):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """A node's first answer about itself."""
+    """A node's first answer: versions of launcher and Python, its clock, and its addresses by interface ("" for the
+    batch system's own). `error` says why the requested interface has none.
+    """
 
     launcher: str
     python: str
@@ -47,7 +49,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """A node's last answer: torch and the number of GPUs."""
+    """A node's last answer: its torch, and the number of GPUs that its job has."""
 
     torch: Torch
     gpus: int
@@ -55,7 +57,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeClock:
-    """The offset of a node's clock from this machine's, and how long asking took, which limits its accuracy."""
+    """By how much a node's clock is ahead of this machine's, and how long asking took, which limits the accuracy."""
 
     ahead_s: float
     took_s: float
@@ -63,7 +65,7 @@ class NodeClock:
 
 @dataclass(slots=True)
 class SeenNode:
-    """A node of the trial that answered, with its answers."""
+    """A node of the trial that has answered, with its answers so far."""
 
     hello: Hello
     clock: NodeClock | None = None
@@ -72,7 +74,11 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True)
 class TrialJob:
-    """The trial job's state as the queue reports it; the defaults hold before the queue has reported any."""
+    """The trial job's state as the queue reports it; the defaults apply until it has reported one.
+
+    `word` is the queue's own name for the state, `nodes` its list of nodes; `requeue` is whether the job may be
+    requeued, and `restarts` how often it was.
+    """
 
     waits: bool = True
     has_ended: bool = False
@@ -87,7 +93,11 @@ class TrialJob:
 
 @dataclass(slots=True)
 class Trial:
-    """A trial job, with everything found on its nodes so far."""
+    """A trial job, with everything found on its nodes so far.
+
+    `first_word_s` is the time from submit to the first answer, `ways` are measured links by interface, `closed` is why
+    nodes cannot be reached, and `over` is False if the job was not seen to end.
+    """
 
     job: str
     hosts: Sequence[str] = ()
@@ -106,7 +116,7 @@ class Trial:
 
     @property
     def seen_on(self) -> list[str]:
-        """Return the hosts if all files of the launcher were found on each of them, else an empty list."""
+        """Return all hosts of the trial if the launcher's files were found on each of them, else an empty list."""
         told = {name for name, node in self.seen.items() if node.clock}
         return list(self.hosts) if self.hosts and set(self.hosts) <= told else []
 
@@ -119,7 +129,7 @@ def launcher_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The versions and folders that nodes should have, which are this machine's."""
+    """The versions and folders that nodes should have: those of this machine."""
 
     rank_python: str
     runs_root: str
@@ -129,7 +139,8 @@ class Expected:
 
 
 def read_stopped(log: str) -> dict[str, tuple[int, str]]:
-    """Return the nodes that failed early, each with its exit code and the last line it printed.
+    """Return the nodes on which the job's script stopped early, each with its exit code and the last line that it
+    printed.
 
     Each line of the log begins with its task's number, as with `srun --label`.
     """
@@ -145,7 +156,12 @@ def read_stopped(log: str) -> dict[str, tuple[int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class QueueNames:
-    """The names of a batch system and its programs in findings."""
+    """The names of a batch system and its programs, for the texts of findings.
+
+    `server` is what the commands ask, `silent_hint` what to do if it does not answer, `others` the options that request
+    other nodes, `starter` the command that starts programs on nodes, `starts` the service on a node that must answer
+    it, and `complaint` matches the starter's errors.
+    """
 
     queue: type[BatchSystem]
     server: str  # what its programs ask: controller
@@ -160,7 +176,9 @@ class QueueNames:
 
 
 def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueNames) -> Finding:
-    """Return the finding that the trial waited for nodes as long as allowed and was cancelled."""
+    """Return the finding that the trial got no nodes within `within_s` and was cancelled; `why` is the queue's reason,
+    and `starts_at` its estimate.
+    """
     text = f"no node was free within {within_s:g} s; job {job} was cancelled: {why}"
     if starts_at is None:
         return warning("trial", text, f"--within {within_s * 10:g} waits longer; {words.others} ask for other nodes")
@@ -170,18 +188,18 @@ def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | Non
 
 
 def silence_finding(lines: Sequence[str], words: QueueNames) -> Finding:
-    """Return the finding that the scheduler did not answer, with its client's error."""
+    """Return the finding that the scheduler did not answer, with the lines of its command's error."""
     hint = next((line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")), words.silent_hint)
     return problem(words.server, lines[0], hint, unreachable=True)
 
 
 def refused_finding(said: str, words: QueueNames) -> Finding:
-    """Return the finding that the scheduler refused the trial."""
+    """Return the finding that the scheduler refused the trial job, with its message `said`."""
     return problem("trial", f"{words.queue.called} refuses a job: {said}", f"{words.others} ask for others")
 
 
 def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Iterable[Finding]:
-    """Yield everything that the nodes reported."""
+    """Yield the findings about everything that the nodes reported."""
     stopped = read_stopped(trial.log)
     if trial.state.exit_code in list(Stage) and trial.hosts and not stopped:
         stopped = {trial.hosts[0]: (trial.state.exit_code, "")}  # the batch script itself came no further
@@ -210,7 +228,9 @@ def trial_findings(trial: Trial, expected: Expected, words: QueueNames) -> Itera
 
 
 def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNames) -> Iterable[Finding]:
-    """Yield the first reason why the trial did not complete, if anything is missing."""
+    """Yield a problem with the first reason why the trial is incomplete; nothing if every node has reported or is among
+    `stopped`.
+    """
     state, where = trial.state, f" on {all_of(trial.hosts)}" if trial.hosts else ""
     gone = f"`{words.shows_nodes}` shows whether nodes are well; one that has just gone is called idle for a while"
     lines = [line.strip()[:200] for line in trial.log.splitlines() if line.strip()]
@@ -240,7 +260,9 @@ def _broken_findings(trial: Trial, stopped: Mapping[str, object], words: QueueNa
 
 
 def _is_lost(trial: Trial, host: str) -> bool:
-    """Return whether the node is lost; a node that only cannot be reached counts as present until the job ends."""
+    """Return whether nothing more can come from the node: it never answered, or it sent no report although it answered
+    before or the job has ended.
+    """
     node = trial.seen.get(host)
     return node is None or (node.report is None and (node.clock is not None or trial.state.has_ended))
 
@@ -320,7 +342,7 @@ def _network_findings(trial: Trial, words: QueueNames) -> Iterable[Finding]:
 
 
 def _alike(trial: Trial, found: Mapping[str, T]) -> Iterable[tuple[T, list[str]]]:
-    """Return each distinct value of `found` with the nodes that have it."""
+    """Yield each distinct value of `found`, which is by host, with the hosts that have it."""
     groups: dict[T, list[str]] = {}
     for node in (host for host in trial.hosts if host in found):
         groups.setdefault(found[node], []).append(node)

@@ -1,4 +1,6 @@
-"""Ask a node of the trial job through a folder: a file for each question, and one for its answer."""
+"""Ask a node of the trial job (of `launch doctor --try`) through a shared folder: a file for each question, and one for
+its answer.
+"""
 
 import contextlib
 import os
@@ -29,8 +31,10 @@ class Mailbox:
         self.name, self._folder, self._job, self._numbers = name, folder, job, count()
 
     def ask(self, words: Mapping[str, object] | None, answer: type[T], limit_s: float) -> T:
-        """Send a question and return the answer; without `words`, return the report that the node sends first by
-        itself.
+        """Write a question and return the node's answer, decoded as `answer`. With None as `words` return the report
+        that each node sends first, without a question.
+
+        Raise Unreachable after `limit_s`, or if the job has ended.
         """
         file = file_of(self.name, next(self._numbers))
         if words is not None:
@@ -51,18 +55,18 @@ class Mailbox:
 
 
 def trial_output(folder: Path) -> str:
-    """Return the text that the trial job printed."""
+    """Return the text that the trial job has printed."""
     return (read_end(folder / LOG) or b"").decode(errors="replace")
 
 
 def file_of(node: str, number: int) -> str:
-    """Return the name of the file for a node's question or answer number `number`."""
+    """Return the name of the file with question or answer `number` of a node."""
     return f"{quote(node, safe='')}-{number}"
 
 
 def read_end(path: Path) -> bytes | None:
-    """Return the last bytes of a file, or None if it does not exist; listing its folder first shows new files
-    on a network disk.
+    """Return the last bytes of a file, or None if it does not exist. Its folder is listed first, because a network disk
+    then shows new files.
     """
     try:
         if path.name not in os.listdir(path.parent):

@@ -1,4 +1,4 @@
-"""Answer questions through the folder, on each node of the trial's job.
+"""Answer the questions of `launch doctor --try` through a folder, on each node of the trial's job.
 
 python -m launcher.places.batch.trial.on_node KIND FOLDER SECONDS NODE
 """
@@ -27,8 +27,8 @@ _STEP_S = 0.02
 
 
 def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> None:
-    """Answer the questions in the folder until no more come within the limit; `me` and `address` are the node's in the
-    queue's words.
+    """Answer the questions in the folder until `limit_s` has passed; `me` and `address` are the batch system's name and
+    address of this node.
     """
     until = time.monotonic() + limit_s
     interface = (folder / AT_WORK).read_text()
@@ -51,7 +51,9 @@ def answer_questions(folder: Path, limit_s: float, me: str, address: str) -> Non
 
 
 def _hello(address: str, interface: str) -> Hello:
-    """Return the node's first answer about itself."""
+    """Return the node's first answer about itself; `address` is the batch system's, and `interface` the one that the
+    trial asks about.
+    """
     addresses, error = {"": address}, ""
     if interface:
         try:
@@ -62,7 +64,7 @@ def _hello(address: str, interface: str) -> Hello:
 
 
 def main() -> None:
-    """Answer all questions; exit with 0, or with the error that prevented an answer."""
+    """Answer questions until the time is over; exit with 0, or with the error that prevented an answer."""
     os.umask(0o077)
     kind, folder, limit_s, me = sys.argv[1:]
     try:

@@ -1,4 +1,4 @@
-"""Submit, await and end the job of a trial, in batch queues of all kinds."""
+"""Submit the job of a trial (`launch doctor --try`), wait for it and end it, in batch queues of all kinds."""
 
 import math
 import shlex
@@ -28,7 +28,11 @@ class NoTrial(Exception):
 
 @dataclass(frozen=True)
 class TrialJobs:
-    """The way to submit and watch trial jobs of `nodes` nodes in one kind of queue."""
+    """How to submit and watch trial jobs of `nodes` nodes in one batch queue.
+
+    `ask` runs a command; `submits` is the submitting command, which gets the script on stdin; `on_each` is the shell
+    command that runs {program} on each node; `began` is when the trial began.
+    """
 
     queue: BatchSystem
     words: QueueNames
@@ -57,7 +61,7 @@ class TrialJobs:
         return self.on_each.format(program=shlex.quote(program))
 
     def look(self, job: str) -> TrialJob | None:
-        """Return the job's state, or None if the queue no longer knows it."""
+        """Return the job's state, or None if the queue no longer shows the job."""
         found = next(iter(self.queue.jobs([job]) or self.queue.accounts([job], self.began)), None)
         if found is None:
             return None
@@ -68,7 +72,7 @@ class TrialJobs:
         return TrialJob(waits, ended, word, why, found.hosts, found.starts_at, code)
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
-        """Return the names of the nodes in a list as the queue writes it."""
+        """Return the names of the nodes in `nodes`, a list in the queue's own notation."""
         return tuple(filter(None, nodes.split(",")))
 
     def cancel(self, job: str) -> None:
@@ -77,14 +81,14 @@ class TrialJobs:
 
 
 class JobOnTrial:
-    """A submitted trial job and its newest state."""
+    """A submitted trial job, and its state as last read."""
 
     def __init__(self, queue: TrialJobs, job: str) -> None:
         self.id, self.began, self.state = job, time.monotonic(), TrialJob()
         self.queue, self._looked_at, self._turn = queue, -math.inf, threading.Lock()
 
     def look(self, *, every_s: float = 0.0) -> TrialJob:
-        """Return the job's state, asking the queue only if the last answer is older than `every_s`."""
+        """Return the job's state; the queue is asked only if the last answer is older than `every_s`."""
         with self._turn:
             if time.monotonic() >= self._looked_at + every_s:
                 self.state = self.queue.look(self.id) or replace(self.state, waits=False, has_ended=True)
@@ -92,7 +96,9 @@ class JobOnTrial:
             return self.state
 
     def wait_for_nodes(self, within_s: float, tell: Callable[[str], None]) -> None:
-        """Wait until the job has its nodes; raise NoTrial if it has none after `within_s`."""
+        """Wait until the job has its nodes; raise NoTrial if it has none after `within_s`. `tell` is called with a line
+        when the reason for waiting changes.
+        """
         deadline, told = self.began + within_s, ""
         while (state := self.look()).waits and not state.restarts:
             now = time.monotonic()
@@ -104,8 +110,10 @@ class JobOnTrial:
             time.sleep(min(ASK_S / 2, max(LOOK_S, deadline - now)))
 
     def end(self, trial: Trial) -> bool:
-        """End the job and return whether it has ended; until then it might write into the folder, which is about to be
-        removed.
+        """End the job and return whether the queue shows it as ended; until then it may write into the folder, which
+        the caller wants to remove.
+
+        A job whose nodes have reported, by `trial`, first gets a while to end by itself.
         """
         now = time.monotonic()
         # A job that has reported nothing, on a node that does not answer, may take as long as it likes.
