@@ -1,7 +1,7 @@
 """With `checkpoint.buddy`, copy the snapshots that a node's ranks keep in its memory to the memory of the next node, so
 that they survive the loss of the node.
 
-ranks of node 0: snapshot 20 ─► memory of node 0 ◄── List, Get ── agent of node 1 ─► its copies
+    ranks of node 0: snapshot 20 ─► memory of node 0 ◄── List, Get ── agent of node 1 ─► its copies
                                                                       once its own ranks have theirs of step 20
     node 0 is lost: the agent that gets its ranks ── List, Get ─► whoever has copies ─► its own memory; ranks load it
 

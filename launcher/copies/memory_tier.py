@@ -1,7 +1,7 @@
 """The folder in this node's memory (/dev/shm) where ranks keep their newest snapshot between saves to disk. It outlives
 ranks and agents, and a later attempt that follows by itself takes it over.
 
-/dev/shm/launch-<run>-<digest of its folder>-n00-a0001     one per run, node and attempt
+    /dev/shm/launch-<run>-<digest of its folder>-n00-a0001     one per run, node and attempt
 
 It outlives the ranks, so that a regroup finds it, and a killed agent, so that its successor does. An attempt that
 follows by itself takes it over by renaming it, and so out of the hands of an older one that may still live. One that a

@@ -1,13 +1,13 @@
 """Messages between agents and replica servers, which copy checkpoint files: one JSON line each. File contents follow
 after a Go.
 
-peer → server   List | Decide | Get             server → peer   Offer(size)
+    peer → server   List | Decide | Get             server → peer   Offer(size)
     peer → server   Go                              server → peer   exactly so many bytes
 
-peer → server   Put(size)                       server → peer   Go | InPlace | Refusal
+    peer → server   Put(size)                       server → peer   Go | InPlace | Refusal
     peer → server   exactly so many bytes           server → peer   Fine; or Refusal, also before the last byte
 
-peer → server   Arrived                         server → peer   Fine, when all members have
+    peer → server   Arrived                         server → peer   Fine, when all members have
     peer → server   Doubt                           server → peer   Fine, when it has looked
 
 A checkpoint is named by its kind, its step and the digest of its manifest, a file by what the manifest calls it: no

@@ -3,7 +3,7 @@ and has second copies made.
 
 Before ranks of a generation are forked:
 
-first member    List of every server → choose() → SaveChoice          the others    Decide → SaveChoice
+    first member    List of every server → choose() → SaveChoice          the others    Decide → SaveChoice
     each member     sets aside what is hopeless, commits its draft of the chosen one
     where some member lacks a file: each fetches what it lacks, then Arrived, until all have arrived
 """

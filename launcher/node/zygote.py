@@ -1,7 +1,7 @@
 """The zygote: a process that imports once what ranks need and forks ranks on request; or, in mode `run`, becomes one
 rank without a fork. See ZYGOTE.md.
 
-PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
+    PYTHON zygote.py serve FD AGENT_PID     FD: one end of a Unix stream socket pair, JSON lines both ways
     PYTHON zygote.py lend FD OWNER_PID      likewise, for many runs: it has a copy of itself in the agent of each
     PYTHON zygote.py run FD [AGENT_PID]     FD: a pipe with one order, a JSON line
 

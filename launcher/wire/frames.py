@@ -1,7 +1,7 @@
 """An authenticated TCP connection between two of our processes: agents and coordinator, replica servers, supervisors of
 a run. Both sides prove that they have a key by HMAC, and then exchange JSON lines.
 
-server → client   {"v":4,"nonce":S}
+    server → client   {"v":4,"nonce":S}
     client → server   {"v":4,"nonce":C,"mac":HMAC(key, client|CLIENT|SERVER|S|C)}
     server → client   {"mac":HMAC(key, server|CLIENT|SERVER|S|C)}
 

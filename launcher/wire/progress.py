@@ -3,9 +3,9 @@ object a line, such as {"step": 12, "loss": 0.31}.
 
 A script needs three lines to use it:
 
-wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-    wire.write('{"step": 12, "total_steps": 200, "loss": 0.31}\n')
-    wire.write('{"checkpoint": 10}\n')
+    wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+    wire.write('{"step": 12, "total_steps": 200, "loss": 0.31}\\n')
+    wire.write('{"checkpoint": 10}\\n')
 
 Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
 happens after it is not a failure), asked_to_stop (by a signal, say: it leaves with exit code 75 to be started again),

@@ -5,7 +5,7 @@ The only message tells a rank that it is one of a new generation, in which it me
 the survivors leave at once what they do, as they would wait for that one. If none is gone and others are to join, the
 message comes on a second FIFO, whose name ends in `.step-end`: all leave together, at the end of a step.
 
-{"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
+    {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
 """
 
 import contextlib

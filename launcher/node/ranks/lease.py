@@ -1,7 +1,7 @@
 """The lease under which ranks run on a node: an agent renews it while the coordinator answers, and once it has expired
 the watchdog, or else the supervisor, kills the ranks and then the agent.
 
-agent ── renews ──► Lease (memory of all three) ◄── looks ─┬─ watchdog: has run out ──────┐
+    agent ── renews ──► Lease (memory of all three) ◄── looks ─┬─ watchdog: has run out ──────┐
                                                                └─ supervisor: 0.5 s later ────┴► SIGKILL to all below
                                                                                                  the agent, then to it
 

@@ -1,7 +1,7 @@
 """Processes in reserve, with `recovery.reserve`: they start as ranks do, import, load data and build the model, and
 then wait for the number of a rank. A rank that is replaced after a failure therefore runs at once.
 
-fill ─► starter ─► the user's program ─► Trainer: model made, a first pass tried ─► {"waits": true}
+    fill ─► starter ─► the user's program ─► Trainer: model made, a first pass tried ─► {"waits": true}
                                                                                               │
     start of a rank ─► hand over: its variables and its log, on a FIFO beside LAUNCH_RESERVE ▼
 """

@@ -1,7 +1,7 @@
 """Run a job's command with the environment that its user had at submit, read from a file, plus what the scheduler sets
 in the job. This is for schedulers that show a job's environment to all users.
 
-python -m launcher.places.batch.environment [--warn-after SECONDS] COMMAND ...      in the batch script
+    python -m launcher.places.batch.environment [--warn-after SECONDS] COMMAND ...      in the batch script
     python -m launcher.places.batch.environment --packed TEXT      by qrsh, which quotes badly
 
 For schedulers that show a job's environment to everybody, and passwords with it: there it goes in a file.

@@ -1,7 +1,7 @@
 """Freeze a project's code: hash it, keep it once in a store under its digest, and copy it into each run, whose ranks
 may change their copy.
 
-project ─ hash what changed ─► store/<digest>/ (pristine, read-only) ─ copy ─► <run>/code/ (private, writable)
+    project ─ hash what changed ─► store/<digest>/ (pristine, read-only) ─ copy ─► <run>/code/ (private, writable)
        └── what the store does not have is read once, hashed, and written to both ──┘
 
 The digest names the content: same code, same folder, nothing stored a second time. What the store has is only taken

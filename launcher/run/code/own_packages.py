@@ -1,7 +1,7 @@
 """The project's own packages: from which of its folders Python imports them, and which it would import from a folder
 outside the frozen code. Found by looking at files; nothing is imported.
 
-pyproject.toml, src/, .pth files, finders of editable installs ─► folders in code/ that go onto PYTHONPATH
+    pyproject.toml, src/, .pth files, finders of editable installs ─► folders in code/ that go onto PYTHONPATH
                                                                 └──► words about what stays live
 
 Found by looking at files; nothing is imported.

@@ -1,7 +1,7 @@
 """Give new code to a run that has ended, when it is resumed: the new code is staged in the next attempt's folder, then
 swapped with the old, and files that ranks wrote go along.
 
-project ─ freeze ─► attempts/N/code ─ swap ─► code/          the code that the attempts before ran with
+    project ─ freeze ─► attempts/N/code ─ swap ─► code/          the code that the attempts before ran with
                                   code/ ─ swap ─► attempts/N-1/code, kept
 
 A submitter that is killed in between leaves attempts/N/code: whoever resumes the run next finishes the swap.

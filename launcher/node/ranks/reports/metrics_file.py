@@ -1,7 +1,7 @@
 """Write the metrics that the ranks of a node report to a file for `launch metrics`: one JSON line each, with step and
 time. Of a long run only the newest and the extreme values are kept after the first 10,000 reports.
 
-{"generation": 2}                                                      written by each new agent
+    {"generation": 2}                                                      written by each new agent
     {"step": 120, "at": 1767225600.25, "rank": 0, "values": {"loss": 0.31}}
 
 A thread writes, so that no disk holds the agent up; what a full disk does not take is left out. The first 10,000

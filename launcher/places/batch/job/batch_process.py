@@ -1,6 +1,8 @@
 """The batch process: the only command of a batch script. It supervises, one after the other, the attempts of a run that
 fit into this job.
 
+    python -m launcher.supervisor launcher.places.batch.job.batch_process:BatchSupervisor RUN_DIR KIND [SIGNAL]
+
 RUN_DIR is in an array the folder with the list of runs. SIGNAL has killed the supervisor before this one, in the same
 start of the job.
 

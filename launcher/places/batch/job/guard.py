@@ -1,6 +1,8 @@
 """The guard of a batch process: start the batch process of a job, restart it if it is killed, and pass the scheduler's
 signals on to it.
 
+    python -m launcher.places.batch.job.guard KIND RUN_DIR [ends-with-0]
+
 Signals stay blocked until they are handled, here and in the batch process, which they would end while its Python
 starts. While the job is being ended nothing is restarted: the scheduler decides what follows.
 """

@@ -1,6 +1,8 @@
 """Supervise one node's agent in a batch job, on every node but the first: start it, restart it, and end processes that
 it leaves.
 
+    python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     started by srun, or the scheduler's counterpart
+
 A job step reports a task's end only when all tasks have ended, and nothing else on the node would clean up after a
 killed agent.
 """
