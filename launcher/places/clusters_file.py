@@ -1,4 +1,5 @@
-"""The user's clusters file: names for places where runs go, each with how to get there.
+"""The user's clusters file: names of places where runs go, each with its kind, how to reach it, and defaults for the
+spec.
 
 hpc:
   kind: slurm
@@ -47,7 +48,11 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./~-]*")  # written without quotes it stays wha
 
 
 class ClusterEntry(Struct, frozen=True):
-    """A cluster: its kind, and its defaults for options of the spec, which include how to reach it."""
+    """A cluster of the clusters file: its kind, and defaults for options of the spec (path and YAML text), which
+    include how to reach it.
+
+    `hosts` is the command that prints a pool's hosts, if the file does not list them.
+    """
 
     kind: str
     name: str = ""
@@ -56,7 +61,9 @@ class ClusterEntry(Struct, frozen=True):
 
 
 def clusters_file(named: Path | None = None) -> Path | None:
-    """Return the named file, or $LAUNCH_CLUSTERS, or the user's own file; None if it does not exist."""
+    """Return the path of the clusters file: `named`, or else $LAUNCH_CLUSTERS, or else the user's own; None if it does
+    not exist.
+    """
     if named is None and (variable := os.environ.get("LAUNCH_CLUSTERS")):
         named = Path(variable)
     if named is not None:
@@ -67,7 +74,9 @@ def clusters_file(named: Path | None = None) -> Path | None:
 
 
 def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
-    """Return every cluster to which a run can go from here; raise BadInput with every problem of the clusters file."""
+    """Return all clusters by name, `local` and those in the clusters file included; raise BadInput with every problem
+    of the file.
+    """
     path = clusters_file(file)
     # A kind without a program of its own has nowhere to go but what the file, or the spec, names.
     found = {name: ClusterEntry(name, name) for name, kind in OURS.items() if name == LOCAL or kind.program}
@@ -78,7 +87,7 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
     """Return the cluster named `name`, with the hosts that its command prints now.
 
-    Raise BadInput, which lists the clusters that exist, and LaunchError if that command fails.
+    Raise BadInput with a list of the clusters if there is none, and LaunchError if the command fails.
     """
     if name == LOCAL:
         return ClusterEntry(LOCAL, LOCAL)  # whatever state the file is in
@@ -95,20 +104,20 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
 
 
 def section_of(name: str) -> Section:
-    """Return the options of a kind of cluster, as a spec has them under the kind's name."""
+    """Return the options that a spec has under the name of this kind of cluster."""
     return OPTIONS_OF.get(name) or plugin_sections()[name]
 
 
 @cache
 def plugin_sections() -> dict[str, Section]:
-    """Return the spec options of each kind of plug-in, from its class's `options`."""
+    """Return the spec options of each kind that a plug-in adds, from its class's attribute `options`."""
     classes = {name: made(kind) for name, kind in plugins().items()}
     return {name: Section(dict, tuple(getattr(one, "options", ()))) for name, one in classes.items()}
 
 
 def with_hosts(place: ClusterEntry) -> ClusterEntry:
-    """Return the cluster with the hosts that its command prints now, if it has a command; raise LaunchError if that
-    fails.
+    """Return the cluster with the hosts that its command prints now, or unchanged if it has no command; raise
+    LaunchError if the command fails.
     """
     if place.hosts is None:
         return place
@@ -117,13 +126,15 @@ def with_hosts(place: ClusterEntry) -> ClusterEntry:
 
 
 def pool_of(place: ClusterEntry) -> Ssh:
-    """Return a pool's hosts with the pool's own options; raise LaunchError if a command that names them fails."""
+    """Return a pool's hosts and options as a spec has them under `ssh`; raise LaunchError if a command that prints the
+    hosts fails.
+    """
     pool: Ssh = _own_options(with_hosts(place), SSH)
     return pool
 
 
 def is_pool(kind: str) -> bool:
-    """Return whether clusters of this kind are pools of hosts, which a spec may name too."""
+    """Return whether clusters of this kind are pools of SSH hosts."""
     return OPTIONS_OF.get(kind) is SSH
 
 
@@ -133,7 +144,7 @@ def named_pools() -> dict[str, ClusterEntry]:
 
 
 def login_of(place: ClusterEntry) -> Login:
-    """Return how to reach the cluster's login node; `node` is None in it if the cluster's programs are on this
+    """Return how to reach the cluster's login node; its `node` is None if the cluster's commands are on this
     machine.
     """
     login: Login = _own_options(place, LOGIN) if place.kind == LOGIN_KIND else Login()
@@ -141,15 +152,16 @@ def login_of(place: ClusterEntry) -> Login:
 
 
 def hosts_of(place: ClusterEntry, spec: JobSpec) -> list[HostNow]:
-    """Return what is free on the cluster's machines and which runs have the rest; empty if its kind cannot report that.
+    """Return the cluster's hosts, what is free on them, and which runs they have; an empty list if its kind cannot
+    report that.
 
-    Raise LaunchError if they cannot be queried.
+    Raise LaunchError if they cannot be asked.
     """
     return of_kind(place.kind).hosts_now(merged(place, spec))
 
 
 def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
-    """Return the spec with the cluster's options filled in where the spec has only defaults."""
+    """Return the spec with the cluster's own options where the spec has none of its own."""
     if (section := OPTIONS_OF.get(place.kind)) is None:
         return spec
     said, usual = getattr(spec, place.kind), section.model()
@@ -159,10 +171,10 @@ def merged(place: ClusterEntry, spec: JobSpec) -> JobSpec:
 
 
 def as_reached_now(place: ClusterEntry) -> ClusterEntry:
-    """Return a cluster as it was at submit, but with its login node's address from the clusters file as it is now, or
-    with the hosts that its command prints now.
+    """Return a cluster as it was at submit, except that its login node's address, or a pool's hosts, are those of the
+    clusters file now.
 
-    Raise LaunchError if that command fails.
+    Raise LaunchError if the command that prints the hosts fails.
     """
     if place.kind != LOGIN_KIND and not is_pool(place.kind):
         return place
@@ -180,7 +192,7 @@ def as_reached_now(place: ClusterEntry) -> ClusterEntry:
 
 
 def _own_options(place: ClusterEntry, section: Section) -> Any:
-    """Return the cluster's own options, parsed as the section of a spec for its kind."""
+    """Return the options of the cluster's entry as a spec would have them under its kind's name."""
     own = ((path.removeprefix(f"{place.kind}."), text) for path, text in place.defaults if path.startswith(place.kind))
     root = read_tree("".join(f"{option}: {text}\n" for option, text in own)).root
     return section.parse(root) if root is not None else section.model()
@@ -189,8 +201,10 @@ def _own_options(place: ClusterEntry, section: Section) -> Any:
 def with_defaults(
     defaults: Sequence[tuple[str, str]], spec: Path, overrides: Sequence[str], job: Section | None = None
 ) -> tuple[str, ...]:
-    """Return the overrides, followed by a cluster's defaults for all options that neither the overrides nor the spec
-    set.
+    """Return the overrides, and after them a cluster's defaults for all options that neither the overrides nor the spec
+    sets.
+
+    `job` is the schema of the spec, None for the usual one.
     """
     from launcher.spec import overrides as command_line  # late: who completes names of clusters does without
     from launcher.spec.fields import JOB  # late: likewise
@@ -209,13 +223,13 @@ def with_defaults(
 
 
 def _says(root: Mapping, path: str) -> bool:
-    """Return whether the spec sets the option at `path`."""
+    """Return whether the spec sets the option at `path`, such as `slurm.partition`."""
     section, option, *below = path.split(".", 2)
     return root.find(section, option, *below) is not None
 
 
 def _near(name: str, known: list[str]) -> str:
-    """Return a hint for an unknown name: a similar known name, or the list of all."""
+    """Return a hint for an unknown name: the known name that is most similar, or all known names."""
     near = difflib.get_close_matches(name[:100], known, n=1)
     if near:
         return f"did you mean {near[0]}?"
@@ -224,7 +238,7 @@ def _near(name: str, known: list[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, ClusterEntry]:
-    """Return the clusters in the file; raise BadInput with every problem."""
+    """Return the clusters in the file by name; raise BadInput with every problem of it."""
     shown = printable(str(path))
     refuse_strangers(path, shown, "names programs that would run as you")
     try:
@@ -240,9 +254,9 @@ def _read(path: Path) -> dict[str, ClusterEntry]:
 
 @lru_cache(maxsize=4)  # one question after the other asks for it
 def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
-    """Return the clusters in a file's text; raise BadInput with every problem.
+    """Return the clusters in a file's text by name; raise BadInput with every problem.
 
-    `shown` is the file's name for messages.
+    `shown` is the file's name in messages.
     """
     read = read_tree(text)
     problems = list(read.problems)
@@ -256,17 +270,17 @@ def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
 
 
 def _told(problems: Sequence[Problem], shown: str) -> list[str]:
-    """Return the problems as lines of an error message."""
+    """Return the problems as lines of an error message, with `shown` as the file's name."""
     return lines_of([_keyed(problem) for problem in problems], shown, lambda _: "")
 
 
 def _keyed(problem: Problem) -> Problem:
-    """Return the problem with a key, which is `clusters` if the problem had none."""
+    """Return the problem, with `clusters` as the key that it is about if it had none."""
     return problem if problem.key else replace(problem, key=("clusters",))
 
 
 class _ClusterName(Leaf, frozen=True):
-    """The name of a cluster, which must not be `local`."""
+    """The name of a cluster in the file, which must not be `local`."""
 
     WORDS = "a name of a-z, 0-9, _ and -, at most 63 long"
     PATTERN = f"(?!{LOCAL}$){JOB_NAME}"
@@ -280,17 +294,19 @@ class _ClusterName(Leaf, frozen=True):
 
 
 class _Defaults(Struct, frozen=True):
-    """Options of one section of the spec, checked as in a spec and kept as overrides."""
+    """The type of an entry's `defaults`: options of one section of the spec, checked as in a spec and kept as
+    overrides.
+    """
 
     section: Section
     key: str
 
     def words(self) -> str:
-        """Return the expected form, for messages."""
+        """Return the expected form of the value, for messages."""
         return f"a mapping of options as in {self.key} of a spec"
 
     def parse(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """Return the options as overrides of a spec, after checking them as in a spec."""
+        """Return the options as overrides of a spec; raise an error with every problem."""
         self.section.parse(node)
         return tuple(_written(self.key, node)) if isinstance(node, Mapping) else ()
 
@@ -300,7 +316,7 @@ class _Defaults(Struct, frozen=True):
 
 
 class _QueueEntry(Struct, frozen=True):
-    """The options of a batch queue's entry."""
+    """The options of a batch cluster's entry: how to reach its login node, if it has one, and defaults for the spec."""
 
     login: str | None = None
     launch: str = Login().launch
@@ -311,14 +327,14 @@ class _QueueEntry(Struct, frozen=True):
 
 
 class _ByKind(Struct, frozen=True):
-    """The options of a cluster's entry, which depend on its `kind`."""
+    """The type of a cluster's entry, whose options depend on its `kind`."""
 
     def words(self) -> str:
-        """Return the expected form, for messages."""
+        """Return the expected form of the value, for messages."""
         return "a mapping with kind"
 
     def parse(self, node: Node) -> ClusterEntry:
-        """Return the entry, parsed with the options of its kind."""
+        """Return the entry, parsed by the options of its kind."""
         if isinstance(node, Unusable):
             raise Wrong
         ours = _ours_with_entries()
@@ -349,18 +365,18 @@ class _ByKind(Struct, frozen=True):
 
 
 def _kinds_with_entries() -> list[str]:
-    """Return the kinds that may have an entry, plug-ins included."""
+    """Return all kinds that may have an entry in the file, those of plug-ins included."""
     return [*_ours_with_entries(), *plugins()]
 
 
 def _ours_with_entries() -> list[str]:
-    """Return the built-in kinds that may have an entry."""
+    """Return the built-in kinds that may have an entry in the file."""
     return [kind for kind in OURS if kind in OPTIONS_OF and kind != LOGIN_KIND]
 
 
 def _pool(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a pool, which has the options that a spec has under the kind's name; a command may
-    name its hosts.
+    """Return the entry of a pool of hosts: its options are those of a spec under the kind's name. `said` is the mapping
+    in the file.
     """
     if OPTIONS_OF[kind] is SSH and isinstance(hosts := said.find("hosts"), Entry) and isinstance(hosts.value, Mapping):
         return _pool_by_command(kind, said, hosts.value)
@@ -372,7 +388,7 @@ def _pool(kind: str, said: Mapping) -> ClusterEntry:
 
 
 def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
-    """Return the entry of a pool whose hosts a command names."""
+    """Return the entry of a pool whose hosts a command prints; `hosts` is the mapping that names it."""
     gather = Gather()
     command = gather.take("hosts", HOSTS_COMMAND.parse, hosts)
     rest = Mapping({key: one for key, one in said.entries.items() if key != "hosts"}, said.mark)
@@ -385,8 +401,8 @@ def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
 
 
 def _queue(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a batch queue on this machine, or with `login` behind its login node, which then gets the
-    other options.
+    """Return the entry of a batch cluster. With `login` the cluster is behind a login node, to which the defaults for
+    the spec are then sent.
     """
     value: _QueueEntry = _queue_section(kind).parse(said)
     if value.login is None:
@@ -419,7 +435,7 @@ def _queue_section(kind: str) -> Section:
 
 
 def _written(path: str, node: Mapping) -> Iterator[tuple[str, str]]:
-    """Yield (path, value) for each option below `node`, as an override of the spec."""
+    """Yield (path, YAML text) for each option in `node`, as an override of the spec; `path` is that of the mapping."""
     for item in node:
         below = f"{path}.{item.key.text}"
         if isinstance(item.value, Mapping):

@@ -1,4 +1,4 @@
-"""Find what runs keep on machines other than this one, for all kinds of clusters."""
+"""List the files that runs keep on other machines, for all kinds of clusters."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from launcher.run.records import Intent
 
 
 def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[KeptRemote]:
-    """Return what other machines keep of the runs; with `remove`, delete it except what a live run needs.
+    """Return which files other machines keep for the runs; with `remove`, delete them, except what a live run needs.
 
     A machine that does not answer is in the list, with the reason.
     """
@@ -24,7 +24,9 @@ def kept_elsewhere(runs: Sequence[RunDir], *, remove: bool = False) -> list[Kept
 
 
 def kinds_of(run: RunDir) -> list[str]:
-    """Return the installed kinds of clusters that know more of the run than its folder does."""
+    """Return the kinds of clusters on which the run has had attempts and which have to be asked about it, because its
+    folder does not show everything.
+    """
     intents = (readable(attempt.intent, Intent) for attempt in attempts(run))
     kinds = dict.fromkeys(intent.cluster_kind for intent in intents if intent is not None)
     return [kind for kind in kinds if (known := kind_named(kind)) is not None and known.asked]

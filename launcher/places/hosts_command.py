@@ -1,4 +1,6 @@
-"""The hosts of a pool as printed by a user's command: one a line, or a JSON list as `hosts:` has it."""
+"""The hosts of a pool as a user's command prints them: one a line, or a JSON list in the form of `hosts:` in the
+clusters file.
+"""
 
 import json
 import os
@@ -29,7 +31,7 @@ _answers: dict["HostsCommand", tuple[float, Sequence]] = {}
 
 
 class HostsCommand(Struct, frozen=True):
-    """A command that prints the hosts of a pool, and the folder in which it runs."""
+    """A command that prints the hosts of a pool, and the folder in which it runs ("": the current one)."""
 
     command: tuple[str, ...]
     folder: str = ""
@@ -46,10 +48,11 @@ HOSTS_COMMAND = Section(
 
 
 def ask(pool: str, asked: HostsCommand, limit_s: float = LIMIT_S) -> Sequence:
-    """Run the command and return the hosts that it prints, as the clusters file would list them; an answer is reused
-    for 10 s.
+    """Run the command for the pool named `pool` and return the hosts that it prints, in the form of the clusters file.
+    The result is used again for 10 s.
 
-    Raise Unreachable if the command fails, and BadInput if its output is no list of hosts.
+    Raise Unreachable if the command fails or takes longer than `limit_s`, and BadInput if its output is no list of
+    hosts.
     """
     if asked in _answers and time.monotonic() < _answers[asked][0] + _FRESH_S:
         return _answers[asked][1]
@@ -60,7 +63,7 @@ def ask(pool: str, asked: HostsCommand, limit_s: float = LIMIT_S) -> Sequence:
 
 
 def read_hosts(output: bytes, about: str) -> Sequence:
-    """Return the hosts in the output of a command; raise BadInput with every problem, each beginning with `about`."""
+    """Return the hosts in a command's output; raise BadInput with every problem, each line beginning with `about`."""
     try:
         text = output.decode()
         listed = _of_json(text) if text.lstrip().startswith("[") else _of_lines(text)
@@ -92,8 +95,8 @@ def _of_lines(text: str) -> Sequence:
 
 
 def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
-    """Return the output of the command, which runs in a session of its own, so that all its processes can be ended if
-    it takes too long.
+    """Return the command's output. It runs in a session of its own, so that all its processes can be ended after
+    `limit_s`; `about` begins error messages.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -118,12 +121,12 @@ def _run(asked: HostsCommand, about: str, limit_s: float) -> bytes:
 
 
 def _is_too_much(*files: IO[bytes]) -> bool:
-    """Return whether one of the outputs is larger than allowed."""
+    """Return whether the command has written more to one of the files than is accepted."""
     return any(os.fstat(file.fileno()).st_size > _MOST_BYTES for file in files)
 
 
 def _last_lines(err: IO[bytes]) -> list[str]:
-    """Return the last lines of an error output."""
+    """Return the last lines of the command's error output."""
     err.seek(0)
     said = err.read().decode(errors="replace").strip().splitlines()
     return [printable(line[:_LONGEST_LINE]) for line in said[-_LINES_SHOWN:]]

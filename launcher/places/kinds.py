@@ -1,5 +1,5 @@
-"""The kinds of clusters and where each one's class is; the built-in kinds are found without a scan of what is
-installed.
+"""The kinds of clusters, and the class of each one. Plug-ins add kinds by entry points of the group `launch.clusters`;
+built-in kinds are found without a search for plug-ins.
 
 Another package adds a kind by an entry point of the group `launch.clusters`, named as the kind: see
 launcher/docs/own-place.md.
@@ -22,7 +22,12 @@ GROUP = "launch.clusters"
 
 @dataclass(frozen=True, slots=True)
 class ClusterKind:
-    """A kind of cluster, as it is known before its module is imported."""
+    """A kind of cluster, as far as it is known before its module is imported.
+
+    `path` is MODULE:CLASS. `asked` means that the cluster has to be asked about runs, because their folders do not show
+    everything. `program` is the command whose presence makes the cluster usable without an entry in the clusters file.
+    `fresh_s` is how old its answers may be for programs that watch. `names` are options that an entry must have.
+    """
 
     path: str  # MODULE:CLASS
     asked: bool = True  # it knows more of its runs than their folders and processes show
@@ -47,13 +52,13 @@ _OF_ATTEMPTS = {DEFERRED: ClusterKind("launcher.places.deferred.cluster:Deferred
 
 
 def kind_named(name: str) -> ClusterKind | None:
-    """Return the kind named `name`, built in or a plug-in's, or None if there is none."""
+    """Return the kind of this name, built in or of a plug-in, or None if there is none."""
     return OURS.get(name) or _OF_ATTEMPTS.get(name) or plugins().get(name)
 
 
 @cache
 def plugins() -> dict[str, ClusterKind]:
-    """Return the kinds that plug-ins bring."""
+    """Return the kinds that installed plug-ins add, by name."""
     from importlib.metadata import entry_points  # late: 20 ms that no run on a kind of ours pays for
 
     found = entry_points(group=GROUP)
@@ -61,7 +66,7 @@ def plugins() -> dict[str, ClusterKind]:
 
 
 def of_kind(name: str) -> "Place":
-    """Return a new object of the class of this kind; raise BadInput if nothing installed has that kind."""
+    """Return a new place of this kind; raise BadInput if no such kind is installed."""
     kind = kind_named(name)
     if kind is None:
         raise BadInput(f"there is no kind of cluster {name[:100]!r}", "hint: is its package installed here?")
@@ -69,7 +74,9 @@ def of_kind(name: str) -> "Place":
 
 
 def made(kind: ClusterKind) -> "Place":
-    """Return a new object of the kind's class; raise BadInput if the class is no Place of this version."""
+    """Return a new place of this kind; raise BadInput if the kind's class is not a Place of this version of the
+    launcher.
+    """
     module, _, name = kind.path.partition(":")
     place = getattr(import_module(module), name)()
     if not hasattr(place, "not_supported"):
@@ -79,7 +86,9 @@ def made(kind: ClusterKind) -> "Place":
 
 
 def is_here(name: str) -> bool:
-    """Return whether a cluster named like its kind works on this machine without an entry in the clusters file."""
+    """Return whether a cluster can be used here under its kind's own name, without an entry in the clusters file: the
+    kind's command is installed, if it needs one.
+    """
     kind = kind_named(name)
     return (
         kind is not None and name not in _OF_ATTEMPTS and (not kind.program or shutil.which(kind.program) is not None)

@@ -1,4 +1,4 @@
-"""Find the state of other runs, wherever they run, for a run that waits for them."""
+"""Read the state of other runs, on whatever cluster, for a run that waits for them."""
 
 import contextlib
 import time
@@ -17,8 +17,8 @@ _ASK_S = 15.0  # how old the cluster's answer may be
 
 
 class OtherRuns:
-    """The states of the runs that a run waits for; their folders are read each time, their clusters queried at
-    intervals.
+    """A reader of the states of runs that another run waits for. Their folders are read each time, their clusters are
+    asked at intervals.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,9 @@ class OtherRuns:
         return OtherRun(status.state, state_text(status), status.step)
 
     def _word(self, facts: RunFacts) -> ClusterAnswer | None:
-        """Return the cluster's answer about the run, queried at intervals, or None if no cluster has to be queried."""
+        """Return the cluster's last answer about the run, asked for at intervals, or None if the run's folder shows
+        everything.
+        """
         kind = kind_named(facts.asks) if facts.asks else None
         if kind is None or not kind.asked:
             return None
@@ -53,14 +55,16 @@ class OtherRuns:
 
 
 def _mend_here(facts: RunFacts) -> None:
-    """Have a lost run of this machine continue; errors are left for the run's own status."""
+    """Continue a lost run of this machine (whose processes were killed). An error is ignored, because the run's own
+    status reports it.
+    """
     with contextlib.suppress(LaunchError, OSError):
         of_kind(facts.asks).mend([facts.attempt_dir])
 
 
 def _asked(facts: RunFacts) -> ClusterAnswer | None:
-    """Return the cluster's answer about the run, or None if it knows no more than the run's folder; the state is
-    unknown if the cluster does not answer.
+    """Return the cluster's answer about the run, or None if the run's folder shows everything. If the cluster does not
+    answer, the state is unknown.
     """
     try:
         place = of_kind(facts.asks)

@@ -1,4 +1,5 @@
-"""Define the base class of a place where runs go. A kind fills in five methods; all others have a default.
+"""The base class of a place where runs go, such as a cluster. A kind of place fills in five methods; all others have a
+default, which raises NotSupported or does nothing, as its docstring says.
 
 What a kind does not support raises NotSupported, or does nothing and returns nothing, as each method says. No caller
 asks a kind for its name. One contract suite (tests/places/contract) runs over every kind.
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CancelReport:
-    """The result of a cancel, with a line of text for each thing that was ended."""
+    """The result of a cancel: a line of text for each thing that was ended.
+
+    `already` is True if nothing was left to end; `cut_off` has a line for each machine that does not answer, where
+    processes may still run.
+    """
 
     ended: tuple[str, ...]
     already: bool  # nothing was left to end
@@ -38,7 +43,7 @@ class CancelReport:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The job that a cluster would be handed, and the cluster's answer about it without accepting it."""
+    """The job script that a cluster would get, and the cluster's answer about it, without a submit."""
 
     script: str
     answer: str
@@ -46,7 +51,11 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class HostNow:
-    """A machine of a cluster as it is now; a value that is not known is None."""
+    """A host of a cluster at this moment.
+
+    `state` is free, taken, or unknown; GPUs are None if unknown; `runs` are on it, or `jobs` of this user if the
+    cluster does not know runs; `text` is for people.
+    """
 
     host: str
     state: str  # free, taken, or unknown where it cannot be asked or takes no runs
@@ -59,7 +68,11 @@ class HostNow:
 
 @dataclass(frozen=True, slots=True)
 class KeptRemote:
-    """Files of runs that another machine keeps, or why it could not be asked."""
+    """The files of runs that a machine (`where`) keeps: bytes of each run, and of code that no other run needs.
+
+    Runs in `live` have processes, so that nothing of theirs may be deleted; `silent` says why the machine could not be
+    asked.
+    """
 
     where: str
     runs: dict[RunId, int]  # bytes of each that is there; 0 for a machine that does not answer
@@ -69,7 +82,7 @@ class KeptRemote:
 
 
 class PreparedStart(Protocol):
-    """A prepared attempt, which can be started as soon as its intent is on disk."""
+    """An attempt that was prepared before its records exist, and can be started as soon as its intent is on disk."""
 
     def start(self, attempt: int) -> None:
         """Start the attempt, whose intent is on disk; return at once."""
@@ -79,23 +92,25 @@ class PreparedStart(Protocol):
 
 
 class StartLater:
-    """The PreparedStart of kinds of places that prepare nothing."""
+    """The PreparedStart of places that prepare nothing."""
 
     def __init__(self, place: "Place", plan: "Plan") -> None:
         self._place, self._plan = place, plan
 
     def start(self, attempt: int) -> None:
-        """Start the attempt by the place's own `start`."""
+        """Start the attempt with the place's own `start`."""
         self._place.start(self._plan, attempt)
 
     def drop(self) -> None:
-        """Do nothing, because nothing was begun."""
+        """Do nothing, because nothing was prepared."""
 
 
 class Place(ABC):
     """A kind of place where runs go.
 
     One object may be used for several methods of one command, and each method may be called alone on a new object.
+    `most_files_at_once` is how many files of code a submit copies itself (None: any number); the supervisor copies
+    more.
     """
 
     kind: str
@@ -117,105 +132,110 @@ class Place(ABC):
 
     @abstractmethod
     def preview(self, plan: "Plan") -> Preview | None:
-        """Return what `start` would hand over, or None if it hands over no text."""
+        """Return what `start` would submit, or None if it submits no text."""
 
     @abstractmethod
     def start(self, plan: "Plan", attempt: int) -> None:
-        """Start the attempt of the run in `plan.run_dir`, whose intent is on disk, exactly once; return at once."""
+        """Start attempt number `attempt` of the run in `plan.run_dir`, whose intent is on disk, exactly once; return at
+        once.
+        """
 
     @abstractmethod
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the place's answer about each attempt, or None if it knows no more than the run's folder and
-        processes.
+        """Return the cluster's answer about each attempt, or None for one of which it knows no more than the run's
+        folder and processes show.
 
-        It starts, ends and changes nothing.
+        Nothing is started, ended or changed.
         """
 
     @abstractmethod
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: "Plan | None") -> CancelReport:
         """End the attempt for good: ask its processes first, then kill them.
 
-        Return the report once no process of the attempt is left. Any of its records may be damaged or gone; `plan` is
-        None if it cannot be read.
+        Return the report once no process of the attempt is left. Any of its records may be damaged or missing; `plan`
+        is None if it cannot be read.
         """
 
     # -- before a start
 
     def prepare(self, plan: "Plan") -> PreparedStart:
-        """Prepare for the next attempt of the run in `plan.run_dir`, which need not exist yet, and return the object
-        that starts it; the code may come later.
+        """Prepare the next attempt of the run in `plan.run_dir` and return the object that starts it.
+
+        Neither the folder nor the code need exist yet. By default nothing is prepared.
         """
         return StartLater(self, plan)
 
     def check_first(self, code: "CodeList") -> None:
-        """Raise BadInput for code that cannot go to this place; by default all code can."""
+        """Raise BadInput if this code cannot go to the place; by default any code can."""
 
     def queue_problems(self, spec: "JobSpec", awaited: "Sequence[AwaitedRun]") -> "list[Misfit]":
-        """Return a problem for each `queue` option, and each run to follow, that the place does not support; by default
-        that is all of them.
+        """Return a problem for each `queue` option, and each run to wait for, that the place does not support; by
+        default it supports none.
         """
         from launcher.plan.queueing import not_taken  # late: our own kinds have more
 
         return not_taken(spec.queue, (), self.kind)
 
     def most_together(self) -> int:
-        """Return how many runs with equal demands may be handed over as one job."""
+        """Return how many runs with equal demands can be submitted as one job; by default one."""
         return 1
 
     def runs_folder(self, spec: "JobSpec") -> str:
-        """Return the folder that contains the folders of runs, by their ids, on every machine of the place; only for
-        places with `remote`.
+        """Return the folder that, on every machine of the place, contains the folders of runs; only places with
+        `remote` have one.
         """
         raise self.not_supported("a folder of runs on other machines")
 
     def warm_up(self, plan: "Plan", folder: Path) -> bool:
-        """Import what all runs that this process submits have in common with this one; `folder` has their `code/`.
+        """Import in advance what this and similar runs of this process have in common; `folder` has their `code/`.
 
-        Return False while it pays to wait for the imports before a submit.
+        Return False while the imports are under way, as it pays to wait for them; by default nothing is imported and
+        the result is True.
         """
         return True
 
     def expect(self, run_dir: Path) -> None:
-        """Start what can be started before the next run, which will have the folder `run_dir`; by default nothing."""
+        """Start in advance what can be started for the next run, whose folder will be `run_dir`; by default nothing."""
 
     # -- runs that are there
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Finish what a killed submitter left undone: hand over an attempt, end a second job, write a missing end.
+        """Complete what a killed submitter left undone: submit an attempt, end a duplicate job, write a missing end.
 
-        By default nothing can be left.
+        By default nothing is done.
         """
 
     def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Write the end of a lost attempt that had finished, or was asked to end, and start nothing.
+        """Write the end of a lost attempt (all its processes were killed) whose ranks had finished, or that was asked
+        to end; start nothing.
 
-        By default no end is written, and a user resumes the run.
+        By default no end is written, and a user has to resume the run.
         """
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Release a run, whether the run is held or not."""
+        """Let a run start that was submitted to be held; do nothing if it is not held."""
         raise self.not_supported("holding a run")
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Let running and waiting jobs of the run use the named nodes again, or all if none is named; by default no job
-        excludes nodes.
+        """Let the run's jobs use nodes again that they exclude: the named hosts, or all if none is named. By default no
+        job excludes nodes.
         """
 
     def cancel_without(self, run: RunDir, attempt: AttemptDir, gone: Collection[str]) -> CancelReport:
-        """End the attempt even if the hosts in `gone` do not answer, which are given up; return the report."""
+        """End the attempt although the hosts in `gone` do not answer, which a user has given up; return the report."""
         raise self.not_supported("giving up hosts", "hint: only a pool needs it; cancel without --gone")
 
     def discover(self, ref: str) -> Path | None:
-        """Create a folder here for the run that `ref`, its id or a unique beginning of it, names, if the user submitted
-        it from another machine.
+        """Create a folder here for a run that the user submitted from another machine; `ref` is its id or a unique
+        beginning of it.
 
         Return the folder, or None if there is no such run.
         """
         return None
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start `launcher.node.inside.there` on the machine of the node, and return the connection to it; raise
-        Unreachable or Refused.
+        """Start `launcher.node.inside.there`, which looks into ranks, on the node's machine, and return the connection
+        to it; raise Unreachable or Refused.
         """
         raise self.not_supported("a program beside the ranks of a run")
 
@@ -224,8 +244,8 @@ class Place(ABC):
         raise self.not_supported("a connection to a node that could carry others")
 
     def hosts_now(self, spec: "JobSpec") -> list[HostNow]:
-        """Return each machine that a job with these options could get, as far as known; raise LaunchError if it cannot
-        be queried.
+        """Return each host that a job with these options could get, as far as known; raise LaunchError if the cluster
+        cannot be asked.
         """
         return []
 
@@ -235,8 +255,8 @@ class Place(ABC):
         """Copy the logs and metrics that ranks have written so far into the run's folder here."""
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
-        """Copy logs, metrics and a checkpoint (`newest`, `none`, a step) to this machine; return a line of text for
-        each thing that came.
+        """Copy logs, metrics and a checkpoint (`newest`, `none`, or a step) to this machine; return a line of text
+        about each.
         """
         return []
 
@@ -244,31 +264,33 @@ class Place(ABC):
         """Copy the newest checkpoint and the logs to this machine, because the run is to continue somewhere else."""
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the files that ranks have written beside their code, which is `frozen`, below `draft`; return a folder
-        for each machine.
+        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each machine. `frozen`
+        are the names of the code's own files.
         """
         return []
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return what each other machine keeps of the runs; with `remove`, delete it except what a live run needs."""
+        """Return which files each other machine keeps for the runs; with `remove`, delete them, except what a live run
+        needs.
+        """
         return []
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> "list[Checkpoint]":
         """Return the checkpoints of a run whose newest attempt is on other machines; with `verify` those machines
-        compare every byte.
+        compare every byte with the manifests.
         """
         raise self.not_supported("a list of checkpoints on other machines")
 
     def not_supported(self, what: str, *hints: str) -> NotSupported:
-        """Return the error that this kind does not support `what`."""
+        """Return the error that this kind of place does not support `what`, with hints."""
         return NotSupported(f"{what}: not supported on {self.kind}", *(hints or ("hint: another cluster may: --on",)))
 
 
 class Doctor(Protocol):
-    """The checks of a kind of cluster, as a module offers them."""
+    """The checks of a kind of cluster, which a module offers as the function `check_up`."""
 
     def check_up(self, request: "DoctorRequest", tell: "Callable[[str], None]") -> "Iterator[Finding]":
-        """Yield findings as they are made; call `tell` with a line of text before each check that takes long.
+        """Yield findings as they are made; `tell` is called with a line of text before each check that takes long.
 
         Raise BadInput for options that cannot be used.
         """

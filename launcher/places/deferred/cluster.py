@@ -1,4 +1,5 @@
-"""Hold a run back on this machine if its own cluster cannot see, or count, the runs that it waits for.
+"""The place of an attempt that waits on this machine (a deferred start), because the run's own cluster cannot see or
+count the runs that it waits for. A process here waits, and then opens the next attempt on that cluster.
 
 The attempt is over when the waiting process opens the next one on the run's cluster, as `launch resume` does
 (`submission/deferred_start.py`). Its number is given once, so there is one, whichever process is killed when. If a look
@@ -28,9 +29,9 @@ _DEFERRED_START = "launcher.submission.deferred_start:DeferredStart"
 
 
 class DeferredCluster(Place):
-    """The place where a run waits on this machine.
+    """The place where an attempt waits on this machine.
 
-    `there` is the cluster to which it will go, which says what a node offers.
+    `there` is the cluster to which the run will go, which describes its nodes; None if that does not matter.
     """
 
     kind = DEFERRED
@@ -40,28 +41,28 @@ class DeferredCluster(Place):
         self._there = there
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node offers of the cluster to which the run will go; raise Refused if no cluster is named."""
+        """Return what a node of the run's future cluster offers; raise Refused if no cluster was given."""
         if self._there is None:
             raise Refused("a run waits here on its way to a cluster", "hint: name that with --on")
         return self._there.machine(spec)
 
     def preview(self, _plan: Plan) -> None:
-        """Return None, because nothing is handed to a cluster yet."""
+        """Return None, because nothing is submitted to a cluster yet."""
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
-        """Boot the process that waits, and return it."""
+        """Start the process that will wait for the run, which is told the attempt later, and return it."""
         return StandbySupervisor(_DEFERRED_START, Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
-        """Start the process that waits."""
+        """Start the process that waits, for attempt number `attempt`."""
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return None for each attempt, because a waiting run's folder and processes say everything."""
+        """Return None for each attempt, because the run's folder and processes on this machine show everything."""
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Start the waiting process again for each deferred start that has lost it."""
+        """Start the waiting process for each attempt whose waiting process was killed."""
         for run, attempt in attempts:
             if newest(run) == attempt and not has_ended(run, attempt) and _is_abandoned(attempt):
                 try:
@@ -70,7 +71,7 @@ class DeferredCluster(Place):
                     continue  # the next look tries again; until then status shows that no process waits
 
     def release(self, _run: RunDir, attempt: AttemptDir) -> None:
-        """Record that the held run may start."""
+        """Record that the run, which was submitted to be held, may start."""
         if not attempt.released.exists():
             create_record(attempt.released, this_process())
 
@@ -80,7 +81,7 @@ class DeferredCluster(Place):
 
 
 def _is_abandoned(attempt: AttemptDir) -> bool:
-    """Return whether neither the attempt's submitter nor a process that waits for it is alive."""
+    """Return whether neither the attempt's submitter nor its waiting process is alive."""
     if not attempt.handle.exists() and alive(read_intent(attempt).created_by):
         return False
     with locked(attempt.job_lock) as free:

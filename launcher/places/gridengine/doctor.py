@@ -24,7 +24,9 @@ WORDS = QueueNames(
 
 
 class GridEngineDoctor(BatchDoctor):
-    """The checks of a Grid Engine; a trial uses the chosen parallel environment, or the first that is usable."""
+    """The checks of a Grid Engine site; a trial uses the chosen parallel environment, or else the first that is
+    usable.
+    """
 
     words, starting = WORDS, "qrsh -inherit"
 
@@ -42,7 +44,7 @@ class GridEngineDoctor(BatchDoctor):
         return None if self._able(chosen) else 1
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the qsub command that reads the trial's script from its stdin."""
+        """Return the qsub command that reads the trial's script from stdin."""
         argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
         argv += ["-v", "PATH", "-l", f"h_rt={60 * limit_minutes}"]
         for name, slots in list(self._able(chosen).items())[:1]:
@@ -54,7 +56,7 @@ class GridEngineDoctor(BatchDoctor):
         return {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
 
     def _able(self, chosen: Mapping[str, str]) -> dict[str, int]:
-        """Return the usable parallel environments among the chosen ones, with their slots per host."""
+        """Return the usable ones of the chosen parallel environment (or of all), with their slots per host."""
         known = self._environments()
         return usable({chosen["pe"]: known.get(chosen["pe"], {})} if "pe" in chosen else known)
 
@@ -63,14 +65,16 @@ check_up = GridEngineDoctor().check_up
 
 
 def usable(environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-    """Return the parallel environments for jobs on several hosts, each with its slots per host."""
+    """Return the parallel environments that give a job a fixed number of slots per host and let it start programs
+    there, with that number.
+    """
     able = {name: one for name, one in environments.items() if one.get("control_slaves") == "TRUE"}
     rules = {name: one.get("allocation_rule", "") for name, one in able.items()}
     return {name: int(rule) for name, rule in rules.items() if rule.isdigit()}
 
 
 def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield which parallel environments give a job a fixed number of hosts and let it start programs there."""
+    """Yield a finding about which parallel environments runs can use, and why others cannot be used."""
     fixed = [name for name, one in environments.items() if one.get("allocation_rule", "").isdigit()]
     hint = "ask for one with allocation_rule 1 and control_slaves TRUE; runs on one node need none"
     if found := usable(environments):
@@ -82,7 +86,7 @@ def pe_findings(environments: Mapping[str, Mapping[str, str]]) -> Iterator[Findi
 
 
 def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield findings about settings of the site that keep a run from continuing, or from being reported."""
+    """Yield findings about settings of the site because of which a run may not continue, or its end may not be seen."""
     if settings.get("reschedule_unknown", "00:00:00") in ("00:00:00", "0:0:0"):
         text = "jobs of a lost first host are not put back (reschedule_unknown 0)"
         yield warning("lost hosts", text, "`launch cancel`, then `launch resume`, continues the run")
@@ -95,5 +99,5 @@ def settings_findings(settings: Mapping[str, str], scheduler: Mapping[str, str])
 
 
 def _shown(*option: str) -> dict[str, str]:
-    """Return the settings that `qconf` shows with the option."""
+    """Return the settings that `qconf` prints for this option."""
     return read_settings(ask(["qconf", *option]).out)

@@ -1,5 +1,5 @@
-"""Grid Engine as a place, from any machine that has its programs: command lines, the parsing of answers, states
-and reasons.
+"""Grid Engine as a place where runs go, from any machine that has its commands: their command lines, the parsing of
+their output, states and reasons.
 """
 
 import calendar
@@ -52,10 +52,7 @@ ask = Programs(CALLED, "qmaster", _NO_ANSWER).ask
 
 
 class GridEngineCluster(BatchCluster):
-    """Grid Engine as a cluster to which runs are submitted.
-
-    Its own dependencies between jobs, and its arrays, are not used.
-    """
+    """Grid Engine as a cluster to which runs are submitted. Its job arrays are not used."""
 
     doctor = "launcher.places.gridengine.doctor"
     takes = ("priority", "after", "hold", "at")
@@ -64,8 +61,8 @@ class GridEngineCluster(BatchCluster):
         super().__init__(GridEngineSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what hosts of the queue offer; raise BadInput if the parallel environment gives no fixed number of
-        hosts.
+        """Return what hosts of the spec's queue offer. Raise BadInput if the spec's parallel environment gives no fixed
+        number of hosts.
         """
         own = spec.gridengine
         check_rule(own.pe, rule_of(own.pe), spec.resources.nodes.max)
@@ -73,7 +70,9 @@ class GridEngineCluster(BatchCluster):
 
 
 class GridEngineSystem(BatchSystem):
-    """The command lines of Grid Engine and the parsing of its answers."""
+    """Grid Engine as a batch system: its command lines, and the parsing of their output. A job is requeued by exit code
+    99.
+    """
 
     kind = "gridengine"
     called = CALLED
@@ -84,7 +83,9 @@ class GridEngineSystem(BatchSystem):
     leaves_with: int | None = 99
 
     def site(self) -> str:
-        """Return the cell's name and its administrator, but not its qmaster's host, which may change."""
+        """Return a name made from the cell and its administrator; the qmaster's host is not used, because it may
+        change.
+        """
         named = os.environ.get("SGE_CLUSTER_NAME", "")
         root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
         with contextlib.suppress(OSError):
@@ -101,7 +102,7 @@ class GridEngineSystem(BatchSystem):
         return _last_line(answer)
 
     def may_submit(self) -> bool:
-        """Return whether Grid Engine lets this host submit jobs."""
+        """Return whether this host is among Grid Engine's submit hosts."""
         try:
             ask(["qsub", "-w", "v", "-b", "y", "true"])
         except Unreachable as error:
@@ -132,11 +133,10 @@ class GridEngineSystem(BatchSystem):
         return [job for job in found if job is not None]
 
     def requeue(self, job: str) -> str:
-        """Return why the job cannot be requeued by leaving with its exit code, or "".
+        """Return why the job should not be requeued by exiting with its code, or "".
 
-        A job that was on several hosts is better followed by a new one: Grid Engine keeps the old job off the other
-        hosts it had, and while a process of it is left on one, takes the end of the batch process for the end of the
-        job.
+        A job on several hosts is followed by a new job where that is possible: Grid Engine keeps the old one off the
+        other hosts that it had, and does not see a process of it that is left on one of them.
         """
         if any(one.last is None or not os.WIFEXITED(one.last) for one in self.started):
             return f"what job {job} started on other hosts had to be killed"
@@ -145,13 +145,13 @@ class GridEngineSystem(BatchSystem):
         return ""
 
     def follow(self, job: str, others: Sequence[str]) -> bool:
-        """Have a job wait for other jobs again, as a requeue drops that; return whether that was done, which hosts that
-        may not submit cannot.
+        """Make a job that is being requeued wait for the jobs `others`, because a requeue drops its dependencies.
+        Return False on a host that may not submit, where it is impossible.
         """
         return bool(others) and ask(["qalter", "-hold_jid", ",".join(others), job]).code == 0
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:
-        """Return the hosts of these queues, or of all, by qhost."""
+        """Return the hosts of the queue, or of all, by qhost; `gpu` is the resource name for GPUs."""
         known = read_hosts(ask(["qhost", "-q", "-F", gpu, "-xml"], limit_s=limit_s).out, gpu)
         named = {one.partition("@")[0] for one in queue.split(",")} if queue else None
         return [host for host in known if (host.queues if named is None else named & host.queues)]
@@ -159,12 +159,14 @@ class GridEngineSystem(BatchSystem):
 
 @cache
 def rule_of(pe: str | None) -> str | None:
-    """Return how a parallel environment assigns slots to hosts, or None if there is no such environment."""
+    """Return the allocation rule of a parallel environment, by which slots are spread over hosts, or None if it does
+    not exist.
+    """
     return None if pe is None else read_settings(ask(["qconf", "-sp", pe]).out).get("allocation_rule")
 
 
 def _last_line(answer: Answer) -> str:
-    """Return the last line of an answer that has a meaning."""
+    """Return the last line of a command's output that carries a message."""
     lines = [line.strip() for line in (answer.err or answer.out).splitlines() if line.strip() not in ("", "Exiting.")]
     return lines[-1].removeprefix("Unable to run job: ") if lines else "it does not say why"
 
@@ -179,8 +181,8 @@ Follows = Sequence[tuple[AwaitedRun, str]]
 def script_of(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None, follows: Follows = ()
 ) -> str:
-    """Return the script for qsub; `rule` is how the parallel environment assigns slots, `follows` are runs with jobs to
-    wait for.
+    """Return the script for qsub; `rule` is the parallel environment's allocation rule, and `follows` are (run, job)
+    pairs to wait for.
     """
     chosen = options(plan, submit_token, where, avoid, rule)
     if follows:
@@ -193,7 +195,7 @@ def script_of(
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None
 ) -> dict[str, str | None]:
-    """Return the options of qsub, without their dash."""
+    """Return the options of qsub without their dash; `rule` is the parallel environment's allocation rule."""
     own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))
     resources = {
@@ -222,12 +224,14 @@ def options(
 
 
 def _slots_of_a_host(plan: Plan, rule: str | None) -> int:
-    """Return how many slots the job gets on each host."""
+    """Return how many slots the job gets on each host by the allocation rule `rule`."""
     return plan.ranks_per_node * plan.cpus_per_rank if rule == _ONE_HOST else int(rule or 1)
 
 
 def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
-    """Return the request for GPUs, divided by the slots per host, because Grid Engine counts resources per slot."""
+    """Return the request for GPUs, which is divided by the slots per host because Grid Engine counts resources per
+    slot.
+    """
     gpus, slots = plan.gpus_per_node, _slots_of_a_host(plan, rule)
     if gpus % slots:
         text = f"{gpus} GPUs on a host cannot be asked for in {slots} equal parts, one for each slot"
@@ -236,7 +240,9 @@ def _gpus(plan: Plan, rule: str | None) -> Mapping[str, str]:
 
 
 def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
-    """Raise BadInput if the parallel environment does not give a job a fixed number of hosts."""
+    """Raise BadInput if the parallel environment `pe`, by its allocation rule (None if it does not exist), gives a job
+    no fixed number of hosts.
+    """
     why = ""
     if pe is None:
         why = f"{nodes} nodes need a parallel environment" if nodes > 1 else ""
@@ -254,17 +260,17 @@ def check_rule(pe: str | None, rule: str | None, nodes: int) -> None:
 
 
 def phase_of(state: str) -> Phase:
-    """Return the phase for qstat's letters, such as qw, hqw, Eqw, t, r, Rr, S or dr."""
+    """Return the phase for qstat's state letters, such as qw, hqw, Eqw, t, r, Rr, S or dr."""
     if not state or not set(state) <= set("dEhqrRsStTw"):
         return Phase.UNKNOWN
     return Phase.ENDING if "d" in state else Phase.QUEUED if "q" in state else Phase.RUNNING
 
 
 def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
-    """Return the jobs of `qstat -g t -u`, with details from `qstat -j`; raise Unreachable if an answer is damaged, as a
-    job left out would seem gone.
+    """Return the jobs in the output of `qstat -g t -u` (`listed`), with details from that of `qstat -j`.
 
-    A job that ended between the two queries is left out, as without its token it could be taken for any run's.
+    Raise Unreachable if the output is damaged, because a job left out would seem to have ended. A job that ended
+    between the two queries is left out, because without its token it could be taken for any run's.
     """
     rows: dict[str, list[ET.Element]] = {}  # one for each queue that has given a job slots
     for row in read_xml(CALLED, listed).iter("job_list"):
@@ -284,7 +290,7 @@ def read_jobs(listed: str, detailed: str) -> list[QueuedJob]:
 
 
 def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: Sequence[str]) -> QueuedJob:
-    """Return the job in its rows of `qstat -g t` and its details."""
+    """Return the job from its rows of `qstat -g t`, its details, and the scheduler's messages about it."""
     masters_first = sorted(rows, key=lambda row: child_text(row, "master") != "MASTER")
     names = (child_text(row, "queue_name").rpartition("@")[2] for row in masters_first)
     hosts, state = ",".join(dict.fromkeys(filter(None, names))), child_text(masters_first[0], "state")
@@ -310,10 +316,10 @@ def _job(name: str, rows: Sequence[ET.Element], details: ET.Element, messages: S
 
 
 def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
-    """Return the newest record of `qacct -j` no older than `since`, as ids repeat after ten million jobs, or None if
-    there is none.
+    """Return the job in the newest record of `qacct -j` that is no older than `since`, or None if there is none; ids
+    repeat after ten million jobs.
 
-    If our process left no end record, only a limit that Grid Engine enforced explains the end.
+    If the batch process left no end record, only a limit that Grid Engine enforced can explain the end.
     """
     records = map(read_settings, reversed(re.split(r"^=+$", text, flags=re.MULTILINE)))
     known = (record for record in records if JOB_ID.fullmatch(record.get("jobnumber", "")))
@@ -328,8 +334,8 @@ def read_account(text: str, since: float = 0.0) -> QueuedJob | None:
 
 
 def _ended_at(record: Mapping[str, str]) -> float:
-    """Return when the job ended, up to time zones, which the record does not have; infinity if the record has no
-    time.
+    """Return the Unix time at which the job ended, in this machine's time zone because the record has none; infinity if
+    the record has no time.
     """
     try:
         return calendar.timegm(time.strptime(record.get("end_time", "")))
@@ -338,7 +344,9 @@ def _ended_at(record: Mapping[str, str]) -> float:
 
 
 def read_hosts(text: str, gpu: str = "gpu") -> list[ExecHost]:
-    """Return the hosts of `qhost -q -F GPU -xml`, which shows how many GPUs are free, not how many there are."""
+    """Return the hosts in the output of `qhost -q -F GPU -xml`, which shows how many GPUs are free, not how many there
+    are.
+    """
     return [_host(host, gpu) for host in read_xml(CALLED, text).iter("host") if host.get("name") != "global"]
 
 
@@ -385,8 +393,8 @@ _MEANS = meanings({
 
 
 def reason_of(state: str, errors: Sequence[str], messages: Sequence[str]) -> str:
-    """Return why a job in this state waits; `errors` are failed starts, `messages` the scheduler's notes about
-    the job.
+    """Return why a job with these state letters waits; `errors` are failed starts, `messages` the scheduler's notes
+    about the job.
     """
     if "E" in state:
         why = f": {errors[-1]}" if errors else ""

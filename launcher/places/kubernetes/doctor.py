@@ -26,13 +26,13 @@ _RIGHTS = (("create", "jobsets"), ("list", "jobsets"), ("delete", "jobsets"), ("
 
 
 def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the cluster; call `tell` with a line of text before each check that takes long."""
+    """Yield all findings about the cluster; `tell` is called with a line of text before each check that takes long."""
     request.refuse_all_but()
     return all_findings(_site(request), WORDS, request, tell)
 
 
 def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
-    """Yield findings about the API server, and return None, because no trial job is possible."""
+    """Yield findings about the API server, and return None because no trial job is possible."""
     kinds = ask(["kubectl", "api-resources", "-o", "name"]).out.split()
     yield ok("API server", f"{ask(['kubectl', 'config', 'current-context']).out.strip() or CALLED} answers")
     if "jobsets.jobset.x-k8s.io" in kinds:

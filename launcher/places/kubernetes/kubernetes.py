@@ -67,13 +67,15 @@ class KubernetesCluster(BatchCluster):
         super().__init__(KubernetesSystem())
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node offers; the run itself keeps its time limit, as Kubernetes has none per job."""
+        """Return what a node offers, and that the run itself keeps its time limit, because Kubernetes has none per
+        job.
+        """
         return replace(super().machine(spec), limit_per_job=False)
 
 
 class KubernetesSystem(BatchSystem):
-    """Kubernetes, queried with kubectl; pods may not query it, so the JobSet decides by exit codes what follows
-    a start.
+    """Kubernetes as a batch system, queried with kubectl. Pods may not query it, so the JobSet's rules for exit codes
+    decide what follows a start.
     """
 
     kind, called, ask = "k8s", CALLED, staticmethod(ask)
@@ -83,11 +85,11 @@ class KubernetesSystem(BatchSystem):
     leaves_with: int | None = _AGAIN
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:  # noqa: ARG002 - a cordoned node is avoided by Kubernetes
-        """Return the JobSet as JSON."""
+        """Return the JobSet's manifest as JSON."""
         return json.dumps(job_set(plan, submit_token, where), indent=2) + "\n"
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
-        """Submit the manifest and return its name; Kubernetes refuses a second manifest of that name."""
+        """Submit the manifest and return the JobSet's name; Kubernetes refuses a second one with that name."""
         argv, text = ["kubectl", "create", "-f", "-", "-o", "name"], script.read_text()
         answer = ask(argv, limit_s=SUBMIT_S, environ=environ, stdin=text, pass_fds=[lock])
         if answer.code != 0:
@@ -131,17 +133,17 @@ class KubernetesSystem(BatchSystem):
         return os.environ["JOB_LAUNCH_POD"]
 
     def hosts(self) -> dict[str, str]:
-        """Return the pods of this start with their addresses, which are new at each start."""
+        """Return the address of each pod of this start by the pod's name; addresses are new at each start."""
         return meet(Path(os.environ[FOLDER]), int(os.environ["JOB_LAUNCH_PODS"]), _MEETS_S)
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> "list[AgentProcess]":
-        """Return the first node's agent alone; every other pod starts its own agent."""
+        """Return the first node's agent as the only process to start, because every other pod starts its own agent."""
         from launcher.supervisor.agent_processes import agent_process  # late: only a job needs it
 
         return [agent_process(plan, attempt, 0)]
 
     def exec_hosts(self, queue: str | None, gpu: str, *, limit_s: float = LIMIT_S) -> list[ExecHost]:  # noqa: ARG002 - Kueue's queues have quotas, not nodes
-        """Return the nodes, or one node of unknown size if users may not list nodes."""
+        """Return the nodes, or a single one of unknown size if the user may not list nodes."""
         answer = ask(["kubectl", "get", "nodes", "-o", "json"], limit_s=limit_s)
         return [ExecHost("any", 1)] if answer.code != 0 else read_nodes(answer.out, gpu)
 
@@ -150,8 +152,10 @@ class KubernetesSystem(BatchSystem):
 
 
 def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any]:
-    """Return the JobSet for kubectl of the run whose folder is `where`; raise BadInput if an option of k8s that it
-    needs is missing, if a hold is asked for in a queue of Kueue, or if pods could not see the folder.
+    """Return the JobSet's manifest for the run whose folder is `where`.
+
+    Raise BadInput if a needed option of `k8s` is missing, if a hold is requested in a queue of Kueue, or if pods could
+    not see the folder.
     """
     own, resources, count = plan.spec.k8s, plan.spec.resources, plan.nodes_max + plan.spec.recovery.spares
     for option, value in (("image", own.image), ("claim", own.claim), ("mount", own.mount)):
@@ -218,8 +222,8 @@ def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any
 
 
 def read_jobs(text: str) -> list[QueuedJob]:
-    """Return the JobSets of `kubectl get jobsets,pods -o json`, with why pods wait; raise Unreachable if the
-    answer is damaged.
+    """Return the JobSets in the output of `kubectl get jobsets,pods -o json`, with the reasons why pods wait; raise
+    Unreachable if it is damaged.
     """
     items = read_json(CALLED, text).get("items")
     if not isinstance(items, list):
@@ -260,12 +264,12 @@ def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob
 
 
 def _leaves(pod: Mapping[str, Any]) -> bool:
-    """Return whether the pod belongs to a start of the JobSet that is being ended."""
+    """Return whether the pod is being deleted, as those of a previous start are."""
     return bool(_at(pod, "metadata", "deletionTimestamp"))
 
 
 def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mapping[str, str]) -> str:
-    """Return why the JobSet does not run yet, or "" if nothing is known."""
+    """Return why the JobSet does not run yet, by its pods and its true conditions, or "" if that is unknown."""
     if "Suspended" in true:
         queue = _at(one, "metadata", "labels", _QUEUE)
         return f"Kueue has not admitted it to queue {queue}" if queue else "it is held: launch release lets it go"
@@ -281,7 +285,7 @@ def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mappin
 
 
 def _true_conditions(one: Mapping[str, Any]) -> dict[str, str]:
-    """Return the messages of the conditions that are true, by type."""
+    """Return the JobSet's conditions that are true: their messages by type."""
     found = (told for told in _listed(_at(one, "status", "conditions")) if _at(told, "status") == "True")
     return {str(_at(told, "type")): str(_at(told, "message") or "") for told in found}
 
@@ -292,7 +296,7 @@ def read_nodes(text: str, gpu: str) -> list[ExecHost]:
 
 
 def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
-    """Return the host that a node of Kubernetes is."""
+    """Return a Kubernetes node as a host on which jobs run; `gpu` is the resource name for GPUs."""
     ready = "Ready" in _true_conditions(one)
     cordoned = _at(one, "spec", "unschedulable") is True
     gpus = int(number(str(_at(one, "status", "allocatable", gpu) or "0")) or 0)
@@ -301,14 +305,14 @@ def _node(one: Mapping[str, Any], gpu: str) -> ExecHost:
 
 
 def _cores(one: Mapping[str, Any]) -> int:
-    """Return the cores in a text such as `16`, or `15890m` in thousandths of a core."""
+    """Return the number of cores in a text such as `16`, or `15890m` for thousandths."""
     text = str(_at(one, "status", "allocatable", "cpu") or "1")
     thousandths = number(text.removesuffix("m")) if text.endswith("m") else (number(text) or 1) * 1000
     return max(1, int((thousandths or 1000) // 1000))
 
 
 def _at(one: object, *path: str) -> object:
-    """Return the value at the path in nested objects, or None if there is none."""
+    """Return the value at this path in nested objects, or None if a part of the path does not exist."""
     for name in path:
         one = one.get(name) if isinstance(one, dict) else None
     return one

@@ -1,4 +1,5 @@
-"""Run in every pod of a run's JobSet: in the first one the batch process, in every other one its node's agent.
+"""The program of every pod of a run's JobSet: the batch process in the first pod, and in every other pod its node's
+agent.
 
     python -m launcher.places.kubernetes.pod RUN_DIR      with what the JobSet has put into the environment
 
@@ -33,8 +34,8 @@ _KIND = "k8s"
 
 
 def main() -> int:
-    """Run the batch process in the first pod, else agents; return 0 when the run has ended, or 1 if the pod is being
-    removed.
+    """Run the batch process in the first pod, else the node's agents. Return 0 when the run has ended, or 1 if the pod
+    is being removed.
     """
     os.umask(0o077)
     run, index = RunDir(Path(sys.argv[1])), int(os.environ["JOB_COMPLETION_INDEX"])
@@ -47,7 +48,7 @@ def main() -> int:
 
 
 class OtherPod:
-    """A pod other than the first; as process 1 of its container it has to handle signals itself."""
+    """A pod other than the first. As process 1 of its container it has to handle signals itself."""
 
     def __init__(self, run: RunDir, folder: Path, index: int) -> None:
         self._run, self._folder, self._index = run, folder, index
@@ -90,24 +91,26 @@ class OtherPod:
 
 
 class PodRecord(msgspec.Struct, frozen=True):
-    """The name and the address of one pod, in one start of the JobSet."""
+    """The name and address of a pod in one start of the JobSet, as the pod writes them to a file."""
 
     host: str
     address: str
 
 
 def stand_by(folder: Path, index: int) -> None:
-    """Write this pod's file; call it again and again as long as the pod waits, so that the file stays fresh."""
+    """Write this pod's file, with its name and address, into the folder; called repeatedly while the pod waits, so that
+    the file stays recent.
+    """
     make_dir(folder)
     record = PodRecord(os.environ["JOB_LAUNCH_POD"], os.environ["JOB_LAUNCH_POD_ADDRESS"])
     write_record(folder / f"{index}.json", record)
 
 
 def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
-    """Return the address of each pod by its name, in the order of their indices, once all have written their files;
-    raise LaunchError if some are late.
+    """Return the address of each pod by its name, in the order of their indices, once all `count` pods have written
+    their files.
 
-    Ages of files are measured by the volume's own clock.
+    Raise LaunchError if that takes longer than `within_s`. The ages of files are measured by the volume's own clock.
     """
     deadline = time.monotonic() + within_s
     while True:

@@ -1,4 +1,5 @@
-"""Go on with a run of this machine whose supervisor and agents were all killed, or end it, when a command next looks.
+"""Continue, or end, a local run whose supervisor and agents were all killed (a lost run), when the next command reads
+its status.
 
 the run is lost ─┬─ all ranks had finished, by their exits on disk ─► its end is written: succeeded
                  ├─ it was asked to end ────────────────────────────► its end is written: cancelled
@@ -27,10 +28,10 @@ from launcher.supervisor.attempt_end import write_failure, write_known_end
 
 
 def carry_on(run: RunDir, attempt: AttemptDir) -> None:
-    """Write the end of a lost attempt, or start a supervisor that continues the run.
+    """Write the end of a lost attempt if the records show it, else start a supervisor that continues the run.
 
-    Do nothing if the machine was rebooted since: a user decides then. Raise LaunchError, or OSError, if a record that
-    is needed cannot be read or written.
+    Do nothing if the machine was rebooted since: a user decides then. Raise LaunchError or OSError if a record that is
+    needed cannot be read or written.
     """
     with _lost(run, attempt) as plan:
         if plan is None:
@@ -53,7 +54,7 @@ def carry_on(run: RunDir, attempt: AttemptDir) -> None:
 def finish(run: RunDir, attempt: AttemptDir) -> None:
     """Write the end of a lost attempt whose ranks had all finished, or that was asked to end; else do nothing.
 
-    Raises as `carry_on` does.
+    Raise LaunchError or OSError if a record that is needed cannot be read or written.
     """
     with _lost(run, attempt) as plan:
         if plan is not None and write_known_end(run, attempt, plan) is not None:
@@ -62,8 +63,10 @@ def finish(run: RunDir, attempt: AttemptDir) -> None:
 
 @contextlib.contextmanager
 def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
-    """Yield the plan of a lost attempt while no other process can take it up, or None if this process must not
-    continue it.
+    """Yield the plan of a lost attempt, while a lock keeps other processes from continuing it.
+
+    Yield None if this process must not continue it: it is not lost, it did not run here since boot, or another process
+    has the lock.
     """
     if not _was_kept_here(attempt):
         yield None
@@ -81,8 +84,8 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
 
 
 def _was_kept_here(attempt: AttemptDir) -> bool:
-    """Return whether the attempt's supervisor, or its submitter if no supervisor had begun, ran here since this machine
-    booted.
+    """Return whether the attempt's supervisor, or its submitter if no supervisor had started, ran on this machine since
+    its last boot.
     """
     handle = readable(attempt.handle, Handle)
     supervisor = handle.supervisor if handle is not None else readable(attempt.started, ProcessId)
@@ -91,6 +94,6 @@ def _was_kept_here(attempt: AttemptDir) -> bool:
 
 
 def _is_lost(run: RunDir, attempt: AttemptDir) -> bool:
-    """Return whether the attempt is the newest and the run counts as lost."""
+    """Return whether the attempt is the run's newest and the run's state is lost: no end record, and no process."""
     facts = read_facts(run.path)
     return facts.attempt == attempt.number and derive(facts).state is State.LOST

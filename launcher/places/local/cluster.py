@@ -1,4 +1,4 @@
-"""Use this machine as a cluster: one supervisor process per run and one agent process per node, on loopback
+"""This machine as a place where runs go: one supervisor process per run and one agent process per node, on loopback
 addresses.
 """
 
@@ -45,12 +45,12 @@ class LocalCluster(Place):
     takes_roles = True
 
     def machine(self, _spec: JobSpec) -> Machine:
-        """Return what this machine offers."""
+        """Return the cores and GPUs of this machine."""
         return this_machine(os.environ)
 
     def queue_problems(self, spec: JobSpec, _awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem if the spec asks for more cores than this machine has; all conditions to wait for are
-        supported.
+        """Return a problem if the spec's `queue.slots` asks for more cores than this machine has. Runs can wait for
+        anything here.
         """
         cpus, queue = this_machine(os.environ).cpus, spec.queue
         if queue.slots <= cpus:
@@ -58,7 +58,9 @@ class LocalCluster(Place):
         return [Misfit("queue.slots", f"asks for {queue.slots} cores, but this machine has {cpus}")]
 
     def hosts_now(self, _spec: JobSpec) -> list[HostNow]:
-        """Return this machine; runs without GPUs hold none of its cores but those that `queue.slots` asks for."""
+        """Return this machine with the runs that hold its GPUs. Runs without GPUs hold cores only if they ask for
+        `queue.slots`.
+        """
         gpus, seen = this_machine(os.environ).gpus, occupancy()
         taken = [holder for holder in seen.taken(GPU) if holder.number in gpus]
         cores = seen.taken(CPU)
@@ -69,23 +71,25 @@ class LocalCluster(Place):
         return [HostNow(host(), "taken" if taken or cores else "free", len(gpus), free, runs, text=", ".join(parts))]
 
     def release(self, _run: RunDir, attempt: AttemptDir) -> None:
-        """Record that the held run may start."""
+        """Record that the run, which was submitted to be held, may start."""
         with contextlib.suppress(FileExistsError):
             create_record(attempt.released, this_process())
 
     def preview(self, _plan: Plan) -> None:
-        """Return None, because nothing is handed to a batch system."""
+        """Return None, because no text is passed to a batch system."""
 
     def warm_up(self, plan: Plan, folder: Path) -> bool:
-        """Start a zygote that runs like this share; return whether submits need not wait for its imports any more."""
+        """Start a zygote for this and similar runs of this process to share. Return False while its imports are under
+        way, as it pays to wait for them; else True.
+        """
         return warm_up(plan, folder)
 
     def expect(self, run_dir: Path) -> None:
-        """Boot a supervisor and an agent for the next run, which will have the folder `run_dir`."""
+        """Start a supervisor and an agent in advance for the next run, whose folder will be `run_dir`."""
         expect(run_dir)
 
     def prepare(self, plan: Plan) -> StandbySupervisor:
-        """Boot a supervisor for the run, and return it."""
+        """Start a supervisor process for the run, which waits until it is told the attempt, and return it."""
         return supervisor_of(Path(plan.run_dir))
 
     def start(self, plan: Plan, attempt: int) -> None:
@@ -93,18 +97,18 @@ class LocalCluster(Place):
         self.prepare(plan).start(attempt)
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return None for each attempt, because a local run's folder and processes say everything."""
+        """Return None for each attempt, because the run's folder and processes on this machine show everything."""
         return [None for _ in attempts]  # the caller looks at this machine's processes itself
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Continue lost runs, or write their ends."""
+        """Continue lost runs (whose supervisor and agents were killed), or write their ends."""
         from launcher.places.local.carrying_on import carry_on  # late: a run is rarely lost
 
         for run, attempt in attempts:
             carry_on(run, attempt)
 
     def finish_lost(self, run: RunDir, attempt: AttemptDir) -> None:
-        """Write the end of a lost attempt that had finished or was asked to end."""
+        """Write the end of a lost attempt whose ranks had finished, or that was asked to end."""
         from launcher.places.local.carrying_on import finish  # late: likewise
 
         finish(run, attempt)
@@ -116,7 +120,7 @@ class LocalCluster(Place):
         return host_here(run, attempt, node, os.environ)
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """End the attempt on this machine: ask its supervisors first, then kill what is left, and return the report.
+        """End the attempt on this machine: ask its supervisors first, then kill what remains; return the report.
 
         `plan` is None if it cannot be read. Raise LaunchError if a process survives SIGKILL.
         """
@@ -126,10 +130,11 @@ class LocalCluster(Place):
 def end_here(
     run: RunDir, attempt: AttemptDir, plan: Plan | None, *, last_word: bool = True, alone: bool = False
 ) -> CancelReport:
-    """Ask the run's supervisors here to stop, wait for the grace period, then end every process that is provably of
-    this run; return the report.
+    """Ask the run's supervisors on this machine to stop, wait for the grace period, then kill every process that is
+    provably of this run; return the report.
 
-    `last_word` writes that it was cancelled, if it has no end; `alone` marks that end as the view of this machine only.
+    With `last_word`, write the end record "cancelled" if the attempt has none; with `alone`, mark it as written by a
+    machine that did not lead the attempt.
     """
     before = _processes_of(run, attempt)
     names = _names(run, attempt)
@@ -149,8 +154,8 @@ def end_here(
 
 
 def _stop(supervisors: Sequence[ProcessId], timeout_s: float) -> None:
-    """Send SIGTERM to the supervisors that live here and wait until they are gone; each gives its ranks their grace
-    period.
+    """Send SIGTERM to the supervisors on this machine, and wait until they have exited, which they do after the grace
+    period of their ranks.
     """
     asked = [supervisor for supervisor in supervisors if signal_process(supervisor, signal.SIGTERM)]
     deadline = time.monotonic() + timeout_s
@@ -159,7 +164,9 @@ def _stop(supervisors: Sequence[ProcessId], timeout_s: float) -> None:
 
 
 def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
-    """Return every process that is provably this run's: below its supervisor or agents, or tagged with its folder."""
+    """Return the pids of all processes that are provably this run's: below its supervisor or agents, or with its folder
+    in their environment.
+    """
     found: dict[int, None] = {}
     for root in _roots(attempt):
         if alive(root):
@@ -169,7 +176,7 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
 
 
 def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
-    """Return names for the run's processes, by pid, for messages only."""
+    """Return a name for each of the run's processes, such as "agent of node 1", by pid, for messages."""
     names = {}
     state = readable(run.state, RunState)
     if state is not None and state.attempt == attempt.number:
@@ -192,7 +199,7 @@ def _roots(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
-    """Return the supervisor that leads, and on a disk shared by several hosts also the supervisors of the others."""
+    """Return the attempt's leading supervisor and, in a pool on a shared disk, the supervisors of its other hosts."""
     handle = readable(attempt.handle, Handle)
     leads = handle.supervisor if handle is not None else readable(attempt.started, ProcessId)
     others = (readable(path, ProcessId) for path in sorted(attempt.path.glob("node-*/started")))
@@ -200,7 +207,7 @@ def _supervisors(attempt: AttemptDir) -> list[ProcessId]:
 
 
 def _topmost(pids: Sequence[int]) -> list[ProcessId]:
-    """Return the processes that are below no other of these pids, such as a supervisor that no record names."""
+    """Return the processes among these pids that are below none of the others."""
     below = {child for pid in pids for child in descendants(pid)}
     found = (process_id(pid) for pid in pids if pid not in below)
     return [one for one in found if one is not None]

@@ -1,4 +1,4 @@
-"""`launch doctor`: check this machine, and leave nothing behind."""
+"""The checks of `launch doctor` on this machine; they leave nothing behind."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ _BOUND_S = 120.0  # with the import of torch, which may be the first one from a 
 
 
 def check_up(request: DoctorRequest, _tell: object) -> Iterator[Finding]:
-    """Yield findings about this machine; torch comes last, because importing it takes seconds."""
+    """Yield all findings about this machine; torch comes last, because its import takes seconds."""
     request.refuse_all_but("health")
     gpus = this_machine(os.environ).gpus
     if request.health:
@@ -38,8 +38,8 @@ def check_up(request: DoctorRequest, _tell: object) -> Iterator[Finding]:
 
 
 def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each device in order, and a note that links are not measured here; `python` is the
-    ranks' interpreter.
+    """Yield a finding about each device: the CPU and `gpus` GPUs, checked in the ranks' interpreter `python`. The last
+    finding notes that links are not measured here.
     """
     for device in devices_of(gpus):
         health = _checked(python, device, environ)
@@ -55,7 +55,7 @@ def health_findings(python: str, gpus: int, environ: Mapping[str, str]) -> Itera
 
 
 def _checked(python: str, device: str, environ: Mapping[str, str]) -> DeviceHealth:
-    """Run the check of one device and return its health."""
+    """Run the check of one device in the interpreter `python`, and return the device's health."""
     try:
         done = subprocess.run(
             [python, str(DEVICE_CHECK), device],

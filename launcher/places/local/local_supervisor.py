@@ -1,4 +1,5 @@
-"""Supervise a local run: one small process is the parent of all agents of an attempt.
+"""The supervisor of a local run: one small process that is the parent of all agents of an attempt, and opens the next
+attempt.
 
 A submitter that dies closes GO_FD. The supervisor then checks whether the attempt's intent is on disk, and if so runs
 it all the same. So from the moment a run exists it has exactly one supervisor; before that, a supervisor changes
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
 
 class LocalSupervisor(Strategy):
-    """The supervisor of the attempts of one run on this machine."""
+    """The supervisor of one run's attempts on this machine. If its submitter dies early, it runs the attempt whose
+    intent is on disk.
+    """
 
     def __init__(self, folder: Path, words: Sequence[str]) -> None:
         super().__init__(folder, words)
@@ -49,8 +52,9 @@ class LocalSupervisor(Strategy):
         self._turn: TurnHere | None = None  # it holds the run's slots as long as it is there
 
     def supervise(self, go: BinaryIO) -> int:
-        """Run the named attempt, or the one that a dead submitter left, and those that follow it; return the
-        exit code.
+        """Run the attempt that is named over the pipe `go`, and those that follow it; return the exit code.
+
+        If the pipe is closed without a name, run the attempt that a dead submitter left, if there is one.
         """
         self._places = (AgentPlace.booting(self.run.path, os.environ, self._places[0]),)
         with go:
@@ -59,8 +63,8 @@ class LocalSupervisor(Strategy):
         return self.carry(attempt if attempt is not None and claim_attempt(attempt.started) else None)
 
     def carry_out(self, attempt: AttemptDir) -> AttemptEnd:
-        """Wait for the run's turn before its first attempt here, then run the attempt until its end is written; return
-        that end.
+        """Run the attempt until its end is written, and return that end. Before the run's first attempt here, wait
+        until the run may start.
         """
         run, places, self._places = self.run, self._places, ()
         write_record(attempt.handle, Handle("local", supervisor=this_process()))
@@ -88,8 +92,8 @@ class LocalSupervisor(Strategy):
         return end
 
     def follow(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptDir | None:
-        """Open the next attempt after its delay and return it, or None if the run has ended or a stop is
-        requested meanwhile.
+        """Open the next attempt after the delay in `end` and return it; return None if the run has ended, or a stop is
+        requested during the delay.
         """
         self._wakeup.wait(end.delay_s)
         self._before = attempt
@@ -102,12 +106,12 @@ class LocalSupervisor(Strategy):
 
 
 class _StopAsked(Exception):
-    """A stop was requested while the code was being copied."""
+    """Raised when a stop is requested while the code is being copied."""
 
 
 def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) -> AttemptEnd | None:
-    """Copy the code, if the submitter left that to the supervisor; return how the attempt ended if the copy fails, else
-    None.
+    """Copy the run's code from the store, if the submitter left that to the supervisor. Return None, or the attempt's
+    end if the copy fails or is stopped.
     """
     if run.code.is_dir():
         return None
@@ -133,13 +137,13 @@ def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) ->
 
 
 def _named(run: RunDir, word: bytes) -> AttemptDir | None:
-    """Return the attempt that the submitter's message names, or None if the message is empty."""
+    """Return the attempt whose number the submitter's message `word` holds, or None if the message is empty."""
     return run.attempt(int(word)) if word.strip().isdigit() else None
 
 
 def _left_behind(run: RunDir) -> AttemptDir | None:
-    """Return the attempt whose submitter died between writing its intent and sending the message to begin, or None if
-    none was left so.
+    """Return the attempt whose submitter wrote its intent and died before it started a supervisor, or None if there is
+    none.
     """
     attempt = newest(run) if run.plan.exists() else None
     return attempt if attempt is not None and attempt.intent.exists() and not attempt.started.exists() else None

@@ -1,4 +1,5 @@
-"""Make a run of this machine wait for its turn, in its own supervisor, which checks twice a second.
+"""Make a local run wait until it may start: for other runs, a time, or free GPUs and cores (slots). Its own supervisor
+waits, and checks twice a second.
 
 Places in the queue and slots are sockets of that process and of the run's agents, so a killed run leaves none behind.
 """
@@ -23,7 +24,7 @@ _TURN_S = 0.5
 
 
 class TurnHere:
-    """The wait of one run for its turn, and the slots that it takes then."""
+    """The wait of one run until it may start on this machine, and the slots (GPUs or cores) that it then takes."""
 
     def __init__(
         self, run: RunDir, attempt: AttemptDir, plan: Plan, wakeup: Wakeup, environ: Mapping[str, str]
@@ -36,13 +37,13 @@ class TurnHere:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Return the descriptors that hold the run's slots as long as any process has them open."""
+        """Return the descriptors that hold the run's slots, which stay taken as long as any process has one open."""
         return self._slots.fds if self._slots is not None else ()
 
     def come(self, at_first: Callable[[], None] | None = None) -> Plan | AttemptEnd:
-        """Return the plan to follow once the run may start, or how the run has ended while it waited.
+        """Wait until the run may start and return the plan to follow, or return how the run has ended meanwhile.
 
-        `at_first` is called once if the run may not start at once.
+        `at_first` is called once if the run has to wait at all.
         """
         turn = self._waiter.wait(self._wakeup, every_s=_TURN_S, place=self._take, at_first=at_first)
         if turn is Turn.STOPPED:
@@ -55,7 +56,7 @@ class TurnHere:
         return self._with(self._devices)
 
     def _take(self) -> str:
-        """Take the GPUs and cores that the run needs, or return why there is no room."""
+        """Take the GPUs or cores that the run needs and return "", or return what it waits for."""
         devices, queue = devices_of(self._plan), self._plan.spec.queue
         if queue.now or not (devices or queue.slots):
             return ""
@@ -71,8 +72,8 @@ class TurnHere:
         return ""
 
     def _with(self, devices: tuple[str, ...]) -> Plan:
-        """Return the plan with the GPUs `devices`; if it differs from the attempt's plan, write it for this and later
-        attempts.
+        """Return the plan with the GPUs `devices`. If it differs from the attempt's plan, it is written for this and
+        later attempts.
         """
         if not devices or (devices == self._machine.gpus and all(node.gpus is None for node in self._plan.nodes)):
             return self._plan

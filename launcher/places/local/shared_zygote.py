@@ -1,4 +1,5 @@
-"""Share one zygote among the runs that one process submits here: it imports once, and each run gets a copy of it.
+"""One zygote that is shared by all runs which one process submits on this machine: it imports torch once, and each run
+gets a copy of it by fork.
 
     conductor ── SharedZygote ── zygote.py lend ── fork ─► supervisor of a run, by exec
                                                              └─ fork ─► its agent, by exec, when the supervisor says so
@@ -72,7 +73,9 @@ class SharedZygote:
         self._say({"op": "preload", "modules": list(plan.entry.preload)})
 
     def look(self) -> None:
-        """Read whether the zygote is ready or gone; end it if its imports take too long."""
+        """Read the zygote's messages, to find out whether it is ready or has ended; end it if its imports take too
+        long.
+        """
         if self._child.poll() is not None:
             self.close()
         while not (self.ready or self.gone) and self._heard(0.0) is not None:
@@ -84,7 +87,9 @@ class SharedZygote:
     def start_supervisor(
         self, argv: Sequence[str], env: Mapping[str, str], run_dir: Path, stderr: int, fds: Sequence[int]
     ) -> bool:
-        """Start the supervisor as a fork of the zygote; return False if it has not started and will not."""
+        """Start a run's supervisor, with the command line `argv`, as a fork of the zygote. Return False if the zygote
+        did not start it.
+        """
         null = os.open(os.devnull, os.O_RDWR)
         words = {"argv": list(argv), "env": dict(env), "run_dir": str(run_dir), "fds": [0, 1, 2, *fds]}
         try:
@@ -100,7 +105,7 @@ class SharedZygote:
         return answer == "forked"
 
     def close(self) -> None:
-        """End the zygote; the copies of it that runs use live on."""
+        """End the zygote; copies of it that runs use live on."""
         self.gone, self.ready = True, False
         self._child.kill()
         self._child.wait()
@@ -112,8 +117,8 @@ class SharedZygote:
             send_arguments(self._socket, words, fds)
 
     def _heard(self, within_s: float) -> str | None:
-        """Return the kind of the zygote's next message, or the reason why it refuses; None if nothing comes within
-        `within_s`.
+        """Return the kind of the zygote's next message, or its reason if it refuses a request. Return None if no
+        message comes within `within_s`.
         """
         deadline = time.monotonic() + within_s
         while b"\n" not in self._unread:
@@ -133,7 +138,7 @@ class SharedZygote:
 
 
 def _environment(plan: Plan, folder: Path) -> dict[str, str]:
-    """Return the environment that agents of runs like this will have, without what differs between runs."""
+    """Return the environment that the agents of this and similar runs have in common."""
     node, shared = plan.nodes[0], msgspec.structs.replace(plan, run_dir=str(folder))
     interface = interface_of(node.address) if node.address else None
     environment = node_environment(cleaned(os.environ), shared, node, 1, {}, None, interface)
@@ -142,7 +147,9 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Lending:
-    """What this process shares among its runs: its zygote, and the supervisor that waits for the next expected run."""
+    """What this process shares among its runs: the zygote, the supervisor that was started in advance for the run
+    folder in `expected`, and how many runs were `started`. `hopeless` is True if no zygote can be had.
+    """
 
     zygote: SharedZygote | None = None
     expected: tuple[Path, StandbySupervisor] | None = None
@@ -154,7 +161,9 @@ _lending = _Lending()
 
 
 def warm_up(plan: Plan, folder: Path) -> bool:
-    """Start a zygote that runs like this share; return whether submits need not wait for its imports any more."""
+    """Start a zygote for this and similar runs of this process to share. Return False while its imports are under way,
+    as it pays to wait for them; else True.
+    """
     entry = plan.entry
     if _lending.hopeless or not entry.preload or plan.setup is not None or entry.kind == "command":
         return True
@@ -174,14 +183,14 @@ def warm_up(plan: Plan, folder: Path) -> bool:
 
 
 def expect(run_dir: Path) -> None:
-    """Boot a supervisor and an agent for the next run, which will have the folder `run_dir`."""
+    """Start a supervisor and an agent in advance for the next run, whose folder will be `run_dir`."""
     if _lending.expected is None or _lending.expected[0] != run_dir:
         _lending.expected = run_dir, supervisor_of(run_dir)
 
 
 def supervisor_of(run_dir: Path) -> StandbySupervisor:
-    """Return the supervisor that `expect` booted for this folder, or boot a new one after closing one that was booted
-    for another folder.
+    """Return the supervisor that `expect` started for this folder; otherwise start a new one, and close one that was
+    started for another folder.
     """
     before, _lending.expected = _lending.expected, None
     if before is not None and before[0] == run_dir:

@@ -1,5 +1,5 @@
-"""Find the way to a login node: by the clusters file as it is now, as the node may have moved, else by the
-run's plan.
+"""Find the address of a login node: from the clusters file as it is now, because the node may have moved since the
+submit, else from the run's plan.
 """
 
 import msgspec
@@ -14,7 +14,11 @@ KIND = "login"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """The address of a cluster whose programs are on another machine, its login node."""
+    """How to reach a cluster through its login node.
+
+    `cluster` is the user's name for it, `login` is for ssh, `launch` the program there, `folder` where code and runs
+    are kept there, and `on` the cluster's name on the login node.
+    """
 
     cluster: str  # as the user calls it
     login: str  # for ssh
@@ -28,7 +32,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class _LoginHead(msgspec.Struct, frozen=True):
-    """The part of a spec that says how to reach the login node."""
+    """The part of a spec in a plan that says how to reach the login node."""
 
     node: str | None = None
     launch: str = "launch"
@@ -38,26 +42,26 @@ class _LoginHead(msgspec.Struct, frozen=True):
 
 
 class _SpecHead(msgspec.Struct, frozen=True):
-    """The part of a spec that `launch status` needs."""
+    """The part of a spec in a plan that `launch status` needs."""
 
     login: _LoginHead = _LoginHead()
 
 
 class _PlanHead(msgspec.Struct, frozen=True):
-    """The part of a plan that says where a run went, which is all that `launch status` needs."""
+    """The part of a plan that names the run's cluster, which is all that `launch status` needs."""
 
     cluster: str
     spec: _SpecHead
 
 
 def address_of(run: RunDir, attempt: AttemptDir) -> Address:
-    """Return the address by which the login node of this attempt is reached now."""
+    """Return the address at which the attempt's login node is to be reached now."""
     plan = plan_as(run, attempt.number, _PlanHead)
     return now(as_planned(plan.cluster, plan.spec.login))
 
 
 def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
-    """Return the address that a plan names; raise BadInput if it names no login node."""
+    """Return the address in the options of a plan; raise BadInput if they name no login node."""
     if login.node is None:
         hint = "hint: `login: me@login.example.org` of a cluster in the clusters file, and --on its name"
         raise BadInput(f"--on {cluster}: no login node is named", hint)
@@ -65,7 +69,9 @@ def as_planned(cluster: str, login: Login | _LoginHead) -> Address:
 
 
 def now(planned: Address) -> Address:
-    """Return the address as the clusters file has it now, or `planned` if the file cannot be read."""
+    """Return the address that the clusters file gives the planned cluster now; return `planned` if the file cannot be
+    read or has no such entry.
+    """
     from launcher.places.clusters_file import login_of, named_clusters  # late: it reads YAML, for remote runs alone
 
     try:

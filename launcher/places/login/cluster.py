@@ -1,4 +1,6 @@
-"""Use a cluster whose programs are on another machine, through the `launch` there, which runs and reports the runs."""
+"""A cluster behind a login node as a place where runs go: the `launch` program on the login node starts the runs and
+reports on them.
+"""
 
 import atexit
 import shlex
@@ -58,7 +60,9 @@ Names = dict[RunId, RunId]  # by what runs are called there: what they are calle
 
 
 class LoginCluster(Place):
-    """A cluster behind a login node, which starts each run exactly once; runs are mirrored into their folders here."""
+    """A cluster behind a login node. The login node starts each run exactly once; a run's records are copied into its
+    folder on this machine.
+    """
 
     kind = KIND
     doctor = "launcher.places.login.cluster"
@@ -73,11 +77,11 @@ class LoginCluster(Place):
         self._not_handed: dict[Path, str] = {}  # by attempt: why
 
     def check_first(self, code: CodeList) -> None:
-        """Raise BadInput for links that lead out of the code, whose targets the login node would lack."""
+        """Raise BadInput if a link leads out of the code, because its target would be missing on the login node."""
         refuse_links_out(code)
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what a node offers, as the login node finds."""
+        """Return what a node of the cluster offers, as the login node reports it."""
         if self._offered is None or self._offered[0] != spec:
             address, without = at(spec.login), [secret.name for secret in spec.secrets]
             request = AskMachine(address.on, spec)
@@ -88,17 +92,19 @@ class LoginCluster(Place):
         return self._offered[1]
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the hosts as the login node reports them, with only the runs that are known here."""
+        """Return the cluster's hosts as the login node reports them, with those runs on them that this machine
+        knows.
+        """
         address = at(spec.login)
         hosts = ask(address, AskHosts(address.on, spec), list[HostNow], timeout_s=LIMIT_S)
         return [replace(host, runs=tuple(filter(_is_known_here, host.runs))) for host in hosts]
 
     def queue_problems(self, spec: JobSpec, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-        """Return a problem for each condition to wait for that the remote cluster does not support."""
+        """Return a problem for each condition to wait for that the cluster behind the login node does not support."""
         return waiting.queue_problems(at(spec.login), spec.queue, awaited)
 
     def runs_folder(self, spec: JobSpec) -> str:
-        """Return the folder on the login node that has the folders of all runs."""
+        """Return the folder on the login node that contains the folders of runs."""
         return waiting.runs_folder(at(spec.login))
 
     def release(self, run: RunDir, attempt: AttemptDir) -> None:
@@ -106,12 +112,12 @@ class LoginCluster(Place):
         waiting.release(run, attempt)
 
     def most_together(self) -> int:
-        """Return an arbitrary large number, because the login node splits runs into jobs that its cluster takes."""
+        """Return a large number: the login node itself divides the runs into jobs that its cluster accepts."""
         return _MANY
 
     def preview(self, plan: Plan) -> Preview:
-        """Return what the login node would hand to its batch system; the code is sent, because it is checked on the
-        login node.
+        """Return what the login node would submit to its batch system. The code is sent for this, because the login
+        node checks it.
         """
         address = now(as_planned(plan.cluster, plan.spec.login))
         code = list_code(Path(plan.project), plan.spec.code)
@@ -130,17 +136,17 @@ class LoginCluster(Place):
         return Preview(handed.script, "; ".join(filter(None, (handed.answer, where))))
 
     def start(self, plan: Plan, attempt: int) -> None:
-        """Hand the attempt to the login node, which starts it once."""
+        """Send attempt number `attempt` to the login node, which starts it exactly once."""
         run = RunDir(Path(plan.run_dir))
         hand_over(Handover.of(run, run.attempt(attempt)))
 
     # -- runs that are there
 
     def look(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> list[ClusterAnswer | None]:
-        """Return the answer of each attempt's login node, or None for one that was just handed over; copy its records
-        here.
+        """Return the login node's answer about each attempt, and copy the run's new records here; None for an attempt
+        that was only just sent.
 
-        Each login node is asked once, all at the same time.
+        All login nodes are asked at the same time, each once.
         """
         asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
         words: dict[Path, ClusterAnswer] = {}
@@ -162,7 +168,7 @@ class LoginCluster(Place):
         return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in wholes]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
-        """Hand over the attempts that killed submitters did not, to login nodes that answer."""
+        """Send attempts whose submitters were killed before they did so, to login nodes that answer."""
         left = {}
         for run, attempt in attempts:
             if run.whole != run:
@@ -177,8 +183,8 @@ class LoginCluster(Place):
             self._not_handed |= {one.path: trouble.lines[0] for _, one in left[name].members}
 
     def _unfinished(self, attempt: AttemptDir) -> ClusterAnswer | None:
-        """Return the state of an attempt that no login node is known to have, or None if it has just been handed
-        over.
+        """Return an answer about an attempt that no login node is known to have: it is being sent, or why it could not
+        be. Return None if it has been sent meanwhile.
         """
         if attempt.handle.exists() or attempt.end.exists():
             return None  # by now
@@ -206,14 +212,14 @@ class LoginCluster(Place):
         return report
 
     def include_nodes(self, run: RunDir, hosts: Collection[str]) -> None:
-        """Include the named nodes again on the remote cluster, or all without names."""
+        """Let the run use nodes again that it excludes on that cluster: the named hosts, or all if none is named."""
         attempt = newest(run)
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
             request = IncludeNodes(there, tuple(hosts))
             ask(address_of(run, attempt), request, list[Exclusion], timeout_s=_ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
-        """Return a connection to a node through the login node, on which `launch _inside` relays in both directions."""
+        """Return a connection to the node, which `launch _inside` on the login node relays in both directions."""
         whole, role = run.whole, ""
         if whole != run:
             attempt, role = last_attempt(whole), f" {run.id}"
@@ -228,7 +234,7 @@ class LoginCluster(Place):
     # -- what they have written
 
     def bring_logs(self, run: RunDir) -> None:
-        """Copy logs and metrics from the login node until the run has ended."""
+        """Copy new logs and metrics from the login node; do nothing once the run has ended and all were copied."""
         files.bring_logs(run.whole)
 
     def fetch(self, run: RunDir, checkpoint: str) -> list[str]:
@@ -236,15 +242,17 @@ class LoginCluster(Place):
         return files.fetch(run, checkpoint)
 
     def bring_outputs(self, run: RunDir, draft: Path, frozen: Collection[str]) -> list[Path]:
-        """Copy the ranks' outputs below `draft`; return a folder for each login node."""
+        """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node."""
         return files.bring_outputs(run, draft, frozen)
 
     def bring_newest(self, run: RunDir) -> None:
-        """Copy the newest checkpoint and the logs to this machine."""
+        """Copy the newest checkpoint and the logs to this machine, because the run is to continue elsewhere."""
         files.bring_newest(run)
 
     def tidy(self, runs: Sequence[RunDir], *, remove: bool) -> list[KeptRemote]:
-        """Return what each login node keeps of the runs; with `remove`, delete it except what a live run needs."""
+        """Return which files each login node keeps for the runs; with `remove`, delete them, except what a live run
+        needs.
+        """
         asked: dict[Address, Names] = {}
         for run in runs:
             for remote in remote_runs(run):
@@ -268,17 +276,21 @@ class LoginCluster(Place):
         ]
 
     def checkpoints(self, run: RunDir, *, verify: bool) -> list[Checkpoint]:
-        """Return the run's checkpoints on the login node, which compares every byte with `verify`."""
+        """Return the run's checkpoints on the login node; with `verify`, the login node compares every byte with the
+        manifests.
+        """
         return files.checkpoints(run, verify=verify)
 
 
 def _is_known_here(run_id: str) -> bool:
-    """Return whether this machine has a run with the id."""
+    """Return whether a run with this id is registered on this machine."""
     return is_run_id(run_id) and registry.is_registered(parse_run_id(run_id))
 
 
 def at(login: Login) -> Address:
-    """Return the address of a login node, under the name that the clusters file has for it, if any."""
+    """Return the address of a login node, with the cluster's name from the clusters file if that has an entry for
+    it.
+    """
     named = (name for name, place in named_clusters().items() if login_of(place) == login)
     return as_planned(next(named, login.node or KIND), login)
 
@@ -286,7 +298,9 @@ def at(login: Login) -> Address:
 def _word(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
 ) -> ClusterAnswer:
-    """Return the state of an attempt from the login node's answer, and keep the records that came with the answer."""
+    """Return the login node's answer about an attempt in the form of any cluster, and write the records that came with
+    it. If there is no answer, return the last one with the reason.
+    """
     if isinstance(answer, LaunchError):
         why = "; ".join(line.strip() for line in answer.lines if not line.startswith("hint:"))
         return last_seen(attempt, why)
@@ -300,7 +314,9 @@ def _word(
 
 
 def _mend(handover: Handover) -> None:
-    """Finish a handover; raise the error that prevents it for now. An attempt that can never start gets its end."""
+    """Send an attempt whose submitter was killed; raise Unreachable while that is impossible. An attempt that can never
+    start gets its end record.
+    """
     address = address_of(*handover.members[0])
     if (why := silent.why(address)) is not None:
         raise why
@@ -311,7 +327,7 @@ def _mend(handover: Handover) -> None:
 
 
 def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
-    """Return the answer with the names that the runs have on this machine, without runs that were not asked about."""
+    """Return the login node's answer about kept files with this machine's ids of the runs; other runs are left out."""
     return KeptRemote(
         f"{address.login}:{told.where[:_MOST_WHERE]}" if told.where else address.login,
         {names[run]: size for run, size in told.runs.items() if run in names},
@@ -322,7 +338,7 @@ def _named(address: Address, told: KeptRemote, names: Names) -> KeptRemote:
 
 
 def check_up(request: DoctorRequest, _tell: object) -> Iterator[Finding]:
-    """Raise Refused, with the command that checks the cluster on its login node."""
+    """Raise Refused with a hint: a cluster behind a login node is checked by `launch doctor` on that node."""
     address = as_planned(request.cluster, login_of(ClusterEntry(KIND, request.cluster, request.defaults)))
     there = shlex.join([address.launch, "doctor", address.on])
     text = f"{request.cluster} is looked at from its login node, {address.login}"

@@ -1,4 +1,6 @@
-"""Fetch what a run on a login node has written: logs and metrics as they grow, and chosen checkpoints."""
+"""Fetch files that a run behind a login node has written: logs and metrics as they grow, outputs, and chosen
+checkpoints.
+"""
 
 import re
 import time
@@ -53,7 +55,10 @@ _passed_over: dict[tuple[Path, Address, RunId], dict[str, int]] = {}  # files th
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """A run on a login node, which has some of the attempts of a run on this machine."""
+    """A run on a login node, to which attempts of a run on this machine belong.
+
+    `there` is its id on the login node, `first` the number of its first attempt.
+    """
 
     run: RunDir
     address: Address
@@ -62,7 +67,7 @@ class RemoteRun:
 
 
 def remote_runs(run: RunDir) -> list[RemoteRun]:
-    """Return the runs on login nodes that belong to a run on this machine, the oldest first."""
+    """Return the runs on login nodes to which attempts of this run belong, the oldest first."""
     found: dict[tuple[Address, RunId], int] = {}
     for attempt in attempts(run):
         handle = read_record(attempt.handle, Handle)
@@ -72,7 +77,7 @@ def remote_runs(run: RunDir) -> list[RemoteRun]:
 
 
 def is_there(attempt: AttemptDir) -> bool:
-    """Return whether the attempt's ranks write on a login node's cluster."""
+    """Return whether the attempt's ranks write on a cluster behind a login node, and not on this machine."""
     intent = read_record(attempt.intent, Intent)
     return intent is None or intent.cluster_kind == KIND
 
@@ -81,7 +86,9 @@ def is_there(attempt: AttemptDir) -> bool:
 
 
 def bring_logs(run: RunDir) -> None:
-    """Copy what is new, until the run has ended and all logs are here; raise LaunchError if none can be shown."""
+    """Copy new logs and metrics; do nothing once the run has ended and all were copied. Raise LaunchError if no login
+    node answers and none were copied before.
+    """
     end = read_record(last_attempt(run).end, AttemptEnd)
     now = time.monotonic()
     if end is None and now - _asked_at.get(run.path, -_STEP_S) < _STEP_S:
@@ -100,7 +107,7 @@ def bring_logs(run: RunDir) -> None:
 
 
 def _bring(run: RunDir) -> dict[str, LaunchError]:
-    """Copy what is new on the login nodes, and return why some of them could not be asked."""
+    """Copy new logs and metrics from all login nodes; return by address the error of each that did not answer."""
     known = logs.known(run, is_there)
     troubles = {}
     for remote in remote_runs(run):
@@ -112,8 +119,9 @@ def _bring(run: RunDir) -> dict[str, LaunchError]:
 
 
 def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
-    """Copy what is new on one login node; metrics get a mark in their names if attempts elsewhere may have left files
-    of the same name.
+    """Copy new logs and metrics from one login node; `here` is the size of each file on this machine.
+
+    If attempts on other machines may have metrics files of the same names, the attempt's number is added to the names.
     """
     mark = f".a{remote.first:04d}.jsonl" if remote.first > 1 else ".jsonl"
     known = {
@@ -147,9 +155,9 @@ def _bring_from(remote: RemoteRun, here: dict[str, int]) -> None:
 
 
 def _is_of(remote: RemoteRun, name: str) -> bool:
-    """Return whether a log belongs to attempts that ran there; a login node may write no other.
+    """Return whether a log belongs to attempts that ran on that login node; others are not accepted from it.
 
-    Roles beside the main one count their own attempts.
+    Roles other than the main one number their attempts by themselves, so any attempt of theirs is accepted.
     """
     if _is_of_metrics(name):
         return True
@@ -159,7 +167,7 @@ def _is_of(remote: RemoteRun, name: str) -> bool:
 
 
 def _is_of_metrics(name: str) -> bool:
-    """Return whether this file of the run, or of one of its roles, has metrics and not a log."""
+    """Return whether the file is one of metrics, of the run or one of its roles, rather than a log."""
     return _METRICS.match(name) is not None
 
 
@@ -167,7 +175,9 @@ def _is_of_metrics(name: str) -> bool:
 
 
 def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Path]:
-    """Copy the outputs below `draft`; return the folder of each login node, which itself tells code from outputs."""
+    """Copy the files that ranks wrote beside their code below `draft`; return one folder for each login node, which
+    itself distinguishes them from code.
+    """
     folders = []
     for number, remote in enumerate(remote_runs(run)):
         folder = draft / f"{number:03d}" / remote.address.login.replace("/", "_")
@@ -177,7 +187,7 @@ def bring_outputs(run: RunDir, draft: Path, _frozen: Collection[str]) -> list[Pa
 
 
 def _outputs_of(remote: RemoteRun, known: dict[str, int]) -> tuple[tuple[tails.Tail, ...], bool]:
-    """Return (the next new parts of the outputs, whether there are more)."""
+    """Return (new pieces of output files beyond the sizes in `known`, whether there are more)."""
     answer = ask(remote.address, AskOutputs(remote.there, known), LogNews, timeout_s=_ANSWER_S)
     return answer.tails, answer.more
 
@@ -199,13 +209,17 @@ def fetch(run: RunDir, checkpoint: str) -> list[str]:
 
 
 def bring_newest(run: RunDir) -> None:
-    """Copy the checkpoint from which a run would continue elsewhere, and the logs if the login node can be reached."""
+    """Copy the newest checkpoint, from which the run would continue elsewhere, and the logs if the login node
+    answers.
+    """
     mirror.bring_newest(run, holders_of(run))
     _bring(run)
 
 
 def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
-    """Return the run's checkpoints on the login node, which compares every byte with `verify`."""
+    """Return the run's checkpoints on the login node; with `verify`, the login node compares every byte with the
+    manifests.
+    """
     if not (there := remote_runs(run.whole)):
         return []
     last = there[-1]
@@ -215,12 +229,14 @@ def checkpoints(run: RunDir, *, verify: bool) -> list[Checkpoint]:
 
 
 def _role_of(run: RunDir) -> str:
-    """Return the name of the role that the folder is of, or "" for a run."""
+    """Return the name of the role whose folder this is, or "" for the folder of a whole run."""
     return "" if run.whole == run else run.id
 
 
 def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
-    """Return the login nodes of a run in the form of machines that have its checkpoints."""
+    """Return the login nodes of a run as machines that have checkpoints of it; `checkpoint` is what is to be fetched:
+    `newest` or a step.
+    """
     disks = {
         f"{remote.address.login}:{remote.there}": LoginDisk(remote.address, remote.there, checkpoint, _role_of(run))
         for remote in remote_runs(run.whole)
@@ -238,7 +254,11 @@ def holders_of(run: RunDir, checkpoint: str = "newest") -> Holders:
 
 @dataclass(frozen=True, slots=True)
 class LoginDisk:
-    """A login node as a machine that has checkpoints of a run."""
+    """A login node as a machine that has checkpoints of a run.
+
+    `there` is the run's id on it, `checkpoint` what is to be fetched, `role` a role other than the main one, and
+    `token` the submit token of a run that is about to be created there.
+    """
 
     address: Address
     there: RunId
@@ -247,11 +267,13 @@ class LoginDisk:
     token: str = ""  # of the run that is to be there
 
     def held(self) -> Sequence[Held]:
-        """Return the checkpoints that the login node has."""
+        """Return which files of each checkpoint the login node has."""
         return ask(self.address, AskStock(self.there, self.checkpoint, self.role), list[Held], timeout_s=_STOCK_S)
 
     def give(self, wanted: Held, name: str, take: Callable[[Iterator[bytes]], T]) -> T:
-        """Pass the bytes of a checkpoint's file to `take` and return its result."""
+        """Call `take` with the bytes of a checkpoint's file as they arrive, and return its result; an empty name stands
+        for the manifest.
+        """
         return take(self._pieces(wanted, name))
 
     def _pieces(self, wanted: Held, name: str) -> Iterator[bytes]:
@@ -264,7 +286,7 @@ class LoginDisk:
             at += len(piece)
 
     def keep(self, wanted: Held, name: str, size: int, manifest: bytes, pieces: Iterable[bytes]) -> None:
-        """Send a checkpoint's file to the login node."""
+        """Send a checkpoint's file to the login node, for the run with the submit token."""
         at = 0
         for piece in pieces:
             at += len(piece)

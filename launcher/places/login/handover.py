@@ -1,4 +1,4 @@
-"""Hand attempts to a login node, which starts them once for their submit token, however often it is asked.
+"""Send attempts to a login node, which starts them once per submit token, however often the request is repeated.
 
 Whatever fails before the request is sent raises NotStarted. From then on the result is unknown until there is an
 answer: then the attempt has a handle, or an end.
@@ -34,7 +34,9 @@ from trainer.checkpoint_files.partial import Held
 
 @dataclass(frozen=True, slots=True)
 class _Patience:
-    """Time limits for a login node: at submit, or in a status command that hands over on the way."""
+    """Time limits in seconds for a login node's answer and for sending code; they are shorter in a status command than
+    in a submit.
+    """
 
     answer_s: float
     tree_s: float  # for a large tree to be written and read there
@@ -44,8 +46,9 @@ _PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)
 
 
 def hand_over(handover: Handover) -> None:
-    """Hand the attempts over unless another process has; raise NotStarted if nothing was begun on the login node, or
-    the error that occurred.
+    """Send the attempts to the login node, unless another process has done so.
+
+    Raise NotStarted if certainly nothing was started there, else the error that occurred.
     """
     with handover.held(wait=True):
         if handover.is_open():
@@ -53,10 +56,10 @@ def hand_over(handover: Handover) -> None:
 
 
 def finish(handover: Handover) -> None:
-    """Finish the handover of a submitter that is gone; an attempt that can never start gets its end.
+    """Send attempts whose submitter has died; an attempt that can never start gets its end record.
 
-    Raise Unreachable if the login node does not answer. A request of the submitter may have arrived all the same, so
-    the login node is asked before any attempt is given up.
+    Raise Unreachable if the login node does not answer: a request of the submitter may have arrived, so no attempt is
+    given up without asking.
     """
     with handover.held() as lock:
         if lock is None or not handover.is_open():
@@ -71,8 +74,8 @@ def finish(handover: Handover) -> None:
 
 
 def withdraw(handover: Handover) -> bool:
-    """Return True if the handover is cancelled for good, or False if it has begun, so that the login node must be asked
-    to end it.
+    """Cancel a request that was not carried out yet, for good, and return True; return False if the login node has
+    started the runs.
     """
     if _has_begun(handover):
         return False
@@ -81,7 +84,7 @@ def withdraw(handover: Handover) -> bool:
 
 
 def _has_begun(handover: Handover) -> bool:
-    """Return whether the login node has begun the handover; if it has not, it never will from now on."""
+    """Return whether the login node has started runs for the submit token. If not, it refuses the token from now on."""
     token, address = handover.intent.submit_token, _address(handover)
     outcomes = ask(address, VoidTokens(address.folder, (token,)), dict[str, Outcome], timeout_s=_PATIENT.answer_s)
     outcome = outcomes.get(token, Outcome())
@@ -96,7 +99,7 @@ def _address(handover: Handover) -> Address:
 
 
 def _carry_out(handover: Handover, patience: _Patience) -> None:
-    """Send the request and record the outcome."""
+    """Send the request and record its outcome; `patience` has the time limits."""
     run, attempt = handover.members[0]
     plan, address = read_plan(run, attempt.number), _address(handover)
     begun = False
@@ -127,7 +130,7 @@ def _carry_out(handover: Handover, patience: _Patience) -> None:
 
 
 def _settle(handover: Handover, outcome: Outcome) -> None:
-    """Record the runs that the login node started; raise the error that occurred on it."""
+    """Record the runs that the login node has started; raise the error that it reports, if any."""
     for (_, attempt), made in zip(handover.members, outcome.runs, strict=False):
         write_record(
             attempt.handle, Handle(KIND, submit_token=handover.intent.submit_token, run=made.run, path=made.path)
@@ -144,9 +147,7 @@ def _settle(handover: Handover, outcome: Outcome) -> None:
 
 
 def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttempt | None:
-    """Return the request that continues the run on the login node, or None if the previous attempt was on another
-    machine.
-    """
+    """Return the request that resumes the run on the login node, or None if its previous attempt was not there."""
     run, attempt = handover.members[0]
     after = attempt.number - 1
     before = run.attempt(after)
@@ -164,7 +165,7 @@ def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttem
 
 
 def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaunch, patience: _Patience) -> OpenRuns:
-    """Send the runs' code, and return the request that starts the runs on the login node."""
+    """Send the code of the runs, and return the request that creates and starts them on the login node."""
     first, attempt = handover.members[0]
     number = attempt.number
     code = list_frozen(first.code)
@@ -185,7 +186,7 @@ def _new_runs(handover: Handover, plan: Plan, address: Address, line: RemoteLaun
 
 
 def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
-    """Send the checkpoint from which the run continues, if it was on another machine before."""
+    """Send the newest checkpoint, from which the run continues there, if the run was on another machine before."""
     before = holders_of(run)  # other login nodes
     there = Holders(before.home, {address.login: LoginDisk(address, run.id, token=token)}, {}, {})
 
@@ -198,16 +199,16 @@ def _send_checkpoints(run: RunDir, address: Address, token: str) -> None:
 
 
 def send_code(line: RemoteLaunch, code: CodeList, digest: str, folder: str, limit_s: float) -> None:
-    """Send the code, unless the login node has it under its digest."""
+    """Send the code, unless the login node has a tree with this digest."""
     if not line.ask(Have(folder, digest), bool, timeout_s=limit_s):
         tree = Tree(folder, digest, entries(code))
         line.ask(tree, bool, contents=contents(code), timeout_s=limit_s)
 
 
 def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
-    """Return the spec for the login node, without the options for reaching that node.
+    """Return the spec as the login node gets it, without the options about reaching that node.
 
-    `waits` are the options for what the run waits for there.
+    `waits` are overrides that say what the run waits for on that node.
     """
     defaults = _without_the_way(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
@@ -216,12 +217,12 @@ def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
 
 
 def _without_the_way(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return the options of the clusters file, without those for reaching the login node."""
+    """Return the cluster's default options from the plan, without those about reaching the login node."""
     return tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
 
 
 def _not_started(error: LaunchError) -> NotStarted:
-    """Return the error as NotStarted."""
+    """Return the error in the form that says that certainly nothing was started."""
     told = NotStarted(*error.lines)
     told.exit_code = error.exit_code
     return told

@@ -1,4 +1,6 @@
-"""Connections of this process to login nodes: kept open, all asked at once, silent ones left alone for a while."""
+"""This process's connections to login nodes: they stay open between questions, all nodes are asked at once, and one
+that did not answer is not asked again for a while.
+"""
 
 import atexit
 import contextlib
@@ -24,9 +26,9 @@ silent = SilentMachines[Address]()  # to those who watch
 
 @contextlib.contextmanager
 def line_to(address: Address, *, without: Collection[str] = (), compress: bool = False) -> Iterator[RemoteLaunch]:
-    """Yield a connection, which stays open for the next question unless it broke.
+    """Yield a connection to the login node, which stays open for later use unless it breaks.
 
-    The variables in `without` are not passed to it; a new connection is compressed with `compress`.
+    Variables named in `without` are kept from its ssh; with `compress` a new connection is compressed.
     """
     line = _taken(address, frozenset(without), compress=compress)
     try:
@@ -42,8 +44,8 @@ def line_to(address: Address, *, without: Collection[str] = (), compress: bool =
 
 
 def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) -> T:
-    """Return the answer to a request, over an open connection if this process has one; if that has broken meanwhile,
-    connect again once.
+    """Return the login node's answer, over an open connection if this process has one. If that one has broken, connect
+    once more.
     """
     if address in _open:
         with contextlib.suppress(Broken):
@@ -52,13 +54,15 @@ def ask(address: Address, request: Request, kind: type[T], *, timeout_s: float) 
 
 
 def _asked(address: Address, request: Request, kind: type[T], timeout_s: float) -> T:
-    """Ask once over a connection, and return the answer."""
+    """Send the request over one connection, and return the answer."""
     with line_to(address) as line:
         return line.ask(request, kind, timeout_s=timeout_s)
 
 
 def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without: Collection[str]) -> T:
-    """Return the result of `work`, which is repeated from the beginning if the connection breaks."""
+    """Return the result of `work`, which is called again with a new connection if the connection breaks. Variables
+    named in `without` are kept from ssh.
+    """
     pauses = iter(_PAUSES_S)
     was_there = address in _open
     while True:
@@ -75,8 +79,8 @@ def persistently(address: Address, work: Callable[[RemoteLaunch], T], *, without
 
 
 def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float) -> dict[Address, T | LaunchError]:
-    """Ask each login node its own question, all at the same time; return each answer, or the error if none came in
-    time.
+    """Ask each login node its question, all at the same time. Return each answer, or the error if none came within
+    `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     # A connection that is slow to come keeps none of the others waiting.
@@ -97,7 +101,7 @@ def ask_all(questions: Mapping[Address, Request], kind: type[T], limit_s: float)
 
 
 def _begun(address: Address, request: Request) -> RemoteLaunch:
-    """Send the question, and return the connection on which its answer comes."""
+    """Send the question without waiting for the answer, and return the connection on which the answer will come."""
     if (why := silent.why(address)) is not None:
         raise why
     line = _taken(address)
@@ -110,9 +114,7 @@ def _begun(address: Address, request: Request) -> RemoteLaunch:
 
 
 def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
-    """Return the open connection, taken out of `_open`, or a new one, compressed with `compress`; no other caller uses
-    it until it is put back.
-    """
+    """Return the node's open connection, which no other caller can use until it is put back, or a new one."""
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:
         if without <= kept_from:

@@ -1,4 +1,5 @@
-"""Requests to a login node about runs, and the answers: one to each request, data only, typed.
+"""Requests to a login node about runs; after the arrow in a docstring stands the type of the answer. `on` is the
+cluster's name on the login node, `folder` its folder for code and runs.
 
 README.md has the picture; behind each request's arrow stands its answer. Login nodes with 0.1.0 understand all of them.
 """
@@ -28,21 +29,21 @@ AttemptNumber = Annotated[int, msgspec.Meta(ge=1, le=9999)]
 
 
 class AskMachine(msgspec.Struct, frozen=True, tag="machine"):
-    """Ask what a node of the remote cluster has for this job. → Machine"""
+    """A request for what a node of the cluster offers to this job. → Machine"""
 
     on: str
     spec: JobSpec
 
 
 class AskHosts(msgspec.Struct, frozen=True, tag="hosts"):
-    """Ask what is free on the remote cluster's machines, and which runs have the rest. → list[HostNow]"""
+    """A request for the cluster's hosts: what is free on them, and which runs they have. → list of HostNow"""
 
     on: str
     spec: JobSpec
 
 
 class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
-    """Ask which conditions to wait for the remote cluster does not support. → list of Misfit"""
+    """A question which of these conditions to wait for the cluster does not support. → list of Misfit"""
 
     on: str
     queue: QueueOptions
@@ -50,19 +51,22 @@ class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
 
 
 class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
-    """Ask for the folder that contains the folders of runs. → str"""
+    """A request for the path of the folder that contains the folders of runs. → str"""
 
     folder: str
 
 
 class ReleaseRun(msgspec.Struct, frozen=True, tag="release"):
-    """Release a held run. → None"""
+    """A request to let a held run start. → None"""
 
     run: RunId
 
 
 class RemoteSpec(msgspec.Struct, frozen=True):
-    """A spec as it was written on the submitting machine, with its overrides and defaults."""
+    """A spec as it was written on the submitting machine, with its overrides and the cluster's defaults.
+
+    `called` are the spec's and project's names on that machine, for messages.
+    """
 
     name: str  # of its file
     text: bytes
@@ -72,7 +76,7 @@ class RemoteSpec(msgspec.Struct, frozen=True):
 
 
 class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
-    """Ask what would be handed over for this spec and code. → RemotePreview"""
+    """A question what the login node would submit for this spec and the code of this digest. → RemotePreview"""
 
     folder: str
     on: str
@@ -81,14 +85,19 @@ class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
 
 
 class RemotePreview(msgspec.Struct, frozen=True):
-    """The folder that the run would have, and what would be handed to its batch system."""
+    """The folder that the run would have, and what would be submitted to its batch system, None if nothing."""
 
     run_dir: str
     handed: Preview | None
 
 
 class RunWanted(msgspec.Struct, frozen=True):
-    """One run to be started."""
+    """One run to be started.
+
+    `run` is its id, if that is free on the login node; `spec` and `repeat` are indices of its spec and of its
+    repetition; `first` is the number of its first attempt there, and `roles` that of each role; `events` is its history
+    elsewhere, `starts_at` the time before which it must not start.
+    """
 
     run: RunId  # its id here, which it gets there too where that is free
     spec: Count  # which of the specs
@@ -100,7 +109,7 @@ class RunWanted(msgspec.Struct, frozen=True):
 
 
 class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
-    """Start these runs, unless runs were started for this submit token before. → Outcome"""
+    """A request to start these runs, unless runs were started for this submit token before. → Outcome"""
 
     folder: str
     on: str
@@ -116,8 +125,10 @@ class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
 
 
 class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
-    """Open a new attempt of a remote run whose attempt `after` has ended, unless one was opened for this token before.
-    → Outcome
+    """A request to resume a run whose attempt `after` has ended, unless that was done for this submit token before. →
+    Outcome
+
+    `overrides` are new, `defaults` are None if unchanged, and `anew` permits a start without a checkpoint.
     """
 
     folder: str
@@ -130,14 +141,16 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
-    """Ask for the outcome of each token, and start nothing for these tokens from now on. → dict of Outcome"""
+    """A request for the outcome of each submit token; tokens without one are refused from now on. → dict of Outcome"""
 
     folder: str
     tokens: tuple[str, ...]
 
 
 class KnownRun(msgspec.Struct, frozen=True):
-    """The part of a run's records that the submitting machine has already."""
+    """How much of a run's records the submitting machine has: its newest attempt, the size of the history, and a digest
+    of the history's end.
+    """
 
     run: RunId
     attempt: AttemptNumber  # the newest one
@@ -146,13 +159,13 @@ class KnownRun(msgspec.Struct, frozen=True):
 
 
 class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
-    """Ask for news of runs; the answer leaves out unknown runs. → dict of RunNews"""
+    """A request for news about runs; unknown runs are left out of the answer. → dict of RunNews"""
 
     runs: tuple[KnownRun, ...]
 
 
 class AttemptNews(msgspec.Struct, frozen=True):
-    """One attempt of a run, as the login node knows it."""
+    """One attempt of a run, as the login node's records show it."""
 
     number: AttemptNumber
     reason: str
@@ -163,7 +176,11 @@ class AttemptNews(msgspec.Struct, frozen=True):
 
 
 class RunNews(msgspec.Struct, frozen=True):
-    """A run's state as the login node knows it, and its records."""
+    """A run's state on the login node, and its new records.
+
+    `attempts` begin with the newest known one, `last` is its state.json, `events` belong at offset `events_at` of the
+    history (0: they are all of it), and `more` means that further events did not fit.
+    """
 
     state: State
     message: str
@@ -179,7 +196,7 @@ class RunNews(msgspec.Struct, frozen=True):
 
 
 class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
-    """Ask for the new parts of a run's logs and metrics. → LogNews"""
+    """A request for the new parts of a run's logs and metrics, beyond the sizes in `known`. → LogNews"""
 
     run: RunId
     known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that are there already, by name
@@ -187,34 +204,40 @@ class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
 
 
 class LogNews(msgspec.Struct, frozen=True):
-    """New parts of files, and whether more parts follow."""
+    """New pieces of files, and whether there are more than one answer holds."""
 
     tails: tuple[Tail, ...]
     more: bool  # there is more than fits into one answer
 
 
 class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Ask for the new parts of the files that the run's ranks wrote beside their code. → LogNews"""
+    """A request for the new parts of files that the run's ranks wrote beside their code, beyond the sizes in `known`. →
+    LogNews
+    """
 
     run: RunId
     known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # as of logs
 
 
 class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
-    """Cancel a run. → CancelReport"""
+    """A request to cancel a run. → CancelReport"""
 
     run: RunId
 
 
 class IncludeNodes(msgspec.Struct, frozen=True, tag="forgive"):
-    """Include the named nodes again, or all if none is named. → list of Exclusion"""
+    """A request to let a run use nodes again that it excludes: the named hosts, or all if none is named. → list of
+    Exclusion
+    """
 
     run: RunId
     hosts: tuple[str, ...]
 
 
 class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
-    """Ask for the checkpoints of a run, or of a role beside its main one. → list of Checkpoint"""
+    """A request for the list of a run's checkpoints, or of a role's; with `verify` every byte is compared. → list of
+    Checkpoint
+    """
 
     run: RunId
     verify: bool
@@ -222,7 +245,9 @@ class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
-    """Ask which of the run's checkpoints the login node has, now that `checkpoint` is to be fetched. → list of Held"""
+    """A question which files of which checkpoints the login node has; `checkpoint` is the one that will be fetched. →
+    list of Held
+    """
 
     run: RunId
     checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
@@ -230,8 +255,8 @@ class AskStock(msgspec.Struct, frozen=True, tag="stock"):
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
-    """Ask for bytes of a checkpoint's file from an offset on, or of its manifest if no name is given; empty at the end.
-    → bytes
+    """A request for bytes of a checkpoint's file from offset `at` on, or of its manifest if `name` is empty; the answer
+    is empty at the end. → bytes
     """
 
     run: RunId
@@ -243,7 +268,9 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
-    """Keep bytes of a file of the checkpoint from which the run of this token continues. → None"""
+    """A request to store bytes at offset `at` of a checkpoint's file, for the run that is about to be created for this
+    submit token. → None
+    """
 
     folder: str
     token: str
@@ -256,8 +283,8 @@ class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
 
 
 class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
-    """Ask how much disk the runs, and code that no run needs, take on the login node; with `remove`, delete it. → list
-    of KeptRemote
+    """A question how much disk space the runs, and code that no run needs, take on the login node; with `remove`,
+    delete it. → list of KeptRemote
     """
 
     folder: str

@@ -1,4 +1,5 @@
-"""Keep the records of a run on a login node in its folder here.
+"""Copy the records of a run on a login node into its folder on this machine. This machine's own records (the run's
+place, name and plan) are not changed.
 
 What arrives is data of declared types; this machine's own records (where the run is, its name, its plan) stay as they
 are.
@@ -29,7 +30,9 @@ _SEEN_S = 5.0  # how much older than the truth the note of when the run was last
 
 
 def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
-    """Return how much of a run's records this machine has already, so that the login node sends the rest."""
+    """Return how much of a run's records this machine has, so that the login node, where its id is `there`, sends the
+    remainder.
+    """
     try:
         size = run.events.stat().st_size
     except FileNotFoundError:
@@ -38,8 +41,9 @@ def known_of(run: RunDir, attempt: AttemptDir, there: RunId) -> KnownRun:
 
 
 def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tuple[int, bytes]:
-    """Return (the offset, the text) of the new whole lines; these are all lines if they do not continue what is
-    known.
+    """Return (offset, text) of the complete lines of the history that are new to the other side, at most `most` bytes.
+
+    If its history is not the beginning of ours, the offset is 0 and all lines are sent.
     """
     at = known.events if _tail(run.events, known.events) == known.tail else 0
     try:
@@ -52,7 +56,7 @@ def events_after(run: RunDir, known: KnownRun, most: int = EVENTS_BYTES) -> tupl
 
 
 def _tail(events: Path, end: int) -> str:
-    """Return a digest of the last bytes of the history before the offset `end`, or "" if there is no history."""
+    """Return a digest of the last bytes of the history before offset `end`, or "" if there is no history."""
     try:
         with events.open("rb") as file:
             start = max(0, end - _OVERLAP)
@@ -63,9 +67,9 @@ def _tail(events: Path, end: int) -> str:
 
 
 def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
-    """Keep what is new, the end last; records of an attempt older than the newest known here are ignored.
+    """Write the records in the news; news about attempts older than the newest one here are ignored.
 
-    The end comes last because an ended run is not asked about again, and all its events must be here by then.
+    The end is written last, because an ended run is not asked about any more, and by then all its events must be here.
     """
     mine = newest(run)
     if mine is not None and mine.number > attempt.number + len(news.attempts) - 1:
@@ -86,8 +90,8 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
-    """Create an attempt that was begun on the login node, its handle first, because an attempt without one would seem
-    open.
+    """Write the records of an attempt that the login node has opened. Its handle comes first, because an attempt
+    without one would seem to be unsent.
     """
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)
@@ -100,7 +104,7 @@ def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str 
 
 
 def _keep_avoided(run: RunDir, news: RunNews) -> None:
-    """Replace the exclusions of attempts behind a login node by those in the news; exclusions of other attempts
+    """Replace the exclusions that attempts behind a login node made by those in the news; exclusions of other attempts
     stay.
     """
     before = read_record(run.avoided, list[Exclusion]) or []
@@ -114,13 +118,13 @@ def _keep_avoided(run: RunDir, news: RunNews) -> None:
 
 
 def _was_there(run: RunDir, number: int) -> bool:
-    """Return whether attempt `number` was on a login node."""
+    """Return whether attempt `number` was on a cluster behind a login node."""
     intent = read_record(run.attempt(number).intent, Intent)
     return intent is not None and intent.cluster_kind == KIND
 
 
 def _keep_events(run: RunDir, news: RunNews) -> None:
-    """Write the new events into the history on this machine."""
+    """Write the new events into the history on this machine, at their offset."""
     if not news.events:
         return
     size = run.events.stat().st_size if news.events_at and run.events.exists() else 0
@@ -132,7 +136,9 @@ def _keep_events(run: RunDir, news: RunNews) -> None:
 
 
 def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
-    """Return the state that the login node reports, and record it for times when the login node does not answer."""
+    """Return the login node's answer in the form of any cluster, and record it for times when the login node does not
+    answer.
+    """
     last = read_record(attempt.seen, ClusterAnswer)
     word = _word(news, last)
     if last is None or last.word != word.word or word.at - last.at > _SEEN_S:
@@ -141,7 +147,9 @@ def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
 
 
 def _word(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
-    """Return the state as the login node reports it; if that is unknown, with the word that was last seen."""
+    """Return the login node's answer in the form of any cluster; if the state is unknown there, with the state's name
+    from the answer `last`.
+    """
     at = time.time()
     match news.state:
         case State.UNKNOWN:

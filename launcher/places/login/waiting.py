@@ -1,4 +1,4 @@
-"""Have a run wait on its login node's cluster, for runs under the names that they have there."""
+"""Make a run wait on its login node's cluster for other runs, under the ids that these have there."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,9 @@ _USUAL = QueueOptions()
 
 
 def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[AwaitedRun]) -> list[Misfit]:
-    """Return a problem for each queue option, and each run to follow, that the remote cluster does not support."""
+    """Return a problem for each queue option, and each run to wait for, that the cluster behind the login node does not
+    support.
+    """
     if queue == _USUAL:
         return []
     follows, problems = list[Predecessor](), list[Misfit]()
@@ -41,10 +43,10 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
 
 
 def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tuple[str, ...]:
-    """Return the `--set` options by which the remote run waits as its plan here says, whatever its spec says.
+    """Return the overrides of the spec by which the run on the login node waits as its plan here says.
 
-    Raise Refused if a run that it is to follow is not on that login node. `again` says that it begins there after it
-    waited elsewhere.
+    Raise Refused if a run to wait for is not on that login node. `again` means that the run starts there after having
+    waited elsewhere, so that the overrides are needed in any case.
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()
@@ -61,7 +63,7 @@ def runs_folder(address: Address) -> str:
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
-    """Release the held run on its login node."""
+    """Release the held run on its login node; raise Refused if it is not there yet."""
     handle = readable(attempt.handle, Handle)
     there = handle.run_there() if handle is not None else None
     if there is None:
@@ -70,7 +72,7 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _there(one: AwaitedRun, address: Address) -> Predecessor:
-    """Return the run to follow under its name on the login node; raise Refused if it is not on that node."""
+    """Return the run to wait for under its id on the login node; raise Refused if it is not on that node."""
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
@@ -84,5 +86,5 @@ def _there(one: AwaitedRun, address: Address) -> Predecessor:
 
 
 def _is_at(there: Address, address: Address) -> bool:
-    """Return whether both addresses have one folder of runs, as all clusters of one login node have."""
+    """Return whether both addresses have the same folder of runs, as all clusters behind one login node have."""
     return (there.login, there.folder) == (address.login, address.folder)

@@ -1,5 +1,5 @@
-"""IBM Spectrum LSF as a place, from any machine that has its programs: command lines, the parsing of answers, states,
-reasons.
+"""IBM Spectrum LSF as a place where runs go, from any machine that has its commands: their command lines, the parsing
+of their output, states and reasons.
 
 Written from its manuals, and not tested on a real LSF.
 """
@@ -71,7 +71,7 @@ class LsfCluster(BatchCluster):
 
 
 class LsfSystem(BatchSystem):
-    """The command lines of LSF and the parsing of its answers."""
+    """LSF as a batch system: its command lines, and the parsing of their output."""
 
     kind, called, ask = "lsf", CALLED, staticmethod(ask)
     submits, reads_stdin = ("bsub", "-env", environment.FILE), True
@@ -98,11 +98,13 @@ class LsfSystem(BatchSystem):
         return found.pop() if len(found) == 1 else None
 
     def name_of(self, job: str, element: int) -> str:
-        """Return the name of the array's element number `element`, which LSF counts from 1."""
+        """Return the id of the array's element number `element` (from 0), which LSF counts from 1."""
         return f"{job}[{element + 1}]"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs, including those that ended within CLEAN_PERIOD, an hour by default."""
+        """Return the jobs with these ids, those of the run named `called`, or all of this user, by bjobs. Ended jobs
+        are shown for CLEAN_PERIOD, an hour by default.
+        """
         answer = ask(["bjobs", "-a", "-json", "-o", _FIELDS, *ids], limit_s=limit_s)
         if "{" not in answer.out and "job found" in f"{answer.out}{answer.err}".lower():
             return []
@@ -110,7 +112,7 @@ class LsfSystem(BatchSystem):
         return [job for job in read_jobs(answer.out, time.time()) if named in ("", job.name)]
 
     def fate(self, job: str) -> Fate:
-        """Return why the job was asked to exit, by its history, as bjobs still shows it as running."""
+        """Return what LSF is doing with the job, by its history: bjobs still shows it as running."""
         return fate_of(ask(["bhist", "-l", job]).out) or super().fate(job)
 
     def this_start(self) -> JobStart:
@@ -130,10 +132,10 @@ class LsfSystem(BatchSystem):
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], follows: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return the options of bsub, without their dash; `follows` are jobs to wait for, however they end, as the job
-    itself checks the runs.
+    """Return the options of bsub without their dash; `follows` are jobs to wait for, however they end.
 
-    LSF fills a range of slots as it likes, so the most that the run may use is requested.
+    The job itself checks afterwards how the runs ended. LSF fills a range of slots as it likes, so the largest number
+    of nodes that the run may use is requested.
     """
     own, at, limit_s = plan.spec.lsf, plan.starts_at, plan.spec.resources.time_s
     slots = plan.ranks_per_node * plan.cpus_per_rank
@@ -164,7 +166,7 @@ def options(
 
 
 def _quoted(text: str) -> str:
-    """Return the text in the quotes by which bsub groups words; no value of a spec contains any."""
+    """Return the text in quotes for bsub's own parser; no value of a spec contains such quotes."""
     return f'"{text}"'
 
 
@@ -172,14 +174,15 @@ def _quoted(text: str) -> str:
 
 
 def read_jobs(text: str, now: float) -> list[QueuedJob]:
-    """Return the jobs of `bjobs -json`, without those it does not know; raise Unreachable if the answer is damaged, as
-    a job left out would seem gone.
+    """Return the jobs in the output of `bjobs -json`, without those that LSF does not know.
+
+    Raise Unreachable if it is damaged, because a job left out would seem to have ended.
     """
     return [_job(one, now) for one in _records(text) if not _text(one, "ERROR")]
 
 
 def _records(text: str) -> list[Mapping[str, Any]]:
-    """Return the records of an answer."""
+    """Return the list of records in the JSON output of an LSF command."""
     told = read_json(CALLED, text).get("RECORDS")
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise Unreachable(f"an answer of {CALLED} is damaged: expected records, got {str(told)[:100]!r}")
@@ -187,7 +190,7 @@ def _records(text: str) -> list[Mapping[str, Any]]:
 
 
 def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
-    """Return the job in a record of bjobs."""
+    """Return the job in a record of bjobs; `now` is the current time, from which the time of its limit is computed."""
     found = _JOB_ID.fullmatch(_text(one, "JOBID"))
     if found is None:
         raise Unreachable(
@@ -219,15 +222,15 @@ def _job(one: Mapping[str, Any], now: float) -> QueuedJob:
 
 
 def _ended_as(*, timed_out: bool, by_hand: bool) -> State:
-    """Return the state of a job that ended: failed if it `timed_out`, cancelled if a user ended it (`by_hand`), else
-    lost.
+    """Return the state of a job that ended without a record: failed if it `timed_out`, cancelled if a user ended it
+    (`by_hand`), else lost.
     """
     return State.FAILED if timed_out else State.CANCELLED if by_hand else State.LOST
 
 
 def fate_of(history: str) -> Fate | None:
-    """Return what was requested of the newest start of a job, by `bhist -l`, which breaks lines anywhere; None if
-    nothing was requested.
+    """Return what was requested for the newest start of a job, by the output of `bhist -l`, or None if nothing was.
+    Lines in it may be broken anywhere.
     """
     newest = re.sub(r"\s+", "", history).rpartition("Starting(Pid")[2]
     asked = re.findall(r"Signal<(\w{1,40})>requested", newest)
@@ -262,8 +265,8 @@ def _text(one: Mapping[str, Any], name: str) -> str:
 
 
 def read_duration(text: str, unit_s: float) -> float | None:
-    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; None if the
-    text is none of these.
+    """Return the seconds of `1440.0` or `16038 second(s)`, times `unit_s`, or of HOURS:MINUTES:SECONDS; None for any
+    other text.
     """
     parts = text.removesuffix("second(s)").strip().split(":")
     known = [value for part in parts if (value := number(part)) is not None]
@@ -294,7 +297,7 @@ _MEANS = meanings({
 
 
 def reason_of(word: str, reasons: str) -> str:
-    """Return why a job in this state waits."""
+    """Return why a job in the state `word` waits, given LSF's `reasons`."""
     told = (in_plain_words(one, _MEANS, CALLED) for one in reasons.split(";"))
     found = "; ".join(dict.fromkeys(filter(None, told)))
     return found or (_HELD if word == "PSUSP" else f"{CALLED} gives no reason yet")

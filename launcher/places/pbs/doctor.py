@@ -24,15 +24,15 @@ WORDS = QueueNames(
 
 
 class PbsDoctor(BatchDoctor):
-    """The checks of a PBS, which query its server.
+    """The checks of a PBS site, which query its server.
 
-    The output of pbs_tmrsh is in PBS's own files, so only its exit code is seen.
+    The output of pbs_tmrsh goes to PBS's own files, so that only its exit code is seen.
     """
 
     words, by_stdin = WORDS, False
 
     def site(self) -> str:
-        """Return the server's name and version, even if the server shows its name under another key."""
+        """Return the server's name and version, under whichever name the server lists itself."""
         told = self._server()
         return " ".join(map(str, (*told.get("Server", {"the server": {}}), told.get("pbs_version", "")))).strip()
 
@@ -50,7 +50,7 @@ class PbsDoctor(BatchDoctor):
             yield ok("lost hosts", "jobs of a lost first host are put back by the server")
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
-        """Return the qsub command that reads the trial's script from its stdin."""
+        """Return the qsub command that reads the trial's script from stdin."""
         argv = ["qsub", "-N", "launch-doctor", "-S", "/bin/sh", "-j", "oe", "-o", "/dev/null", "-r", "y"]
         argv += ["-l", f"select={nodes}:ncpus=1", "-l", "place=scatter", "-l", f"walltime={60 * limit_minutes}"]
         return argv + named(chosen, queue="-q", project="-P", account="-A")

@@ -1,5 +1,5 @@
-"""OpenPBS and PBS Professional as a place, from any machine that has its programs: command lines, the parsing of
-answers, states, reasons.
+"""OpenPBS and PBS Professional as a place where runs go, from any machine that has their commands: command lines, the
+parsing of their output, states and reasons.
 
 Written from its manuals and sources, and not tested on a real PBS.
 """
@@ -66,7 +66,7 @@ class PbsCluster(BatchCluster):
 
 
 class PbsSystem(BatchSystem):
-    """The command lines of PBS and the parsing of its answers."""
+    """PBS as a batch system: its command lines, and the parsing of their output."""
 
     kind, called, ask = "pbs", CALLED, staticmethod(ask)
     submits = ("qsub",)
@@ -77,7 +77,7 @@ class PbsSystem(BatchSystem):
     most_in_array = 1000
 
     def site(self) -> str:
-        """Return the server's name from the configuration of its clients."""
+        """Return the server's name from the configuration of PBS's commands."""
         file = Path(os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf"))
         known = read_settings(file.read_text(), "=") if file.is_file() else {}
         return os.environ.get("PBS_SERVER") or known.get("PBS_SERVER", "")
@@ -93,7 +93,7 @@ class PbsSystem(BatchSystem):
         return found[0] if len(found) == 1 else None
 
     def name_of(self, job: str, element: int) -> str:
-        """Return the id of an array's element, counted from 0."""
+        """Return the id of element `element` (from 0) of an array."""
         return job.replace("[]", f"[{element}]", 1)
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
@@ -110,7 +110,9 @@ class PbsSystem(BatchSystem):
         return [job for job in self._shown(ids, "-x") if job.phase is Phase.ENDED]
 
     def _shown(self, ids: Sequence[str], *more: str, limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return the jobs that PBS knows: a job that has just gone makes qstat fail, but the others are shown."""
+        """Return those of the jobs `ids` that PBS shows, by qstat with the options `more`. A job that has just ended
+        makes qstat fail, but it shows the others.
+        """
         if not ids:
             return []
         answer = ask(["qstat", *more, "-t", "-f", "-F", "json", *ids], limit_s=limit_s)
@@ -123,7 +125,7 @@ class PbsSystem(BatchSystem):
     def requeue(self, job: str) -> str:
         """Requeue the job; return why PBS refuses, or "".
 
-        Most sites let only operators requeue, and a new job follows then.
+        Most sites let only operators requeue jobs; a new job is then submitted.
         """
         return ask(["qrerun", job]).refusal
 
@@ -142,10 +144,10 @@ class PbsSystem(BatchSystem):
 
 
 def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequence[str] = ()) -> list[str]:
-    """Return the directives of a script; `follows` are jobs to wait for, however they end, as the job itself checks the
-    runs.
+    """Return the directives of a batch script; `follows` are jobs to wait for, however they end.
 
-    PBS takes no range of nodes, so as many are requested as the run may use.
+    The job itself checks afterwards how the runs ended. PBS accepts no range of nodes, so the largest number that the
+    run may use is requested.
     """
     own, queue, resources, at = plan.spec.pbs, plan.spec.queue, plan.spec.resources, plan.starts_at
     chunk = {
@@ -183,8 +185,9 @@ def options(plan: Plan, submit_token: SubmitToken, where: Path, follows: Sequenc
 
 
 def read_jobs(text: str) -> list[QueuedJob]:
-    """Return the jobs of `qstat -t -f -F json`, without arrays as a whole; raise Unreachable if the answer is damaged,
-    as a job left out would seem gone.
+    """Return the jobs in the output of `qstat -t -f -F json`; the record of a whole array is left out.
+
+    Raise Unreachable if the output is damaged, because a job left out would seem to have ended.
     """
     told = read_json(CALLED, text).get("Jobs", {})
     if not isinstance(told, dict):
@@ -196,7 +199,7 @@ def read_jobs(text: str) -> list[QueuedJob]:
 
 
 def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
-    """Return the job in a record of qstat."""
+    """Return the job in a record of qstat; `name` is its id."""
     word, comment, code = _text(one, "job_state"), _text(one, "comment"), _number(one.get("Exit_status"))
     ended_by_hand = "terminated" in comment  # "... and terminated by me@login"; it still runs for a moment
     phase = phase_of(word, ended_by_hand=ended_by_hand)
@@ -226,7 +229,7 @@ def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
 
 
 def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
-    """Return the phase for the letter that qstat shows; a running job that a user has ended (`ended_by_hand`) is
+    """Return the phase for qstat's state letter `word`; a running job that a user has ended (`ended_by_hand`) is
     ending.
     """
     if word in _ENDED:
@@ -237,7 +240,7 @@ def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
 
 
 def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
-    """Return the hosts of `pbsnodes -a -F json`, in which one host may be several virtual nodes."""
+    """Return the hosts in the output of `pbsnodes -a -F json`, in which one host may be several virtual nodes."""
     told, found = read_json(CALLED, text).get("nodes", {}), dict[str, list[Mapping[str, Any]]]()
     for name, one in (told if isinstance(told, dict) else {}).items():
         if isinstance(one, dict):
@@ -246,7 +249,7 @@ def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
 
 
 def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
-    """Return the virtual nodes of a host as one host."""
+    """Return a host, whose resources are the sums over its virtual nodes."""
     there = [_inner(one, "resources_available") for one in nodes]
     taken = [_inner(one, "resources_assigned") for one in nodes]
     states = {word.strip() for one in nodes for word in _text(one, "state").split(",")}
@@ -267,31 +270,33 @@ def _host(name: str, nodes: Sequence[Mapping[str, Any]], gpu: str) -> ExecHost:
 
 
 def _inner(one: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a field that is an object, or an empty mapping if it is none."""
+    """Return a field that is an object, or an empty mapping if it is not one."""
     found = one.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _text(one: Mapping[str, Any], name: str) -> str:
-    """Return a field as text, because PBS writes text that looks like a number as a number."""
+    """Return a field as text: PBS writes text that looks like a number as a JSON number."""
     found = one.get(name)
     return str(found)[:10_000] if isinstance(found, str | int | float) else ""
 
 
 def _number(value: object) -> int | None:
-    """Return the value as a number, or None if it is none."""
+    """Return the value as a number, or None if it is no number."""
     return int(value) if isinstance(value, int | str) and re.fullmatch(r"-?[0-9]{1,12}", str(value)) else None
 
 
 def _exit_code(status: int | None) -> int | None:
-    """Return the exit code in an exit status, or None if the status has none."""
+    """Return the exit code in PBS's exit status, which is 128 + n if signal n ended the job. Return None if the job did
+    not start.
+    """
     if status is None or status < 0:
         return None
     return status if status < _SIGNALLED else 128 + status - _SIGNALLED
 
 
 def read_time(text: str) -> float | None:
-    """Return the Unix time that qstat prints by ctime in this machine's time zone, or None if the text is no time."""
+    """Return the Unix time of qstat's date, in this machine's time zone, or None if the text is no date."""
     try:
         return time.mktime(time.strptime(text))
     except (ValueError, OverflowError):
@@ -326,7 +331,7 @@ _MEANS = meanings({
 
 
 def reason_of(word: str, comment: str) -> str:
-    """Return why a job in this state waits."""
+    """Return why a job in the state `word` waits, given PBS's `comment`."""
     if word == "W":
         return "it asked not to start before a later time"
     told = in_plain_words(re.sub(r"^Not Running: ", "", comment), _MEANS, CALLED)

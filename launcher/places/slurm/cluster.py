@@ -1,4 +1,4 @@
-"""A Slurm cluster as a place, from any machine that has sbatch."""
+"""A Slurm cluster as a place where runs go, from any machine that has sbatch."""
 
 import os
 from collections.abc import Sequence
@@ -47,7 +47,9 @@ class SlurmCluster(BatchCluster):
         return self._slurm.config.max_array_size or 1
 
     def machine(self, spec: JobSpec) -> Machine:
-        """Return what every node of the partition offers: the fewest cores, the most GPUs, and the number of nodes."""
+        """Return what the nodes of the spec's partition offer: the most GPUs that any has, the fewest cores among nodes
+        with so many, and the number of nodes.
+        """
         self._check_container(spec.slurm.container)
         partition = spec.slurm.partition
         if not self._nodes:
@@ -73,16 +75,16 @@ class SlurmCluster(BatchCluster):
         )
 
     def hosts_now(self, spec: JobSpec) -> list[HostNow]:
-        """Return the nodes of the spec's partition, or of all, with the user's own jobs on them but not those of other
-        users.
+        """Return the nodes of the spec's partition, or of all partitions, with this user's jobs on them; other users'
+        jobs are not shown.
         """
         partition, jobs = spec.slurm.partition, self._slurm.jobs()
         nodes = read_nodes(ask(show_nodes(details=True)).out).values()
         return [_now(node, jobs) for node in nodes if partition is None or partition in node.partitions]
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start the process that inspects ranks on the node, by srun in the run's job, and return the connection
-        to it.
+        """Start, by srun in the run's job, the process that inspects ranks on the node, and return the connection to
+        it.
         """
         from launcher.node.inside.visit import host_here, machine_of  # late: only who looks inside needs it
         from launcher.places.slurm.steps import step_command  # late: see above
@@ -93,7 +95,9 @@ class SlurmCluster(BatchCluster):
         return host_here(run, attempt, node, clean_environment(os.environ), words)
 
     def _check_container(self, text: str | None) -> None:
-        """Raise BadInput if the spec's container cannot be used."""
+        """Raise BadInput if the spec's container, `text`, cannot be used on this cluster, as far as this machine
+        shows.
+        """
         if text is not None and text not in self._containers:
             if problems := container_problems(text):
                 raise BadInput(*(f"slurm.container: {problem}" for problem in problems))

@@ -1,4 +1,5 @@
-"""Run a command inside the spec's container: by Pyxis, as options of srun; by apptainer, as a prefix.
+"""Run a command inside the container that the spec names: with Pyxis by options of srun, with apptainer by words before
+the command.
 
 What the launcher needs inside is mounted under its own path: the run's folder, the interpreter, the launcher itself.
 """
@@ -17,7 +18,10 @@ _LINE_PROGRAMS = ("apptainer", "singularity")
 
 
 class Container(msgspec.Struct, frozen=True):
-    """The command that starts a process inside a container."""
+    """How to start a process in a container: by `srun_options` (Pyxis), or by the words in `prefix` before its command.
+
+    `program` is what has to be installed for that, such as apptainer.
+    """
 
     program: str  # what has to be there for it: apptainer, singularity, or Pyxis' option of srun
     srun_options: tuple[str, ...]  # not empty: only srun can start it
@@ -25,10 +29,10 @@ class Container(msgspec.Struct, frozen=True):
 
 
 def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Container | None:
-    """Return the container that the spec's `slurm.container` describes, or None if it is not set; raise ValueError if
-    it is not a command or image.
+    """Return the container that the spec's `slurm.container` (`text`) describes, or None if it is not set; raise
+    ValueError if it is neither a command nor an image.
 
-    `gpus` says that the job has GPUs.
+    `mounts` are the paths to show inside it; `gpus` is True if the job has GPUs, which are then shown too.
     """
     if text is None:
         return None
@@ -47,21 +51,21 @@ def container_of(text: str | None, mounts: Sequence[str], gpus: bool) -> Contain
 
 
 def is_path(text: str) -> str | None:
-    """Return the container's file if the text is a path on this file system, else None."""
+    """Return the path of the container's image if the text is one on this file system, else None."""
     words = shlex.split(text)
     last = words[-1]
     return last if last.startswith("/") else None
 
 
 def _with_binds(line: Sequence[str], mounts: Sequence[str]) -> list[str]:
-    """Return the command with the mounts right after `exec` or `run`."""
+    """Return the container command with options for the mounts right after its word `exec` or `run`."""
     at = next((index + 1 for index, word in enumerate(line) if word in ("exec", "run")), 1)
     binds = [word for mount in mounts for word in ("--bind", mount)]
     return [*line[:at], *binds, *line[at:]]
 
 
 def container_problems(text: str) -> list[str]:
-    """Return why nothing could start in the container, as far as this machine shows, or an empty list."""
+    """Return the reasons why nothing could start in this container, as far as this machine shows, or an empty list."""
     try:
         container = container_of(text, (), gpus=False)
     except ValueError as error:

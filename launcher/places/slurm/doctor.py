@@ -42,7 +42,9 @@ WORDS = QueueNames(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What all nodes that a job may get have in common."""
+    """What a job can rely on: how many nodes of the chosen partitions take jobs, and the GPUs, memory and time limit
+    that all of them have.
+    """
 
     nodes: int  # that take jobs
     gpus: int  # that each of them has
@@ -51,13 +53,15 @@ class Shape:
 
 
 def check_up(request: DoctorRequest, tell: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield findings about the site; call `tell` with a line of text before each check that takes long."""
+    """Yield all findings about the Slurm site; `tell` is called with a line of text before each check that takes
+    long.
+    """
     request.refuse_all_but("try", "nodes", "within", "partition", "account", "qos", "interface")
     return all_findings(_site(request), WORDS, request, tell)
 
 
 def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
-    """Yield findings about the site's programs and controller; return how to submit a trial, or None if none is
+    """Yield findings about the site's commands and controller; return how to submit a trial, or None if none is
     possible.
     """
     sbatch = shutil.which("sbatch")
@@ -87,7 +91,7 @@ def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
 
 
 def _what_keeps_accounts_from_us(config: site.Config) -> str:
-    """Return why sacct does not answer this user, or "" if it does."""
+    """Return why sacct shows this user nothing, or "" if it does."""
     if config.accounting is False:
         return "there is none"
     try:
@@ -98,7 +102,7 @@ def _what_keeps_accounts_from_us(config: site.Config) -> str:
 
 
 def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Shape:
-    """Return what the nodes of the chosen partitions have in common."""
+    """Return what all usable nodes of the chosen partitions have in common; `known` are all nodes."""
     names = {partition.name for partition in chosen}
     able = [node for node in known if node.partition in names and node.takes_jobs]
     return Shape(
@@ -113,20 +117,20 @@ def _shape(chosen: Sequence[nodes.Partition], known: Sequence[nodes.Node]) -> Sh
 
 
 class SlurmTrials(TrialJobs):
-    """The trial jobs on Slurm, about which scontrol reports more than squeue."""
+    """Trial jobs on Slurm; their state is read from scontrol, which shows more than squeue."""
 
     def look(self, job: str) -> TrialJob | None:
-        """Return the job's state by `scontrol show job`, or None if Slurm no longer knows it."""
+        """Return the job's state by `scontrol show job`, or None if Slurm no longer shows it."""
         answer = ask(show_job(job))
         return read_job(answer.out) if answer.code == 0 else None
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
-        """Return the names in Slurm's list of nodes."""
+        """Return the names of the nodes in a list such as `node[00-03]`."""
         return tuple(hosts_of(nodes))
 
 
 def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
-    """Return how to submit trial jobs of this shape."""
+    """Return how to submit trial jobs that nodes of this shape can run."""
     nodes = min(request.nodes or 2, max(1, shape.nodes))
     srun = [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--overlap", "--label",
@@ -138,7 +142,7 @@ def trial_of(request: DoctorRequest, shape: Shape) -> SlurmTrials:
 
 
 def options(request: DoctorRequest, shape: Shape, nodes: int) -> list[str]:
-    """Return the options of sbatch for a trial job of this shape."""
+    """Return the options of sbatch for a trial job of `nodes` nodes of this shape."""
     chosen = {
         "job-name": "launch-doctor",
         "nodes": str(nodes),
@@ -157,7 +161,7 @@ def options(request: DoctorRequest, shape: Shape, nodes: int) -> list[str]:
 
 
 def read_job(text: str) -> TrialJob:
-    """Return the state of the trial job by `scontrol show job`."""
+    """Return the trial job's state from the output of `scontrol show job`."""
     fields = read_fields(text)
     state = read_state(fields.get("JobState", ""))
     return TrialJob(

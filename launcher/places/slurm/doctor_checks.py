@@ -1,4 +1,4 @@
-"""Turn the answers of a site's Slurm clients into findings. Pure functions."""
+"""Turn the output of a site's Slurm commands into findings of `launch doctor`. Pure functions."""
 
 import difflib
 import time
@@ -21,7 +21,7 @@ _ASK = "ask the administrators"
 
 
 def sbatch_finding(path: str | None, version: str | None) -> Finding:
-    """Return the finding about sbatch: its path and version, or that it is missing."""
+    """Return the finding about sbatch: its path and version, or that it is missing (None)."""
     if path is None:
         hint = "run this on a login node of the cluster, or load the module that has Slurm's programs"
         return problem("sbatch", "not on PATH", hint)
@@ -29,7 +29,9 @@ def sbatch_finding(path: str | None, version: str | None) -> Finding:
 
 
 def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], client: str | None) -> Iterable[Finding]:
-    """Yield findings about the controllers; `client` is sbatch's version."""
+    """Yield findings about the controllers: which are `up`, how long an answer took, and whether their version fits
+    sbatch's, `client`.
+    """
     where = "".join(f" on {host}" for host, well in up.items() if well)
     text = f"cluster {config.cluster or '?'}{where} answers in {took_s * 1000:.0f} ms, version {config.version or '?'}"
     ours, theirs = read_release(client), read_release(config.version)
@@ -48,8 +50,8 @@ def controller_findings(config: Config, took_s: float, up: Mapping[str, bool], c
 def partition_findings(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node], wanted: str | None
 ) -> Iterable[Finding]:
-    """Yield a table of all partitions, and the problems of the partitions in `wanted` or, without it, of Slurm's
-    default.
+    """Yield a table of all partitions, and problems of the partitions in `wanted` (separated by commas) or, for None,
+    of Slurm's default.
     """
     yield ok("partitions", str(len(partitions)), _table(partitions, rules, nodes))
     known = {partition.name: partition for partition in partitions}
@@ -68,14 +70,16 @@ def partition_findings(
 
 
 def chosen_partitions(partitions: Sequence[Partition], wanted: str | None) -> list[Partition]:
-    """Return the partitions to which a job may go: those in `wanted` or, without it, Slurm's default."""
+    """Return the partitions to which a job may go: those in `wanted` (separated by commas) or, for None, Slurm's
+    default.
+    """
     if wanted is None:
         return [partition for partition in partitions if partition.default]
     return [partition for partition in partitions if partition.name in wanted.split(",")]
 
 
 def strangers(partitions: Sequence[Partition], wanted: str | None) -> list[str]:
-    """Return those of the wanted partitions that do not exist."""
+    """Return those names in `wanted` (separated by commas) that are no partition."""
     known = {partition.name for partition in partitions}
     return [name for name in (wanted or "").split(",") if name and name not in known]
 
@@ -109,7 +113,7 @@ def _why(node: Node) -> str:
 def _table(
     partitions: Sequence[Partition], rules: Mapping[str, PartitionRules], nodes: Sequence[Node]
 ) -> Iterable[tuple[str, ...]]:
-    """Yield the rows of the table of partitions."""
+    """Yield the rows of the table of partitions, head first."""
     yield "PARTITION", "STATE", "IDLE", "NODES", "CPUS", "MEMORY", "GPUS", "TIME LIMIT", "PREEMPTED"
     for partition in partitions:
         own = [node for node in nodes if node.partition == partition.name]
@@ -127,14 +131,16 @@ def _table(
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """Return a number, or the range of several, as text; "-" for none."""
+    """Return the range of the numbers as text, such as `4` or `4-8`; "-" for none."""
     if not numbers:
         return "-"
     return str(numbers[0]) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"
 
 
 def _preempted(rules: PartitionRules | None) -> str:
-    """Return how jobs of the partition are preempted, as text."""
+    """Return as text how jobs of the partition are preempted, such as `never` or `requeue after 60 s`; `?` if it is
+    unknown.
+    """
     if rules is None or not rules.preempt_mode:
         return "?"
     if rules.preempt_mode == "OFF":
@@ -144,7 +150,9 @@ def _preempted(rules: PartitionRules | None) -> str:
 
 
 def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
-    """Return the finding about when a job of one node could start; `words` is what `sbatch --test-only` said."""
+    """Return the finding about when a job of one node could start. If `starts_at` is None, `words` is Slurm's reason
+    why it would be refused.
+    """
     if starts_at is None:
         hint = "--partition, --account and --qos here, and those of slurm in a spec, ask for others"
         return problem("start", f"Slurm would refuse a job of one node: {words}", hint)
@@ -158,8 +166,10 @@ def start_finding(starts_at: float | None, words: str, now: float) -> Finding:
 
 
 def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedites: bool) -> Iterable[Finding]:
-    """Yield findings about the controller's configuration; `expedites` says that Slurm requeues a run at once and first
-    after a lost node.
+    """Yield findings about the controller's configuration.
+
+    `expedites` is True if runs use Slurm's expedited requeue, by which a job that loses a node is requeued at once and
+    comes first.
     """
     yield requeue_finding(config.requeue, expedites=expedites)
     yield preemption_finding(config.preempt_type, config.preempt_mode, {rule.preempt_mode for rule in rules})
@@ -169,9 +179,10 @@ def setting_findings(config: Config, rules: Iterable[PartitionRules], *, expedit
 
 
 def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
-    """Return the finding about requeueing; `default` is JobRequeue, None if Slurm does not show it.
+    """Return the finding about requeues; `default` is the setting JobRequeue, None if Slurm does not show it.
 
-    `expedites` says that Slurm requeues a run at once and first after a lost node.
+    `expedites` is True if runs use Slurm's expedited requeue, by which a job that loses a node is requeued at once and
+    comes first.
     """
     how = (
         "; after a lost node at once and first (enable_expedited_requeue), so its jobs end with exit code 0"
@@ -188,6 +199,8 @@ def requeue_finding(default: bool | None, *, expedites: bool) -> Finding:
 def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None) -> Finding:
     """Return the finding about accounting: `kept` is the configuration's value, `said` sacct's error or "" if it
     answers.
+
+    `min_job_age_s` is for how long Slurm itself shows ended jobs.
     """
     known = "" if min_job_age_s is None else f" for {time_words(min_job_age_s)} (MinJobAge)"
     lost = f"how a job ended that left no word in its run's folder is known{known} only"
@@ -200,8 +213,8 @@ def accounting_finding(kept: bool | None, said: str, min_job_age_s: float | None
 
 
 def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
-    """Return the finding about how long Slurm remembers jobs that have ended; `accounting` says that it keeps
-    accounting too.
+    """Return the finding about MinJobAge, for how long Slurm shows jobs that have ended; `accounting` is True if sacct
+    shows them longer.
     """
     if min_job_age_s is None:
         return warning("MinJobAge", "Slurm does not say how long it knows of ended jobs", _ASK)
@@ -213,8 +226,8 @@ def memory_finding(min_job_age_s: float | None, accounting: bool) -> Finding:
 
 
 def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[str]) -> Finding:
-    """Return the finding about preemption; `mode` is the cluster's, and the modes of partitions are named if they
-    differ.
+    """Return the finding about preemption by the plug-in `kind` and the cluster's `mode`; modes of partitions are named
+    if they differ.
     """
     if kind in (None, "preempt/none", "(null)") or mode == "OFF":
         return ok("preemption", "off: no job makes way for another")
@@ -230,7 +243,7 @@ def preemption_finding(kind: str | None, mode: str | None, of_partitions: set[st
 
 
 def kill_wait_finding(kill_wait_s: float | None) -> Finding:
-    """Return the finding about KillWait, the time between SIGTERM and SIGKILL; None means that Slurm did not tell."""
+    """Return the finding about KillWait, the time between SIGTERM and SIGKILL; None if Slurm does not show it."""
     grace_s = _RULES.grace_s
     if kill_wait_s is None:
         return warning("KillWait", "Slurm does not say", _ASK)
@@ -246,8 +259,8 @@ def kill_wait_finding(kill_wait_s: float | None) -> Finding:
 
 
 def silent_node_finding(timeout_s: float | None) -> Finding:
-    """Return the finding about SlurmdTimeout, after which Slurm gives a silent node up; None means that Slurm did not
-    tell.
+    """Return the finding about SlurmdTimeout, after which Slurm gives up a node that does not answer; None if Slurm
+    does not show it.
     """
     lease_s = _RULES.lease_s
     if timeout_s is None:
@@ -270,7 +283,7 @@ def silent_node_finding(timeout_s: float | None) -> Finding:
 
 
 def array_finding(most: int | None) -> Finding:
-    """Return the finding about the largest array that Slurm allows; None means that Slurm did not tell."""
+    """Return the finding about the largest array that Slurm allows; None if Slurm does not show it."""
     if most is None:
         return warning("MaxArraySize", "Slurm does not say", "`launch submit --repeat` submits one job each")
     if most < 2:

@@ -1,5 +1,5 @@
-"""Adapt submitit's executor for Slurm to submit the launcher's job: it writes the script and builds sbatch's command
-line.
+"""Adapt submitit's executor for Slurm, which writes the batch script and builds sbatch's command line, to the
+launcher's job.
 
 Nothing of submitit runs in the job: no pickle of a function, no signal handler, no state that it keeps.
 """
@@ -16,7 +16,9 @@ from launcher.places.slurm.reach import ask
 
 
 class SbatchExecutor(SlurmExecutor):
-    """A submitter of one job: `options` are sbatch's long options, `command` is all that the job runs."""
+    """A submitter of one job: `options` are sbatch's long options, and `command` is the only command that the job
+    runs.
+    """
 
     def __init__(self, options: Mapping[str, str | bool] | None = None, command: str = "") -> None:
         super().__init__(folder="/")
@@ -50,12 +52,14 @@ class SbatchExecutor(SlurmExecutor):
         return job
 
     def text(self) -> str:
-        """Return the whole script as sbatch gets it."""
+        """Return the whole script as it is passed to sbatch."""
         return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
     def hand_over(self, script: Path, environ: Mapping[str, str], lock: int, *, limit_s: float) -> str:
-        """Submit a script that is on disk and return the job's id within `limit_s`; submitit would wait for sbatch for
-        ever.
+        """Submit a script that is on disk and return the job's id. Raise Unreachable after `limit_s`; submitit itself
+        would wait for ever.
+
+        The sbatch process inherits `lock`, a descriptor, so that the lock is held while it lives.
         """
         argv = self._make_submission_command(script)
         answer = ask(argv, limit_s=limit_s, environ=environ, pass_fds=[lock])

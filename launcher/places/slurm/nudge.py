@@ -1,4 +1,5 @@
-"""Make a requeued job start at a chosen time; left alone, Slurm lets it wait for two minutes.
+"""Make a requeued job start at a chosen time, by a short-lived process that outlives the batch process; otherwise Slurm
+lets it wait for two minutes.
 
     python -m launcher.places.slurm.nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
 
@@ -21,7 +22,7 @@ _STEP_S = 0.05
 
 
 def main() -> int:
-    """Change the job's start, and return 0 if Slurm accepted that."""
+    """Change the requeued job's start and excluded hosts, once it is pending; return 0 if Slurm accepts that."""
     job, delay_s, *hosts = sys.argv[1:]
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
     left_out = ",".join(hosts)  # none: those that an earlier start avoided may be used again

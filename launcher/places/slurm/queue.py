@@ -1,4 +1,4 @@
-"""Slurm as a batch system: each method is a command line and the parsing of its answer."""
+"""Slurm as a batch system: each method is a command line and the parsing of its output."""
 
 import contextlib
 import os
@@ -72,7 +72,9 @@ _DEPENDS = ("Dependency", "DependencyNeverSatisfied")
 
 
 class SlurmSystem(BatchSystem):
-    """Slurm as a batch system."""
+    """Slurm as a batch system. The signals in `warnings` announce that the job's time is nearly over or that it will be
+    preempted.
+    """
 
     kind = "slurm"
     called = CALLED
@@ -87,10 +89,10 @@ class SlurmSystem(BatchSystem):
 
     @cached_property
     def expedites(self) -> bool:
-        """Return whether jobs may ask for Slurm's expedited requeue: the controller allows it and this sbatch supports
-        it.
+        """Return whether jobs may ask for Slurm's expedited requeue: the controller allows it and this sbatch has the
+        option.
 
-        On any other site the option would have the job refused.
+        On any other site Slurm would refuse a job with that option.
         """
         try:
             if not self.config.expedites:
@@ -101,19 +103,19 @@ class SlurmSystem(BatchSystem):
         return (read_release(version) or (0, 0)) >= _EXPEDITES_SINCE
 
     def get_ready(self) -> None:
-        """Begin in the background to import submitit, which takes 100 ms, and to query Slurm, as a submit will need
+        """Start to import submitit, which takes 100 ms, and to query Slurm's configuration, in a thread; a submit needs
         both.
         """
         threading.Thread(target=self._get_ready).start()
 
     def _get_ready(self) -> None:
-        """Import submitit and query the configuration."""
+        """Import submitit and query the configuration, in that thread."""
         with contextlib.suppress(Unreachable):  # the next caller that needs the answer asks again
             _ = self.config
         import_module(_EXECUTOR)
 
     def site(self) -> str:
-        """Return the name of the Slurm cluster."""
+        """Return the name of the Slurm cluster, by its configuration."""
         return self.config.cluster or ""
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
@@ -137,7 +139,7 @@ class SlurmSystem(BatchSystem):
         return f"Slurm could start it at {when} on {nodes}"
 
     def name_of(self, job: str, element: int) -> str:
-        """Return the id of an array's element, counted from 0."""
+        """Return the id of element `element` (from 0) of an array, such as `12_3`."""
         return f"{job}_{element}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
@@ -158,12 +160,12 @@ class SlurmSystem(BatchSystem):
         ask(cancel(job))
 
     def fate(self, job: str) -> Fate:
-        """Return why the job's batch process was asked to exit, by scontrol."""
+        """Return what Slurm is doing with the job whose batch process was asked to exit, by scontrol."""
         return fate_of(ask(show_job(job), in_job=True).out, int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
     def puts_back_within_s(self, plan: Plan, job: str) -> float | None:
-        """Return within how many seconds Slurm may itself requeue this job after it lost a node; None if Slurm does
-        not, or does not answer.
+        """Return within how many seconds Slurm may itself requeue this job after it lost a node; None if Slurm does not
+        do that, or does not answer.
         """
         if script.outlives_a_node(plan):
             return None
@@ -183,7 +185,7 @@ class SlurmSystem(BatchSystem):
         return ask(release(job)).refusal
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
-        """Have a waiting job avoid these nodes as far as possible, and start after the delay."""
+        """Make a waiting job avoid these nodes as far as possible and, with `delay_s`, start after that time."""
         left_out = script.left_out(plan, self._bearable(plan, avoid))
         if delay_s is None:
             ask(update(job, ExcNodeList=",".join(left_out)))
@@ -195,10 +197,10 @@ class SlurmSystem(BatchSystem):
         )
 
     def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
-        """Return those of the nodes to avoid that leave enough nodes for the run, preferring those lost last.
+        """Return those of the nodes to avoid that the job can do without, preferring the ones lost last.
 
-        A job that may not have as many nodes as it needs never starts. Return an empty list if Slurm does not report
-        its nodes.
+        A job that may not have as many nodes as it needs never starts. Return an empty list if Slurm does not show its
+        nodes.
         """
         if not avoid:
             return []
@@ -214,8 +216,8 @@ class SlurmSystem(BatchSystem):
         return [host for host in avoid if host in lost_last or host not in usable]
 
     def this_start(self) -> JobStart:
-        """Return this job's usual id: `12`, or `12_3` in an array, where `12` may be one element's own id or
-        the whole array's.
+        """Return the job in which this process runs: `12`, or `12_3` in an array. For an element SLURM_JOB_ID may be
+        another number, so the array's id and the index are used.
         """
         array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         if array and index:
@@ -233,11 +235,11 @@ class SlurmSystem(BatchSystem):
         return addresses_of([host for name in lists for host in hosts_of(os.environ[name])])
 
     def processes(self, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return the processes to start: node 0's agent, and srun for the other agents."""
+        """Return the processes that the batch process starts: node 0's agent, and srun for the other nodes' agents."""
         return steps.processes(plan, attempt, self.this_start().job)
 
     def role_processes(self, whole: Plan, plan: Plan, attempt: AttemptDir) -> list[AgentProcess]:
-        """Return the processes to start for a role beside the main one: first the srun for its first agent."""
+        """Return the processes to start for a role other than the main one; the first is the srun for its node 0."""
         return steps.role_processes(whole, plan, attempt, self.this_start().job)
 
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
@@ -251,7 +253,7 @@ class SlurmSystem(BatchSystem):
 
 
 def _queued(job: SlurmJob) -> QueuedJob:
-    """Return a row of squeue as a job, with its state in plain words."""
+    """Return a row of squeue or sacct as a job of any batch system, with its state in plain words."""
     text = ""
     match job.state.phase:
         case Phase.QUEUED:
@@ -280,7 +282,7 @@ def _queued(job: SlurmJob) -> QueuedJob:
 
 
 def _ended_waiting(job: SlurmJob) -> str:
-    """Return why a job ended that waited for another, as Slurm keeps the reason for which it waited; "" for any other
+    """Return why a job ended while it waited for another one, by the reason for which it waited; "" for any other
     job.
     """
     if job.reason not in _DEPENDS:
@@ -289,19 +291,21 @@ def _ended_waiting(job: SlurmJob) -> str:
 
 
 def _word_on(node: Node) -> NodeAnswer:
-    """Return the node's state in the form that all batch systems share."""
+    """Return the node's state in the form of any batch system."""
     reason = f": {node.reason}" if node.reason else ""
     return NodeAnswer(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)
 
 
 def dependency_of(awaited: Sequence[AwaitedRun]) -> str:
-    """Return the value of --dependency, or "" if everything that the run waits for has happened."""
+    """Return the value of sbatch's --dependency for the runs to wait for, or "" if there is nothing to wait for any
+    more.
+    """
     return ",".join(f"{_WORDS[one.until]}:{job}" for one, job in jobs_to_follow(awaited))
 
 
 def hosts_of(nodelist: str) -> list[str]:
-    """Return the names in a list such as `node[0-2,7]`, in Slurm's order, without asking a controller; raise
-    LaunchError if it is damaged.
+    """Return the names in a list such as `node[0-2,7]`, in its order, by scontrol; no controller is asked. Raise
+    LaunchError if the list is damaged.
     """
     answer = ask(show_hostnames(nodelist))
     names = read_hostnames(answer.out) if answer.code == 0 else []
@@ -311,7 +315,7 @@ def hosts_of(nodelist: str) -> list[str]:
 
 
 def addresses_of(hosts: Sequence[str]) -> dict[str, str]:
-    """Return the address by which others reach each host: Slurm's own, or that to which the host's name resolves."""
+    """Return the address by which others reach each host: Slurm's, or the one to which the host's name resolves."""
     try:
         known = {name: node.address for name, node in read_nodes(ask(show_nodes(hosts)).out).items()}
     except Unreachable:

@@ -1,4 +1,6 @@
-"""Query Slurm's clients, in an environment without other jobs' settings, and recognise answers that mean silence."""
+"""Run Slurm's commands in an environment without settings of other jobs, and recognise output that means that no
+controller answered.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -40,14 +42,16 @@ _NO_ANSWER = (
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables by which another job, or a user's preference, would change what Slurm's
-    clients do.
+    """Return the environment without variables, of another job or by a user's preference, that change what Slurm's
+    commands do.
     """
     return {name: value for name, value in cleaned(environ).items() if not name.startswith(_CLIENT_PREFIXES)}
 
 
 def _readable_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `clean_environment` with times and sizes set to the format that the parsers read."""
+    """Return `clean_environment` plus settings by which Slurm's commands write times and sizes in the format that is
+    parsed here.
+    """
     return clean_environment(environ) | _FOR_ANSWERS
 
 
@@ -65,9 +69,11 @@ def ask(
     pass_fds: Sequence[int] = (),
     in_job: bool = False,
 ) -> Answer:
-    """Return the client's answer; raise Unreachable if it is missing, too slow, or got no answer itself.
+    """Run a command of Slurm and return its output. Raise Unreachable if it is missing or too slow, or if no controller
+    answered it.
 
-    `in_job` says that the job of this process may be ending, so that the client must ignore its SIGTERM.
+    With `in_job` this process's own job may be ending, and the command ignores the SIGTERM that is sent to all its
+    processes.
     """
     program = os.path.basename(argv[0])
     is_submit = program == "sbatch" and "--test-only" not in argv
@@ -78,7 +84,7 @@ def ask(
 
 
 def _check(program: str, answer: Answer) -> None:
-    """Raise Unreachable if squeue or sacct failed, because jobs are then unseen and not gone.
+    """Raise Unreachable if squeue or sacct failed, because its missing rows do not mean that jobs have ended.
 
     A single id that squeue has forgotten, and a cluster without accounting, are no failures. For an unknown user squeue
     fails with exit code 0.

@@ -1,4 +1,4 @@
-"""Build a run's batch script: options of sbatch from its plan, and the one command to run. Pure functions.
+"""Build a run's batch script: sbatch's options, derived from the plan, and the one command to run. Pure functions.
 
 submitit renders it; nothing else of submitit goes into the job: no pickle, no handler, no state.
 """
@@ -35,10 +35,10 @@ def options(
     *,
     expedites: bool = False,
 ) -> dict[str, str | bool]:
-    """Return the long options of sbatch, without their dashes.
+    """Return sbatch's long options for the plan, without their dashes.
 
-    `output` is the file for the batch process's output; `expedites` says that the site requeues jobs at once and first
-    after they lose a node.
+    `output` is the file for the batch process's output; `dependency` is the value of --dependency, or ""; `expedites`
+    adds the option by which Slurm requeues the job at once and first after the loss of a node.
     """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
@@ -81,10 +81,11 @@ def options(
 
 
 def components(plan: Plan, *, is_array: bool) -> list[AlikeHosts]:
-    """Return the job's components, each with nodes that get the same, as a heterogeneous job has them; else one with
-    all nodes, which get the most that one needs.
+    """Return the components of the job: several, each of equal nodes, if the plan's nodes differ (a heterogeneous job),
+    else one.
 
-    Slurm has no arrays of heterogeneous jobs, and nodes that the spec names may be of any component.
+    An array, or a job with named nodes, has one component, whose nodes get the most that any of them needs: Slurm has
+    no arrays of heterogeneous jobs, and a named node could be of any component.
     """
     if is_array or plan.spec.slurm.nodelist or len(found := alike_hosts(plan)) == 1:
         return [AlikeHosts(range(hosts_asked(plan)), most_of_a_host(plan))]
@@ -92,13 +93,13 @@ def components(plan: Plan, *, is_array: bool) -> list[AlikeHosts]:
 
 
 def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
-    """Return the sbatch options for what each node of a component has."""
+    """Return the sbatch options for the CPUs, GPUs and memory of each node of a component."""
     memory = None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M"
     return {"cpus-per-task": str(share.cpus), "gres": gres_of(plan, share), "mem": memory}
 
 
 def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | bool]) -> list[dict[str, str | bool]]:
-    """Return the options of each component after the first, whose options are `chosen`."""
+    """Return the sbatch options of each component after the first; `chosen` are the first one's."""
     found = []
     for one in components(plan, is_array=submit_token.array is not None)[1:]:
         own = {"nodes": str(len(one.hosts)), **_each_node(plan, one.share)}
@@ -108,8 +109,8 @@ def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | b
 
 
 def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
-    """Return the sbatch options for what the job waits for besides free nodes; an option that does not apply is
-    None.
+    """Return the sbatch options that delay the start (hold, begin, nice, dependency); the value None stands for an
+    option that is not used.
     """
     queue, at = plan.spec.queue, plan.starts_at
     return {
@@ -122,9 +123,9 @@ def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
 
 
 def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
-    """Return the nodes that the job must not get: those that the spec excludes, and those to avoid.
+    """Return the nodes that the job must not get: those that the spec excludes, and `hosts_to_avoid`.
 
-    Nodes that the spec requires are not excluded, as Slurm would refuse such a job or never start it.
+    A node that the spec requires is not among them, because Slurm would refuse such a job or never start it.
     """
     slurm = plan.spec.slurm
     free = [host for host in hosts_to_avoid if not any(is_in_hostlist(host, text) for text in slurm.nodelist)]
@@ -132,22 +133,22 @@ def left_out(plan: Plan, hosts_to_avoid: Sequence[str]) -> list[str]:
 
 
 def outlives_a_node(plan: Plan) -> bool:
-    """Return whether the job continues without a node that it loses."""
+    """Return whether the job is to continue when it loses a node, because it has spares or may shrink."""
     return plan.nodes_min < plan.nodes_max or plan.spec.recovery.spares > 0
 
 
 def fewest_nodes(plan: Plan) -> int:
-    """Return the number of nodes below which the job does not start."""
+    """Return the number of nodes, spares included, that the job needs to start."""
     return plan.nodes_min if plan.nodes_min < plan.nodes_max else hosts_asked(plan) + plan.spec.recovery.spares
 
 
 def gres_of(plan: Plan, share: HostShare) -> str | None:
-    """Return the generic resources of each node, the spec's or its GPUs, or None if it has neither."""
+    """Return the value of --gres for each node: the spec's, or the node's GPUs, or None if it has neither."""
     return plan.spec.slurm.gres or (f"gpu:{share.gpus}" if share.gpus else None)
 
 
 def signal_before_s(plan: Plan) -> float:
-    """Return how many seconds before its limit the run is warned."""
+    """Return how many seconds before its time limit the run is warned by a signal."""
     return warned_before_s(plan.spec.resources.time_s, plan.spec.slurm.signal_before_s)
 
 
@@ -160,10 +161,11 @@ def script_of(
     *,
     expedites: bool = False,
 ) -> str:
-    """Return the script for sbatch.
+    """Return the batch script for sbatch.
 
-    `where` is the folder that the batch process gets, and of its first output; `expedites` says that the site requeues
-    jobs at once and first after they lose a node.
+    `where` is the folder that the batch process gets as its argument, and for its first output; the nodes in `avoid`
+    are excluded; `dependency` is the value of --dependency, or ""; with `expedites` Slurm requeues the job at once and
+    first after the loss of a node.
     """
     chosen = options(plan, submit_token, _output(submit_token, str(where)), avoid, dependency, expedites=expedites)
     # Slurm puts an expedited job that exits otherwise back, too, and holds it: one for each run that has failed.
@@ -173,7 +175,7 @@ def script_of(
 
 
 def _output(submit_token: SubmitToken, folder: str) -> str:
-    """Return the file for the batch process's output before it has a log of its own."""
+    """Return the path pattern for the batch process's output before it has a log of its own."""
     if any(sign in folder for sign in "\\\n\r"):
         return os.devnull  # neither sbatch nor the patterns of its file names have a way to write these
     name = "slurm-%j.out" if submit_token.array is None else "slurm-%A_%a.out"
@@ -181,7 +183,9 @@ def _output(submit_token: SubmitToken, folder: str) -> str:
 
 
 def render(chosen: Mapping[str, str | bool], command: str, further: Sequence[Mapping[str, str | bool]] = ()) -> str:
-    """Return the whole script as sbatch gets it; `further` are the options of components after the first."""
+    """Return the whole script as it is passed to sbatch; `further` are the options of the components after the
+    first.
+    """
     from launcher.places.slurm.executor import SbatchExecutor  # late: submitit's 130 ms only a submit has to pay
 
     # Of what submitit quotes for a shell sbatch still takes each backslash for an escape.
@@ -193,12 +197,14 @@ def render(chosen: Mapping[str, str | bool], command: str, further: Sequence[Map
 
 
 def _lines_of(component: Mapping[str, str | bool], chosen: Mapping[str, str | bool]) -> list[str]:
-    """Return the lines with the options of a component after the first, without what submitit adds by itself."""
+    """Return the script's lines for a component after the first, as submitit formats options; `chosen` are the first
+    component's.
+    """
     found = _directives(render({**chosen, **component}, "true"))
     return [line for name, line in found.items() if name in component]
 
 
 def _directives(text: str) -> dict[str, str]:
-    """Return the lines of a script with its options, by their names."""
+    """Return the lines of a script that set options, by the options' names."""
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
     return {line.removeprefix("#SBATCH --").partition("=")[0]: line for line in lines}

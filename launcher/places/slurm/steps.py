@@ -1,4 +1,6 @@
-"""The processes of an attempt on its machines: node 0's agent as a child of the batch process, the others by srun."""
+"""The processes that start an attempt's agents: node 0's as a child of the batch process, the others by srun, each
+below a process that supervises it.
+"""
 
 import signal
 import sys
@@ -18,8 +20,7 @@ _UNWARNED = ("/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh")
 
 
 def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
-    """Return node 0's agent as a child process, one srun for the other agents, each below a supervisor, and a listener
-    on node 0.
+    """Return node 0's agent as a child process, one srun for all other nodes, and one for a listener on node 0.
 
     The listener is needed because Slurm announces a preemption only to the tasks of a step.
     """
@@ -30,9 +31,10 @@ def processes(plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
 
 
 def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir, job: str) -> list[AgentProcess]:
-    """Return an srun for node 0's agent of a role beside the main one, and another for its other agents.
+    """Return, for a role other than the main one, an srun for node 0's agent and another for its other agents.
 
-    A step ends only when all its tasks have, and the end of the first agent is that of the attempt.
+    They are two because a step ends only with all its tasks, while the end of the first agent is the end of the
+    attempt.
     """
     first, *others = [node.host for node in plan.nodes]
     leading = _step(plan, attempt, [first], whole, job)
@@ -41,7 +43,9 @@ def role_processes(whole: Plan, plan: Plan, attempt: AttemptDir, job: str) -> li
 
 
 def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan, job: str) -> AgentProcess:
-    """Return an srun for a supervisor on each of the hosts; `whole` is the plan of the job."""
+    """Return an srun that starts, on each of the hosts, the process that supervises an agent; `whole` is the plan of
+    the whole job, of which `plan` may be one role.
+    """
     container = container_of(plan.spec.slurm.container, mounts(whole), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
     argv = node_command("slurm", plan, attempt)
@@ -50,8 +54,8 @@ def _step(plan: Plan, attempt: AttemptDir, hosts: Sequence[str], whole: Plan, jo
 
 
 def step_command(whole: Plan, plan: Plan, job: str, host: str) -> list[str]:
-    """Return the command prefix that runs a program on one of the hosts that a program of the job has, in a container
-    like its ranks'.
+    """Return the words before a program's command that run it on one host of the job, in the same container as ranks of
+    `plan`; `whole` is the plan of the whole job.
     """
     container = container_of(plan.spec.slurm.container, mounts(plan), plan.gpus_per_node > 0)
     options, prefix = (container.srun_options, container.prefix) if container is not None else ((), ())
@@ -60,7 +64,7 @@ def step_command(whole: Plan, plan: Plan, job: str, host: str) -> list[str]:
 
 
 def mounts(plan: Plan) -> list[str]:
-    """Return the paths that must be visible inside a container under the same name."""
+    """Return the paths that must exist inside a container under their own names."""
     code = str(Path(__file__).resolve().parents[3])
     return list(dict.fromkeys([plan.run_dir, sys.prefix, sys.base_prefix, code]))
 
@@ -68,7 +72,9 @@ def mounts(plan: Plan) -> list[str]:
 def _inside(
     agent: AgentProcess, container: Container | None, plan: Plan, attempt: AttemptDir, job: str
 ) -> AgentProcess:
-    """Return the agent inside its container; a container that only srun can open needs a step on this node too."""
+    """Return the agent's process started inside its container, or unchanged without one. A container that only srun can
+    open takes a step on this node.
+    """
     if container is None:
         return agent
     if not container.srun_options:
@@ -78,8 +84,10 @@ def _inside(
 
 
 def _srun(hosts: Sequence[str], whole: Plan, plan: Plan, job: str) -> tuple[str, ...]:
-    """Return an srun for one task on each of the hosts of a program of the job, in which neither a failed task nor
-    a lost node ends the others.
+    """Return the srun command for one task on each of the hosts. The failure of a task, or the loss of a node, does not
+    end the other tasks.
+
+    `whole` is the plan of the whole job, of which `plan` may be one role.
     """
     those = components(whole, is_array="_" in job)
     number, (_, share) = next((n, one) for n, one in enumerate(those) if plan.first_host in one.hosts)

@@ -1,4 +1,6 @@
-"""Send by apprise, a library that knows over a hundred services by their URLs; needs the extra `notify`."""
+"""Send notifications by apprise, a library that reaches over a hundred services by their URLs; it needs the extra
+`notify`.
+"""
 
 import contextlib
 import logging
@@ -12,14 +14,16 @@ _ONE_AT_A_TIME = threading.Lock()  # it logs from threads of its own: messages c
 
 
 def opened(url: str) -> apprise.Apprise | None:
-    """Return apprise's service for the URL, or None if apprise does not know the URL."""
+    """Return the apprise object for the URL, or None if apprise does not support the URL."""
     service = apprise.Apprise()
     with _said():
         return service if service.add(url) else None
 
 
 def send(url: str, title: str, text: str) -> str:
-    """Send a message; return "" once the service took it, else apprise's error, which may contain secrets."""
+    """Send a message to the URL's service. Return "" if the service accepted it, else apprise's error, which may
+    contain secrets.
+    """
     service = opened(url)
     if service is None:
         return "apprise knows no service of such a URL"
@@ -30,7 +34,7 @@ def send(url: str, title: str, text: str) -> str:
 
 @contextlib.contextmanager
 def _said() -> Iterator[list[str]]:
-    """Yield the list of what apprise logs during the body, which is shown nowhere else, because it may contain
+    """Yield a list that collects apprise's log during the body. The log is shown nowhere else, because it may contain
     secrets.
     """
     words = list[str]()

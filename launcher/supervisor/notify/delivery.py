@@ -1,4 +1,6 @@
-"""Deliver one message to one recipient within a time limit; errors never contain the address."""
+"""Deliver one notification to one recipient within a time limit: by webhook, mail, apprise or command. Errors never
+contain the address.
+"""
 
 import base64
 import contextlib
@@ -35,7 +37,7 @@ _FENCE = "```"
 
 
 def body(kind: str, message: Message) -> bytes:
-    """Return the body to post to a webhook of kind `kind`."""
+    """Return the body of the HTTP request for a webhook of this kind, such as slack."""
     match kind:
         case "slack":
             said: dict[str, Any] = {"text": _marked(message, _SLACK, "*", _slack)}
@@ -49,12 +51,12 @@ def body(kind: str, message: Message) -> bytes:
 
 
 def as_json(message: Message) -> bytes:
-    """Return the whole message as JSON; numbers that are not finite become null."""
+    """Return the whole message as JSON; a number that is not finite becomes null."""
     return msgspec.json.encode({**msgspec.to_builtins(message), "text": message.text})
 
 
 def mail(message: Message, sender: str, to: str) -> EmailMessage:
-    """Return the message as a mail."""
+    """Return the message as a mail from `sender` to `to`."""
     letter = EmailMessage()
     letter["From"], letter["To"] = sender, to
     letter["Subject"] = " ".join(message.title.split())
@@ -64,7 +66,9 @@ def mail(message: Message, sender: str, to: str) -> EmailMessage:
 
 
 def _marked(message: Message, most: int, bold: str, quote: Any) -> str:
-    """Return the message as marked-up text: the title in bold, and the end of the log in a code block."""
+    """Return the message as marked-up text of at most `most` characters: the title between `bold` marks, the end of the
+    log in a code block, each text passed through `quote`.
+    """
     head = "\n".join([f"{bold}{quote(message.title)}{bold}", *map(quote, message.lines)])[:most]
     log = quote("\n".join(message.tail)).replace(_FENCE, "'''")
     room = most - len(head) - 2 * len(_FENCE) - 3
@@ -72,12 +76,12 @@ def _marked(message: Message, most: int, bold: str, quote: Any) -> str:
 
 
 def _slack(text: str) -> str:
-    """Return the text escaped for Slack, so that nothing in it becomes a mention or a link."""
+    """Return the text escaped for Slack, so that none of it becomes a mention or a link."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _card(message: Message) -> dict[str, Any]:
-    """Return the message as an adaptive card for workflows and connectors of Teams."""
+    """Return the message as an adaptive card for Microsoft Teams."""
     log = "\n".join(message.tail)[-_TEAMS:]
     blocks = [
         _block(message.title, weight="Bolder", size="Medium"),
@@ -95,12 +99,12 @@ def _card(message: Message) -> dict[str, Any]:
 
 
 def _block(text: str, **more: str) -> dict[str, Any]:
-    """Return a text block of an adaptive card."""
+    """Return a text block of an adaptive card, with the further properties `more`."""
     return {"type": "TextBlock", "text": text, "wrap": True, **more}
 
 
 class NotDelivered(Exception):
-    """Raised when a message was not delivered; if `again` is set, it may be tried again after `after_s` seconds."""
+    """Raised when a message was not delivered. If `again` is True, it may be tried again, after `after_s` seconds."""
 
     def __init__(self, text: str, *, again: bool, after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -116,9 +120,9 @@ def deliver(
     answer_s: float = _ANSWER_S,
     command_s: float = _COMMAND_S,
 ) -> None:
-    """Deliver the message to the recipient; raise NotDelivered if it was not accepted.
+    """Deliver the message to the recipient; raise NotDelivered if that fails.
 
-    A server has `answer_s` for each answer, a command `command_s` in all; it runs in `folder`.
+    A server has `answer_s` for each answer, and a command `command_s` in all; a command runs in `folder`.
     """
     try:
         match recipient.kind:
@@ -136,8 +140,8 @@ def deliver(
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An HTTP handler that refuses redirects, which would turn a post into a get: the error then names the new
-    address.
+    """An HTTP handler that refuses redirects, because a redirected POST would become a GET. The error then names the
+    new address.
     """
 
     def redirect_request(self, *_: object) -> None:
@@ -145,7 +149,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
-    """Post the message to the recipient's web address; raise NotDelivered if that fails."""
+    """Post the message to the recipient's web address within `limit_s`; raise NotDelivered if that fails."""
     headers = {"Content-Type": "application/json", "User-Agent": "launch"}
     headers["Idempotency-Key"] = f"{message.run}/{message.key}/{recipient.id}"
     data = body(recipient.kind, message)
@@ -165,7 +169,7 @@ def _by_web(recipient: Recipient, message: Message, limit_s: float) -> None:
 
 
 def _without_login(address: str) -> tuple[str, dict[str, str]]:
-    """Return (the address without `user:password@`, the headers that carry the login instead)."""
+    """Return (the address without `user:password@`, the HTTP headers that carry this login)."""
     parts = urlsplit(address)
     if parts.username is None:
         return address, {}
@@ -175,7 +179,7 @@ def _without_login(address: str) -> tuple[str, dict[str, str]]:
 
 
 def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
-    """Return the error for a server's refusal, which also says whether to try again."""
+    """Return the NotDelivered for an HTTP error, which says whether the server may accept the message later."""
     later = error.headers.get("Retry-After", "") if error.headers is not None else ""
     again = error.code >= 500 or error.code in _LATER
     said = f"it answers {error.code} {error.reason}"
@@ -183,7 +187,9 @@ def _of_answer(error: urllib.error.HTTPError) -> NotDelivered:
 
 
 def _said(error: Exception, limit_s: float) -> str:
-    """Return the operating system's own text for the error, without what the library adds."""
+    """Return the operating system's text for the error, without the library's additions; for a time-out, a text with
+    `limit_s`.
+    """
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, TimeoutError):
         return f"no answer within {limit_s:g} s"
@@ -238,7 +244,7 @@ def _by_mail(
 def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
     """Yield a connection to the mail server, logged in.
 
-    Errors while it closes are ignored, as the mail has been accepted or refused by then.
+    Errors while the connection closes are ignored, because the mail has been accepted or refused by then.
     """
     context = ssl.create_default_context()
     line: smtplib.SMTP
@@ -267,7 +273,7 @@ def _connected(server: MailServer, limit_s: float) -> Iterator[smtplib.SMTP]:
 
 
 def _text(said: bytes | str) -> str:
-    """Return a server's answer as text."""
+    """Return a mail server's answer as text."""
     return said.decode(errors="replace") if isinstance(said, bytes) else said
 
 
@@ -289,8 +295,9 @@ def _by_command(argv: tuple[str, ...], message: Message, folder: Path, limit_s: 
 
 
 def _run(argv: tuple[str, ...], data: bytes, folder: Path, words: dict[str, str], limit_s: float) -> None:
-    """Run a command in a session of its own, so that all its processes end if it takes too long; raise
-    NotDelivered if it fails.
+    """Run a command with `data` on its stdin and the variables `words`; raise NotDelivered if it fails.
+
+    It runs in a session of its own, so that all its processes can be ended after `limit_s`.
     """
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
         told.write(data)

@@ -1,4 +1,6 @@
-"""Decide which notifications are due, from a run's records and the time. Pure functions."""
+"""Decide which notifications of a run are due (started, restarted, stalled, ended), from its records and the time. Pure
+functions.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,7 +18,11 @@ _WAITS = (State.QUEUED, State.STARTING, State.REGROUPING)
 
 
 class Glance(msgspec.Struct, frozen=True):
-    """The records of a run, or of one of its roles, at one moment, from which notifications follow."""
+    """The records of a run, or of one of its roles, at one moment.
+
+    `still_s` is the time without progress, `over` means that the supervisor has exited, `roles` are the run's other
+    roles by name, and `outlasts_roles` that the run goes on until all roles have ended.
+    """
 
     events: Sequence[Event]
     state: RunState | None
@@ -28,7 +34,7 @@ class Glance(msgspec.Struct, frozen=True):
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
-    """Return every message that should have been sent by `at`, including those that were sent."""
+    """Return every message that should have been sent by the time `at`; messages that were sent are included."""
     state = glance.state
     if state is None:
         return []
@@ -45,18 +51,20 @@ def due(what: Notifying, glance: Glance, at: float) -> list[Message]:
 
 
 def note_of(at: float, attempt: int, kind: str, one: Message, to: Recipient, problem: str) -> Event:
-    """Return the event that records that a message was delivered or given up; `settled` reads these events."""
+    """Return the event that records that message `one` was delivered to a recipient or, with `problem` as the reason,
+    given up.
+    """
     text = f"{one.kind}: told {to.label}" if kind == TOLD else f"{one.kind}: {to.label}: {problem}"
     return Event(at, attempt, kind, text, brief=one.key, evidence=to.id)
 
 
 def settled(events: Sequence[Event]) -> set[tuple[str, str]]:
-    """Return the key and recipient of each message that was delivered or given up."""
+    """Return (message key, recipient's id) for each message that was delivered or given up, by the events."""
     return {(one.brief, one.evidence) for one in events if one.kind in (TOLD, NOT_TOLD)}
 
 
 def mark(state: RunState | None) -> object:
-    """Return the part of the state that changes whenever the run makes progress."""
+    """Return a value that changes whenever the run makes progress, taken from its state."""
     if state is None:
         return None
     return state.attempt, state.generation, state.state, state.step, state.checkpoint, state.metrics
@@ -68,7 +76,9 @@ def _since_opened(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Message | None]:
-    """Yield for each role of a run that goes on the messages of restarts and failures, or None where there is none."""
+    """Yield, for each other role of run `number`, the message that it was restarted more than `most` times, or None;
+    and, while the run goes on, that it failed.
+    """
     for name, of_role in glance.roles.items():
         if of_role.state is None:
             continue
@@ -79,7 +89,9 @@ def _of_roles(number: int, glance: Glance, most: int, at: float) -> Iterator[Mes
 
 
 def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None:
-    """Return the message that the run has started, or None if no generation was opened."""
+    """Return the message that the run has started, or None if it has not; `life` are the events since the user's submit
+    or resume.
+    """
     opened = next((one for one in life if one.kind == "generation_opened"), None)
     return None if opened is None else message.started(key, state, opened)
 
@@ -87,16 +99,17 @@ def _started(key: str, life: Sequence[Event], state: RunState) -> Message | None
 def _restarted(
     key: str, life: Sequence[Event], state: RunState, most: int, at: float, role: str = ""
 ) -> Message | None:
-    """Return the message that the run or a role was restarted more than `most` times, or None if it was not."""
+    """Return the message that the run, or a role, was restarted more than `most` times, or None; `life` are the events
+    since the user's submit or resume.
+    """
     restarts = restarts_by_cause(life)
     return message.restarted(key, state, at, restarts, role) if sum(restarts.values()) > most else None
 
 
 def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Message | None:
-    """Return a message if the run has made no progress for `after_s` seconds, else None.
+    """Return the message that the run has made no progress for `after_s` seconds, or None.
 
-    A running script that never reports a step or a metric cannot be distinguished from one that makes no progress, so
-    it gets no message.
+    A script that never reports a step or a metric gets none, because it cannot be told from one that makes no progress.
     """
     reports = state.step is not None or bool(state.metrics)
     if state.state.ended or glance.over or glance.still_s < after_s or not (state.state in _WAITS or reports):
@@ -106,8 +119,8 @@ def _stalled(state: RunState, glance: Glance, after_s: float, at: float) -> Mess
 
 
 def _ended(key: str, state: RunState, glance: Glance, at: float) -> Message | None:
-    """Return a message if the run has ended, else None; an end that a host wrote after it lost its leader does not
-    count.
+    """Return the message that the run has ended, or None. An end written by a host that did not lead the attempt does
+    not count.
     """
     end = glance.end
     if end is not None and end.alone:

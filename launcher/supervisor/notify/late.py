@@ -1,4 +1,5 @@
-"""Send the notification of an end that no process was left to send, such as a job killed as a whole.
+"""Send the notification of a run's end if no process of the run was left to send it, as after a job that was killed as
+a whole (`launch notify --due`).
 
 `launch notify --due` does this. Each message is sent once: it is recorded in the run's events, and one process sends at
 a time.
@@ -26,15 +27,15 @@ LATE_S = 900.0  # a run's own process sends notifications for ten minutes after 
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """The result of sending a message to one recipient, which was delivered if `problem` is ""."""
+    """The result of sending a message to one recipient; `problem` is "" if it was delivered."""
 
     recipient: str
     problem: str = ""
 
 
 def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
-    """Send the notification of the run's end to each recipient that lacks it, and yield each result; raise an error if
-    the records cannot be read.
+    """Send the notification of the run's end to each recipient that has not received it, and yield each result. Raise
+    an error if the records cannot be read.
     """
     what = readable(run.notify, Notifying)
     if what is None or not _is_late(run, status, time.time()):
@@ -51,9 +52,9 @@ def notify_of_end(run: RunDir, status: RunStatus) -> Iterator[Delivery]:
 
 
 def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: float) -> Message | None:
-    """Return the message of the run's end, or None if no recipient lacks it.
+    """Return the message of the run's end, or None if every recipient has received it.
 
-    Where only the cluster knows how the run ended, an earlier failure of the run does not explain the end.
+    If only the cluster shows how the run ended, an earlier failure in the records is not given as the cause.
     """
     shared = {name: getattr(status, name) for name in RunState.__struct_fields__ if name in RunStatus.__struct_fields__}
     failure = status.failure if status.ended_at is not None else None
@@ -64,8 +65,8 @@ def end_of(what: Notifying, status: RunStatus, events: Sequence[Event], at: floa
 
 
 def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
-    """Return whether the run ended some time ago and was not cancelled, so that none of its own processes can
-    still be sending.
+    """Return whether the run ended so long ago, other than by a cancel, that none of its own processes can still be
+    sending.
     """
     attempt = newest(run)
     if attempt is None or not status.state.ended or (status.ended_at is not None and now - status.ended_at < LATE_S):
@@ -78,8 +79,8 @@ def _is_late(run: RunDir, status: RunStatus, now: float) -> bool:
 def _sent(
     run: RunDir, attempt: int, what: Notifying, message: Message, known: set[tuple[str, str]]
 ) -> Iterator[Delivery]:
-    """Send the message to each recipient that lacks it, record and yield each result; stop if the run was resumed
-    meanwhile.
+    """Send the message to each recipient that is not in `known`, record and yield each result; stop if the run was
+    resumed meanwhile.
     """
     for to in what.recipients:
         if (message.key, to.id) in known:

@@ -1,4 +1,4 @@
-"""Build notifications from a run's records: the data and the text."""
+"""Build the notifications of a run from its records: their data and their text."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,11 @@ _ENDED = {
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One notification; with `title` and `text` these are the fields of its JSON form."""
+    """One notification; `key` is unique in the run, so that each is sent once.
+
+    `kind` is started, restarted, stalled, ended or test; `where` the frame of user code that failed; `tail` the last
+    lines of the failed rank's log; `next` a command for the user; `role` is "" if it is about the whole run.
+    """
 
     key: str  # unique in this run; each is sent once
     kind: str  # started, restarted, stalled, ended; test
@@ -49,7 +53,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """Return the lines between the title and the end of the log."""
+        """Return the lines of text between the title and the end of the log."""
         at = f" at {self.where}" if self.where and self.where not in self.summary else ""
         words = [f"{self.summary}{at}" if self.summary else "", self._numbers(), self._restarted()]
         return [*(plain(line) for line in words if line), *([f"next: {plain(self.next)}"] if self.next else [])]
@@ -86,7 +90,9 @@ def counted(restarts: Mapping[str, int]) -> str:
 
 
 def started(key: str, state: RunState, opened: Event) -> Message:
-    """Return the message that the run has started, at the time of the event `opened`; `state` may be later."""
+    """Return the message that the run has started, at the time of its event `opened`. The state may be a later one, so
+    fields of its end are removed.
+    """
     state = msgspec.structs.replace(
         _going_on(state), step=opened.step, checkpoint=opened.checkpoint, metrics={}, not_finite={}, restarts={}
     )
@@ -96,14 +102,14 @@ def started(key: str, state: RunState, opened: Event) -> Message:
 
 
 def _going_on(state: RunState) -> RunState:
-    """Return the state as it was before the run ended."""
+    """Return the state as it was while the run still ran, without the fields of its end."""
     return msgspec.structs.replace(
         state, state=State.RUNNING, cause=None, exit_code=None, failure=None, message="", ended_at=None
     )
 
 
 def restarted(key: str, state: RunState, at: float, restarts: Mapping[str, int], role: str = "") -> Message:
-    """Return the message that the run, or role `role` of it, was restarted; `restarts` has the number of restarts by
+    """Return the message that the run, or its role `role`, was restarted; `restarts` has the numbers of restarts by
     cause.
     """
     state = _going_on(state) if state.state.ended else state
@@ -121,8 +127,8 @@ def stalled(key: str, state: RunState, at: float, stalled_s: float) -> Message:
 
 
 def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: str = "") -> Message:
-    """Return the message of the end of the run, or of role `role` of it; the end record decides where the state is
-    older.
+    """Return the message that the run, or its role `role`, has ended; if the state is older than the end record `end`,
+    the record counts.
     """
     if end is not None and not state.state.ended:
         state = msgspec.structs.replace(
@@ -135,17 +141,17 @@ def ended(key: str, state: RunState, end: AttemptEnd | None, at: float, role: st
 
 
 def _who(state: RunState, role: str) -> str:
-    """Return the run's name, or for a role the text `role NAME of RUN`."""
+    """Return the run's name, or for a role the text `role NAME of RUN`, for the title."""
     return f"role {role} of {state.run}" if role else state.run
 
 
 def _look_at(state: RunState, role: str) -> str:
-    """Return the command that shows the run, or the logs of its role."""
+    """Return the command by which a user sees the run's status, or the logs of its role."""
     return f"launch logs {state.run} --role {role}" if role else f"launch status {state.run}"
 
 
 def _of(key: str, kind: str, state: RunState, title: str, at: float) -> Message:
-    """Return a message of kind `kind`, filled from the run's state."""
+    """Return a message of this kind with the other fields taken from the run's state."""
     failure = state.failure if state.state is not State.SUCCEEDED else None
     summary = failure.summary if failure is not None else state.message
     return Message(
@@ -178,5 +184,5 @@ def _many(number: int, noun: str) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    """Return a time as seconds, or as minutes from two minutes on."""
+    """Return a duration as text, in seconds, or from two minutes on in minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

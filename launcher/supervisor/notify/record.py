@@ -1,4 +1,6 @@
-"""Read and write `notify.json`: who is notified of a run and when; its addresses are secret and never shown."""
+"""The record `notify.json` of a run: which recipients are notified, and when. The recipients' addresses are secrets and
+never shown.
+"""
 
 import re
 from urllib.parse import unquote, urlsplit
@@ -21,7 +23,9 @@ class MailServer(msgspec.Struct, frozen=True):
 
 
 class Recipient(msgspec.Struct, frozen=True):
-    """One recipient of notifications and how to reach it."""
+    """One recipient of notifications: a web or mail address, or a command (`argv`). Deliveries are recorded under its
+    `id`, such as slack-1.
+    """
 
     id: str  # in this run, such as slack-1; deliveries are recorded under it
     kind: str
@@ -33,7 +37,7 @@ class Recipient(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Return the recipient's name for users: the host of a web address, the scheme of an apprise URL, a
+        """Return a name for users without secrets: the host of a web address, the scheme of an apprise URL, or a
         command's program.
         """
         match self.kind:
@@ -47,7 +51,9 @@ class Recipient(msgspec.Struct, frozen=True):
                 return f"{self.kind} {urlsplit(self.address).hostname or ''}".rstrip()
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the strings that no message, log or error may contain: the address and the parts after its host."""
+        """Return the strings that no message, log or error may contain: the address, and those parts of it that follow
+        the host.
+        """
         if self.kind in ("email", "command"):
             return ()
         if self.kind == "apprise":
@@ -58,7 +64,9 @@ class Recipient(msgspec.Struct, frozen=True):
 
 
 class Notifying(msgspec.Struct, frozen=True):
-    """The notifications that a run sends: to whom, on which occasions, and with which mail server."""
+    """The notifications that a run sends: to whom, on which occasions (`on`), after how many restarts, after how long
+    without progress, and by which mail server.
+    """
 
     recipients: tuple[Recipient, ...]
     on: tuple[str, ...]
@@ -76,5 +84,5 @@ class Notifying(msgspec.Struct, frozen=True):
 
 
 def is_shell(argv: tuple[str, ...]) -> bool:
-    """Return whether the command was given as one string, which the shell runs."""
+    """Return whether the command was given as one string, and so is run by a shell."""
     return argv[:2] == ("/bin/sh", "-c") and len(argv) == 3 and bool(argv[2].strip())

@@ -1,4 +1,5 @@
-"""Send the notifications of one attempt: read the run's records and send what is due.
+"""The process that sends an attempt's notifications: it reads the run's records and sends what is due. Each recipient
+has a thread, and each delivery is recorded in events.jsonl.
 
 Each recipient has a thread, so that one that hangs delays no other. A delivery is recorded in events.jsonl right after
 it, and the next leader has that record too. A crash between the two sends the message a second time, but never loses
@@ -40,13 +41,17 @@ Note = Callable[[str, Message, Recipient, str], None]
 
 
 def pause_after(tries: int, after_s: float = 0.0) -> float:
-    """Return the seconds to wait after `tries` failed tries, at least `after_s` if the recipient asked for that."""
+    """Return the seconds to wait after `tries` failed tries; at least `after_s`, for which the recipient's server may
+    have asked.
+    """
     doubled_s: float = _FIRST_PAUSE_S * 2 ** min(tries - 1, _DOUBLINGS)
     return min(max(doubled_s, after_s), LONGEST_PAUSE_S)
 
 
 class RecipientThread:
-    """A thread that sends messages to one recipient in order, and records how each delivery ended."""
+    """A thread that sends messages to one recipient in order, and records for each whether it was delivered or given
+    up.
+    """
 
     def __init__(self, recipient: Recipient, send: Send, note: Note, clock: Callable[[], float] = boottime) -> None:
         self.recipient = recipient
@@ -73,13 +78,13 @@ class RecipientThread:
                 self._changed.notify()
 
     def hurry(self, longest_s: float) -> None:
-        """Try to send now, and from now on wait at most `longest_s` between tries."""
+        """Try again at once, and from now on wait at most `longest_s` seconds between tries."""
         with self._changed:
             self._longest_s = longest_s
             self._changed.notify()
 
     def give_up(self) -> None:
-        """Stop the thread, and record each message that was not sent."""
+        """Stop the thread, and record the remaining messages as not sent."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -93,13 +98,15 @@ class RecipientThread:
                 self._deliver(message, self._clock())
 
     def _next(self) -> Message | None:
-        """Wait for a message and return it, or None once the thread is to stop."""
+        """Wait for a message and return it, or None if the thread is to stop."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stopped)
             return None if self._stopped else self._waiting[0]
 
     def _deliver(self, message: Message, since: float) -> None:
-        """Try until the message is accepted, is refused for good or is too old, and record the result."""
+        """Try to send the message until it is accepted, refused for good, or too old, and record the result. It was
+        queued at the time `since`.
+        """
         self._tries = 0
         while (failed := self._try(message)) is not None:
             self._tries += 1
@@ -142,12 +149,12 @@ class Sender:
         self._threads = [RecipientThread(one, self._send_to(one), self._note) for one in what.recipients]
 
     def _send_to(self, recipient: Recipient) -> Send:
-        """Return a function that sends a message to the recipient."""
+        """Return a function that sends one message to the recipient."""
         return lambda message: deliver(recipient, message, self._what, self._run.path)
 
     @property
     def fenced(self) -> bool:
-        """Return whether a newer attempt exists, whose notifying process sends the remaining messages."""
+        """Return whether a newer attempt exists. If so, its own sender sends the remaining messages."""
         try:
             check_fence(self._run, self._attempt.number)
         except Fenced:
@@ -157,8 +164,8 @@ class Sender:
         return False
 
     def queue_due(self, *, over: bool = False) -> bool:
-        """Queue the messages that are due, and return whether the run has ended; `over` says that no more records will
-        be written.
+        """Queue the messages that are due, and return whether the run has ended. `over` means that the supervisor has
+        exited, so that no more records will be written.
         """
         state, end = readable(self._run.state, RunState), readable(self._attempt.end, AttemptEnd)
         events, now = _events(self._run), boottime()
@@ -189,7 +196,9 @@ class Sender:
                 thread.give_up()
 
     def _note(self, kind: str, message: Message, recipient: Recipient, problem: str) -> None:
-        """Append to the events how a delivery ended; if that fails, the next attempt may send the message again."""
+        """Append the event that a message was delivered, or given up because of `problem`. If that fails, a later
+        sender may send the message again.
+        """
         event = note_of(time.time(), self._attempt.number, kind, message, recipient, problem)
         say(event.text)
         try:
@@ -200,9 +209,9 @@ class Sender:
 
 
 def _first_role(run: RunDir, number: int) -> str:
-    """Return the role whose records are the run's own, if the run ends only once all roles have ended.
+    """Return the name of the role whose records are the run's own, if the run ends only once all its roles have ended.
 
-    Return "" otherwise, and if the plan cannot be read.
+    Return "" otherwise, or if the plan cannot be read.
     """
     try:
         plan = read_plan(run, number)
@@ -212,7 +221,7 @@ def _first_role(run: RunDir, number: int) -> str:
 
 
 def _glance_of(role: RunDir) -> Glance:
-    """Return the records of a role, which are kept apart from the run's own."""
+    """Return the records of a role, which are in the role's own folder."""
     last = newest(role)
     end = readable(last.end, AttemptEnd) if last is not None else None
     return Glance(_events(role), readable(role.state, RunState), end)
@@ -226,8 +235,8 @@ def _events(run: RunDir) -> list[Event]:
 
 
 def send_all(run: RunDir, number: int, linger_s: float) -> None:
-    """Send an attempt's notifications until standard input ends, as it does when the supervisor exits, and up
-    to `linger_s` longer.
+    """Send the notifications of attempt `number` until stdin ends, which happens when the supervisor exits, and for up
+    to `linger_s` seconds longer.
     """
     stdin = select.poll()
     stdin.register(0, select.POLLIN)
@@ -243,8 +252,8 @@ def send_all(run: RunDir, number: int, linger_s: float) -> None:
 
 
 def _has_turn(run: RunDir, stdin: "select.poll", stack: ExitStack) -> bool:
-    """Wait for the lock of the previous attempt's sender, which stops once it sees a newer attempt; return whether the
-    lock was acquired.
+    """Wait for the lock that the previous attempt's sender holds until it sees the newer attempt. Return False if stdin
+    ends first.
     """
     until: float | None = None
     while stack.enter_context(locked(run.notify_lock, optional=True)) is None:

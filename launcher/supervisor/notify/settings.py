@@ -1,4 +1,4 @@
-"""The user's own settings, ~/.config/launch/notify.yaml, and what they and a spec make together at submit.
+"""The user's notification settings, ~/.config/launch/notify.yaml, and their combination with a spec's at submit.
 
 to: [{slack: "https://hooks.slack.com/services/..."}, {email: me@example.org}]
 on: [stalled, ended]
@@ -32,7 +32,7 @@ _RESTARTS, _STALLED_AFTER_S = 3, 600.0
 
 
 class SmtpOptions(Struct, frozen=True):
-    """The option `smtp:` in the user's settings file."""
+    """The option `smtp:` of the settings file: the mail server."""
 
     host: str
     port: int = 587
@@ -43,7 +43,7 @@ class SmtpOptions(Struct, frozen=True):
 
 
 class NotifySettings(Struct, frozen=True):
-    """The content of the user's settings file."""
+    """The content of the settings file; None for an option that it does not have."""
 
     to: tuple[NotifyTarget, ...] | None = None
     on: tuple[str, ...] | None = None
@@ -75,7 +75,9 @@ def settings_file() -> Path:
 
 
 def read_settings(path: Path) -> NotifySettings:
-    """Return the settings in the file, or empty settings if it does not exist; raise BadInput with every problem."""
+    """Return the settings in the file, or empty settings if it does not exist; raise BadInput with every problem of
+    it.
+    """
     shown = printable(str(path))
     if not path.exists():
         return NotifySettings()
@@ -97,9 +99,10 @@ def read_settings(path: Path) -> NotifySettings:
 
 
 def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mapping[str, str]) -> Notifying | None:
-    """Return which notifications a run sends to whom, by its spec and the user's settings, or None if it sends none.
+    """Return which notifications a run sends to whom, by its spec and the user's settings in `file`, or None if it
+    sends none.
 
-    Raise BadInput, whose text contains no address.
+    Raise BadInput for a setting that cannot be used; its text contains no address.
     """
     path = settings_file()
     own = read_settings(path)
@@ -120,7 +123,7 @@ def notifying_of(spec: NotifyOptions, file: Path, project: Path, environ: Mappin
 
 
 def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str], file: Path) -> None:
-    """Raise BadInput if the secret from which an address is read has no value."""
+    """Raise BadInput if an address is to be read from a secret (a file or variable) that has no value."""
     lines = []
     for one in targets:
         if one.secret is not None and not is_set(one.secret, base, environ):
@@ -134,7 +137,7 @@ def _refuse_unset(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[
 
 
 def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[str, str]) -> Iterator[Recipient]:
-    """Yield the recipients with their addresses, each once."""
+    """Yield each recipient once, with its address."""
     counts: dict[str, int] = {}
     for one in dict.fromkeys(targets):
         counts[one.kind] = counts.get(one.kind, 0) + 1
@@ -142,7 +145,9 @@ def _recipients(targets: Sequence[NotifyTarget], base: Path, environ: Mapping[st
 
 
 def _address(target: NotifyTarget, base: Path, environ: Mapping[str, str]) -> str:
-    """Return the address of a recipient, read from its secret if it has one; raise BadInput if it is malformed."""
+    """Return the address of a recipient, read from its secret if it has one, relative to `base`; raise BadInput if it
+    is malformed.
+    """
     if target.kind not in SECRET_ADDRESSES:
         return target.address
     about = f"notify: {target.kind}"
@@ -156,7 +161,7 @@ def _address(target: NotifyTarget, base: Path, environ: Mapping[str, str]) -> st
 
 
 def _refuse_unknown(url: str, problem: str) -> None:
-    """Raise BadInput if apprise is not installed, or cannot read the URL."""
+    """Raise BadInput with the text `problem` if apprise cannot use the URL, or is not installed."""
     try:
         from launcher.supervisor.notify.by_apprise import opened  # late: its library takes half a second to import
     except ImportError as error:
@@ -168,7 +173,7 @@ def _refuse_unknown(url: str, problem: str) -> None:
 
 
 def _is_web_address(text: str) -> bool:
-    """Return whether the text is a complete web address."""
+    """Return whether the text is a web address with scheme and host."""
     try:
         parts = urlsplit(text)
         return WEB_ADDRESS.fullmatch(text) is not None and bool(parts.hostname) and parts.port != 0
@@ -177,7 +182,7 @@ def _is_web_address(text: str) -> bool:
 
 
 def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str]) -> MailServer | None:
-    """Return the mail server of the settings with its password, or None if they name no server."""
+    """Return the mail server of the settings, with its password read from its secret; None if they name no server."""
     if smtp is None:
         return None
     password = read_secret(smtp.password, base, environ, "notify: smtp") if smtp.password is not None else None
@@ -185,5 +190,5 @@ def _mail_server(smtp: SmtpOptions | None, base: Path, environ: Mapping[str, str
 
 
 def _source(secret: Secret) -> str:
-    """Return the name of the secret's file or variable."""
+    """Return the file or the variable that holds the secret, as text."""
     return secret.file if secret.file is not None else secret.name

@@ -1,4 +1,5 @@
-"""List who holds slots of a machine and who waits, from names of unix sockets, which the kernel shows to every user.
+"""Read which runs hold slots (GPUs or CPU slots) of a machine and which wait for them. Runs announce this by the names
+of abstract unix sockets, which the kernel shows to every user.
 
     launch/gpu/3                                the lock of a GPU
     launch/held/gpu/3/ann/vit-9x2d              whose it is
@@ -30,7 +31,7 @@ _WAITS = re.compile(rf"launch/waits/{_SINCE}/{_KIND}/(?P<number>\d{{1,6}})/{_WHO
 
 @dataclass(frozen=True)
 class Demand:
-    """The slots that a run needs on each host; CPU slots are needed only by a run without GPUs."""
+    """The slots that a run needs on each host: GPUs, or CPU slots if it needs no GPU."""
 
     gpus: int
     cpus: int
@@ -38,9 +39,9 @@ class Demand:
 
 @dataclass(frozen=True)
 class SlotHolder:
-    """A holder of slots; `number` is the number of a GPU, or a count of CPU slots.
+    """One announcement of held slots: `number` is the number of a GPU, or a count of CPU slots.
 
-    A lock without further names has no user and no run.
+    User and run are empty if only the lock of a GPU is known.
     """
 
     kind: str
@@ -51,7 +52,9 @@ class SlotHolder:
 
 @dataclass(frozen=True)
 class SlotWaiter:
-    """One run's place in the queue for slots."""
+    """One run that waits for slots: since when (`stamp`, in ms), whose it is, and what it needs. `priority` counts
+    among runs of the same user.
+    """
 
     stamp: int
     user: str
@@ -66,13 +69,16 @@ class SlotWaiter:
 
     @property
     def turn(self) -> tuple[int, str]:
-        """Return the sort key of the run's place in the queue, by time of arrival and then by name."""
+        """Return the sort key of the run's position in the queue: its time of arrival, then its name."""
         return self.stamp, self.run
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The runs that hold slots of a machine, and the queue for them in order."""
+    """The runs that hold slots of a machine, and those that wait for them, in order.
+
+    Runs in `alone` have lost contact with their other hosts, and may have been ended elsewhere.
+    """
 
     held: tuple[SlotHolder, ...]
     waiting: tuple[SlotWaiter, ...]
@@ -85,8 +91,8 @@ class Occupancy:
     def before(self, one: SlotWaiter) -> frozenset[SlotWaiter]:
         """Return the waiters for the same kind of slot that are served before `one`.
 
-        These are other users' runs that came earlier, and the same user's runs of higher priority. A user's runs share
-        the places that they came for, so that other users wait no longer.
+        These are other users' runs that came earlier, and the same user's runs of higher priority. Runs of one user
+        exchange positions only among themselves, so that other users wait no longer.
         """
         same = [other for other in self.waiting if other.kind == one.kind and other.turn != one.turn]
         own = sorted([one, *(other for other in same if other.user == one.user)], key=lambda other: other.turn)
@@ -96,8 +102,8 @@ class Occupancy:
 
 
 def occupancy(table: str | None = None) -> Occupancy:
-    """Return which runs hold slots and wait for them, read from the kernel's table, or from rows of it given as
-    `table`.
+    """Return which runs hold slots and which wait, from the kernel's table of unix sockets, or from `table` if
+    given.
     """
     if table is None:
         # A row can be missed where another goes while the table is read, and hardly twice.
@@ -130,31 +136,31 @@ def lock_name(gpu: str) -> str:
 
 
 def held_name(kind: str, number: str, user: str, run: str) -> str:
-    """Return the socket name that shows which run holds the slots."""
+    """Return the socket name by which a run announces the slots that it holds."""
     return _signed(f"launch/held/{kind}/{number}", user, run)
 
 
 def alone_name(user: str, run: str) -> str:
-    """Return the socket name that marks a run that has lost its leader."""
+    """Return the socket name by which a run announces that it has lost its leader."""
     return _signed("launch/alone", user, run)
 
 
 def waits_name(waiter: SlotWaiter) -> str:
-    """Return the socket name of a place in the queue."""
+    """Return the socket name by which a run announces that it waits."""
     number = waiter.demand.gpus or waiter.demand.cpus
     since = f"{waiter.stamp:x}.{waiter.priority}" if waiter.priority else f"{waiter.stamp:x}"
     return _signed(f"launch/waits/{since}/{waiter.kind}/{number}", waiter.user, waiter.run)
 
 
 def _signed(head: str, user: str, run: str) -> str:
-    """Return the socket name with user and run appended; if it is too long, cut the user's name first."""
+    """Return the socket name with user and run appended, shortened if necessary, the user's name first."""
     room = _LONGEST - len(head) - 2
     run = _cut(run, room - 1)
     return f"{head}/{_cut(user, room - len(run))}/{run}"
 
 
 def _cut(text: str, room: int) -> str:
-    """Return the text quoted for a socket name, cut to `room` characters."""
+    """Return the text quoted for a socket name, cut to at most `room` characters."""
     while len(quoted := quote(text, safe="")) > room:
         text = text[:-1]
     return quoted

@@ -1,4 +1,6 @@
-"""Take the slots of a machine for a run, or a place in the queue for them, if there is no scheduler to ask.
+"""Take slots (GPUs or CPU slots) of a machine for a run, or a position in the queue for them, where no scheduler does
+it. A slot is an abstract unix socket, whose name only one process can bind; the kernel frees it when that process
+exits.
 
 A slot is held by an abstract unix socket: its name can be bound only once on the machine, by any user, without a file
 or a daemon, and the kernel frees it with the last process that has the socket. All users of a network namespace are
@@ -38,7 +40,7 @@ _KEEPS_S = 20.0, 40.0  # how long slots are held for a run that cannot begin, ag
 
 
 class Slots:
-    """The slots of one run on one host, which are all taken or none."""
+    """The slots of one run on one host: either all of them are taken or none is."""
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Slots:
         return tuple(one.fileno() for one in self._held)
 
     def enqueue(self) -> None:
-        """Take a place in the queue; it is released when this process exits."""
+        """Take a position in the queue, announced by a socket until this process exits or `release` is called."""
         if self._queued is None and not self._held:
             self._queued = _bind(waits_name(self._waiter))
             if self._queued is None:
@@ -82,8 +84,9 @@ class Slots:
             self._before(occupancy())
 
     def try_take(self) -> tuple[str, ...] | None:
-        """Take the slots and return the GPUs taken, or () for CPU slots; return None if it is not this run's turn or
-        too little is free.
+        """Take the slots and return the numbers of the GPUs taken, or () for CPU slots.
+
+        Return None if other runs are served first, or too little is free.
         """
         if self._held:
             return self._taken
@@ -97,16 +100,16 @@ class Slots:
             return self._take(occupancy())
 
     def release(self) -> None:
-        """Release the slots, or the place in the queue."""
+        """Give up the slots, or the position in the queue."""
         for one in (*self._held, *([self._queued] if self._queued else [])):
             one.close()
         self._held, self._queued, self._taken = (), None, ()
 
     def contested(self) -> bool:
-        """Return whether a run that came earlier waits here, so that this run should release its slots.
+        """Return whether an earlier run waits for the slots of this one, which should then release them.
 
-        After a time, a run that only claims to have come earlier counts too: hosts learn of runs at different times,
-        and two runs that distrust each other must not wait for each other for ever.
+        At first only a run counts that this process saw waiting in time; after a while, any that claims to have come
+        earlier counts, so that two runs do not wait for each other for ever.
         """
         seen = occupancy()
         if self._before(seen):
@@ -114,7 +117,7 @@ class Slots:
         return time.monotonic() > self._lets_go_at and bool(seen.before(self._waiter))
 
     def ahead(self) -> str:
-        """Return a text that names what this run waits for."""
+        """Return a text for users about what this run waits for: which runs hold slots, and how many are ahead."""
         seen = occupancy()
         noun, there = ("GPUs", len(self._gpus)) if self._waiter.kind == GPU else ("CPU slots", self._cpus)
         counts: Counter[tuple[str, str]] = Counter()
@@ -130,8 +133,8 @@ class Slots:
     def _before(self, seen: Occupancy) -> int:
         """Return how many waiters are served before this run.
 
-        Each waiter states by itself since when it waits. One that was not present when this run came, nor soon after,
-        is not trusted to have come earlier.
+        Each announces its own time of arrival, so one is not taken to be earlier unless it was present when this run
+        came, or soon after.
         """
         mine, ahead = self._waiter, seen.before(self._waiter)
         if self._came_at is None or time.monotonic() < self._came_at + _LATE_S:
@@ -140,7 +143,7 @@ class Slots:
         return len(by_priority | {one for one in ahead if one.turn > mine.turn} | (ahead & self._earlier))
 
     def _in_the_way(self, seen: Occupancy) -> list[SlotHolder]:
-        """Return the holders of slots that this run could use."""
+        """Return the holders of slots that this run could use if they were free."""
         kind = self._waiter.kind
         return [holder for holder in seen.taken(kind) if kind == CPU or holder.number in self._gpus]
 
@@ -169,30 +172,32 @@ class Slots:
         return chosen
 
     def _held_name(self, number: str) -> str:
-        """Return the socket name that shows that this run holds the slot."""
+        """Return the socket name by which this run announces that it holds the slot `number`."""
         return held_name(self._waiter.kind, number, self._waiter.user, self._waiter.run)
 
 
 class Alone:
-    """A mark on this machine that this run has slots but has lost its leader; the mark ends with the process."""
+    """An announcement on this machine that the run has lost its leader while it holds slots. It ends with the
+    process.
+    """
 
     def __init__(self, run: str) -> None:
         self._name = alone_name(_user(), run)
         self._mark: socket.socket | None = None
 
     def set(self) -> None:
-        """Show the mark to other runs that wait here."""
+        """Announce it to other runs that wait on this machine."""
         self._mark = self._mark or _bind(self._name)
 
     def clear(self) -> None:
-        """Remove the mark that `set` made."""
+        """Withdraw what `set` announced."""
         if self._mark is not None:
             self._mark.close()
             self._mark = None
 
 
 def _holding_text(run: str, user: str, count: int, *, alone: bool) -> str:
-    """Return the text that the run holds `count` slots; `alone` adds that it has lost its leader."""
+    """Return the text that the run of this user holds `count` slots; `alone` adds that it has lost its leader."""
     if not run:
         return f"{count} taken"
     return f"{run} ({user}) has {count}" + (", which has lost its leader and asks the other hosts" if alone else "")

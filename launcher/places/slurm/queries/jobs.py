@@ -1,4 +1,4 @@
-"""The command lines of squeue, sacct, scontrol and sbatch about jobs, and the parsing of their answers."""
+"""The command lines of squeue, sacct, scontrol and sbatch about jobs, and the parsing of their output."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,12 @@ _JOBS_OF_A_ROW = re.compile(f"{JOB_ID.pattern}|{_ELEMENTS.pattern}")
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """One job, or one element of an array. squeue lists jobs that wait or run, and for MinJobAge those that ended."""
+    """One job, or one element of an array, as squeue or sacct shows it.
+
+    `id` is the form that commands accept (`5_3` in an array), `raw_id` the job's own SLURM_JOB_ID, `array` (the array's
+    id, the index). `starts_at` is an estimate, `ends_at` follows from the time limit. Exit code, signal and
+    `submitted_at` (after a requeue, its time) come from sacct only.
+    """
 
     id: str  # `7`, or `5_3` in an array: what the clients take
     raw_id: str  # what the job itself has as SLURM_JOB_ID; elements that wait share the array's
@@ -54,16 +59,16 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
     @property
     def submit_tokens(self) -> frozenset[str]:
-        """Return the submit tokens in the job's comment."""
+        """Return the launcher's submit tokens that are in the job's comment."""
         return submit_tokens_in(self.comment)
 
 
 def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
-    """Return the squeue command for the jobs with these ids, or all of the caller, also in hidden partitions.
+    """Return the squeue command for the jobs with these ids, or for all of this user, hidden partitions included.
 
-    `name` limits them to jobs of that name. With one id that it has forgotten, squeue exits 1 with "Invalid job id";
-    with several it leaves that id out. `read_jobs` splits waiting elements: with --array squeue leaves out the last one
-    if they are evenly spaced.
+    `name` limits them to jobs of that name. For a single id that Slurm has forgotten squeue exits with 1 and "Invalid
+    job id"; of several it leaves out such ids. The option --array is not used, because it may drop the last of evenly
+    spaced elements; `read_jobs` splits them.
     """
     asked = ",".join(f"{name}:{FIELD}" for name in _JOB_FIELDS[:-1]) + f",{_JOB_FIELDS[-1]}:{ROW}"
     argv = ["squeue", "--noheader", "--all", "--array-unique", "--states=all", f"--Format={asked}"]
@@ -72,7 +77,9 @@ def squeue_jobs(job_ids: Sequence[str] = (), name: str = "") -> list[str]:
 
 
 def read_jobs(text: str) -> list[SlurmJob]:
-    """Return the jobs of `squeue_jobs`; raise Unreachable if a row is damaged, as a job left out would seem gone."""
+    """Return the jobs in the output of `squeue_jobs`. Raise Unreachable if a row is damaged, because a job that is left
+    out would seem to have ended.
+    """
     rows, damaged = read_rows(text, len(_JOB_FIELDS), _JOBS_OF_A_ROW)
     if damaged:
         raise Unreachable(f"the answer of squeue is damaged: {damaged[0][:200]!r}")
@@ -83,8 +90,8 @@ def read_jobs(text: str) -> list[SlurmJob]:
 
 
 def _whole(rows: Sequence[SlurmJob]) -> list[SlurmJob]:
-    """Return the jobs, with the rows of a heterogeneous job (`7+0`, `7+1`) as one of the first one's, with the hosts
-    of all.
+    """Return the jobs; rows of one heterogeneous job (`7+0`, `7+1`) become one job, the first, with the hosts of
+    all.
     """
     found: dict[str, SlurmJob] = {}
     for row in sorted(rows, key=lambda one: int(one.id.partition("+")[2] or 0)):
@@ -96,7 +103,7 @@ def _whole(rows: Sequence[SlurmJob]) -> list[SlurmJob]:
 
 
 def _names(text: str) -> Iterator[str]:
-    """Yield the ids of all jobs that share a row."""
+    """Yield the ids of all jobs that share a row, as pending elements of an array do (`7_[1-3]`)."""
     found = _ELEMENTS.fullmatch(text)
     if found is None:
         return iter([text])
@@ -104,14 +111,14 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _indices(piece: str) -> range:
-    """Return the indices of `7`, `3-5` or `10-30:4`, both ends included."""
+    """Return the array indices of `7`, `3-5` or `10-30:4`, both ends included."""
     bounds, _, step = piece.partition(":")
     first, _, last = bounds.partition("-")
     return range(int(first), int(last or first) + 1, int(step or 1))
 
 
 def _job(name: str, row: Sequence[str]) -> SlurmJob:
-    """Return the job in a row of squeue, under the id `name`."""
+    """Return the job in a row of squeue's fields, with the id `name`."""
     raw_id, state, restarts, starts_at, ends_at, hosts, batch_host, reason, comment = row
     job_id, array = _identity(name)
     return SlurmJob(
@@ -130,8 +137,9 @@ def _job(name: str, row: Sequence[str]) -> SlurmJob:
 
 
 def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
-    """Return the sacct command for the newest start of each job; an id that was used before `since` (Unix time) is
-    another job's.
+    """Return the sacct command for the newest start of each job.
+
+    Records older than `since` (Unix time) belong to earlier jobs with the same ids.
     """
     return [
         "sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={FIELD}",
@@ -141,8 +149,8 @@ def sacct_jobs(job_ids: Sequence[str], since: float | None = None) -> list[str]:
 
 
 def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
-    """Return the rows of `sacct_jobs`, one for each job with its newest start, or None if this cluster keeps no
-    accounting.
+    """Return the jobs in the output of `sacct_jobs`, one for each id with its newest start, or None if this cluster has
+    no accounting.
     """
     if code != 0 or "accounting storage is disabled" in (out + err).lower():
         return None
@@ -158,7 +166,7 @@ def read_sacct(code: int, out: str, err: str = "") -> list[SlurmJob] | None:
 
 
 def _accounted(fields: Sequence[str]) -> SlurmJob:
-    """Return a job from a row of sacct."""
+    """Return the job in a row of sacct's fields."""
     name, raw_id, state, exit_code, submitted_at, starts_at, ended_at, hosts = fields
     job_id, array = _identity(name)
     code, _, signal = exit_code.partition(":")
@@ -177,26 +185,26 @@ def _accounted(fields: Sequence[str]) -> SlurmJob:
 
 
 def requeue(job_id: str) -> list[str]:
-    """Return the command that ends the job's processes and queues it again; it starts after `cred_expire`, two
-    minutes, at the earliest.
+    """Return the command that ends the job's processes and puts it back into the queue. It starts after Slurm's
+    `cred_expire`, two minutes, at the earliest.
     """
     return ["scontrol", "requeue", _job_id(job_id)]
 
 
 def update(job_id: str, **fields: str) -> list[str]:
-    """Return the command that changes fields of a job, by the names that `scontrol show job` gives them."""
+    """Return the command that changes fields of a job, named as `scontrol show job` names them."""
     return ["scontrol", "update", f"JobId={_job_id(job_id)}", *(f"{name}={value}" for name, value in fields.items())]
 
 
 def release(job_id: str) -> list[str]:
-    """Return the command that releases a job that its user holds."""
+    """Return the command that releases a job that is held on its user's request."""
     return ["scontrol", "release", _job_id(job_id)]
 
 
 def cancel(job_id: str, signal: str | None = None, batch: bool = False) -> list[str]:
     """Return the command that ends a job.
 
-    With `signal` it sends that to the job's steps instead, or with `batch` to its batch script alone.
+    With `signal`, the command instead sends that signal to the job's steps, or with `batch` to its batch script alone.
     """
     # Without --state, a signal for a job that waits keeps scancel busy for 95 s before it fails.
     how = [] if signal is None else [f"--signal={signal}", "--state=RUNNING"]
@@ -207,7 +215,9 @@ _SBATCH_SAYS = re.compile(r"^(?:sbatch: )?(?:fatal: |error: |allocation failure:
 
 
 def read_test_only(text: str) -> tuple[float | None, str]:
-    """Return (when the job could start, where) by `sbatch --test-only`, or (None, why it could not)."""
+    """Return (when the job could start, a text with where) from the output of `sbatch --test-only`, or (None, why it
+    could not).
+    """
     estimate = re.search(r"Job \S+ to start at (\S+) using (.+)", text)
     if estimate is not None:
         starts_at = read_time(estimate[1])
@@ -217,7 +227,9 @@ def read_test_only(text: str) -> tuple[float | None, str]:
 
 
 def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
-    """Return (a job's id, (id of its array, its index in it) or None if it is in no array)."""
+    """Return (a job's id, (the id of its array, its index there), or None in place of that pair if it is in no
+    array).
+    """
     found = JOB_ID.fullmatch(text)
     if found is None or found["index"] is None:
         return text, None
@@ -225,25 +237,27 @@ def _identity(text: str) -> tuple[str, tuple[str, int] | None]:
 
 
 def _job_id(text: str) -> str:
-    """Return the id if it is safe in a command line; raise ValueError if not."""
+    """Return the id, checked to be safe in a command line; raise ValueError if it is not."""
     if JOB_ID.fullmatch(text) is None:
         raise ValueError(f"expected the id of a Slurm job, got {text!r}")
     return text
 
 
 def show_job(job: str) -> list[str]:
-    """Return the command that shows all that the controller knows of the job."""
+    """Return the command that shows everything that the controller knows about the job."""
     return ["scontrol", "--oneliner", "show", "job", job]
 
 
 def is_expedited(text: str) -> bool:
-    """Return whether Slurm requeues the job at once, and first, after the job loses a node, by `scontrol show job`."""
+    """Return whether the job has Slurm's expedited requeue (requeued at once and first after the loss of a node), by
+    the output of `scontrol show job`.
+    """
     return read_fields(text).get("ExpeditedRequeue") == "Yes"
 
 
 def fate_of(text: str, restarts: int) -> Fate:
-    """Return what Slurm does with the job, by `scontrol show job`; `restarts` is how often it had been requeued when
-    this start began.
+    """Return what Slurm is doing with the job, by the output of `scontrol show job`; `restarts` is how often it had
+    been requeued when the current start began.
     """
     components = [read_fields(line) for line in text.splitlines()] or [{}]
     fields = components[0]

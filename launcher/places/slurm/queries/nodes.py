@@ -1,4 +1,4 @@
-"""The command lines of scontrol and sinfo about nodes and partitions, and the parsing of their answers."""
+"""The command lines of scontrol and sinfo about nodes and partitions, and the parsing of their output."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,11 @@ _PARTITION_FORMAT = ("%P", "%a", "%l", "%L", "%F")
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node, and from sinfo one of its partitions; values that are not known are empty or 0."""
+    """A node; from sinfo, once for each of its partitions. Unknown values are empty or 0.
+
+    `state` are the words of its state, `default` tells whether `partition` is Slurm's default, and `taken_gpus` and
+    `taken_cpus` are in use by jobs.
+    """
 
     name: str
     state: tuple[str, ...]
@@ -40,19 +44,21 @@ class Node(msgspec.Struct, frozen=True):
 
     @property
     def is_down(self) -> bool:
-        """Return whether Slurm has given the node up; a node that is drained, or has not reported yet, need not
-        be down.
+        """Return whether Slurm has given the node up. A drained node, or one that has not reported since its boot, need
+        not be down.
         """
         return not _DOWN.isdisjoint(self.state)
 
     @property
     def is_drained(self) -> bool:
-        """Return whether the node is drained, or will be once its jobs have ended."""
+        """Return whether the node takes no new jobs because it is drained or draining."""
         return not _DRAINED.isdisjoint(self.state)
 
     @property
     def takes_jobs(self) -> bool:
-        """Return whether every word of the node's state allows jobs; an unknown word does not."""
+        """Return whether every word of the node's state is one of a usable node; an unknown word makes the answer
+        False.
+        """
         return bool(self.state) and _UP.issuperset(self.state)
 
 
@@ -64,7 +70,9 @@ _UP = frozenset({
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition's limits, and how many nodes it has; a limit that is infinite is `math.inf`."""
+    """A partition's time limits (`math.inf` for none, None if unknown), and how many of its nodes exist and are
+    idle.
+    """
 
     name: str
     default: bool
@@ -76,13 +84,15 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 def show_hostnames(hostlist: str) -> list[str]:
-    """Return the command for the names in a list such as `node[00-03,7]`, the first host of an allocation first."""
+    """Return the command that expands a list such as `node[00-03,7]` into names; for an allocation the first host comes
+    first.
+    """
     return ["scontrol", "show", "hostnames", _operand(hostlist)]
 
 
 def read_hostnames(text: str) -> list[str]:
-    """Return one name from each line, leaving out lines that cannot be a name, which scontrol prints for damaged
-    lists.
+    """Return one name from each line; lines that cannot be a name, which scontrol prints for damaged lists, are left
+    out.
     """
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", line)]
@@ -94,14 +104,14 @@ def is_in_hostlist(host: str, text: str) -> bool:
 
 
 def _is_behind(host: str, part: str) -> bool:
-    """Return whether the host is `part`, a name with ranges in brackets."""
+    """Return whether the host's name fits `part`, a name with ranges in brackets such as `node[00-03]`."""
     pieces = re.split(r"\[([^\]]*)\]", part)  # text, and between the texts ranges
     found = re.fullmatch("([0-9]+)".join(map(re.escape, pieces[::2])), host)
     return found is not None and all(map(_is_in_ranges, found.groups(), pieces[1::2]))
 
 
 def _is_in_ranges(number: str, ranges: str) -> bool:
-    """Return whether the number is one of `00-03,7`, with the width of each range's first number."""
+    """Return whether the number is in ranges such as `00-03,7` and has as many digits as the range's first number."""
     for first, _, last in (one.partition("-") for one in ranges.split(",")):
         known = _DIGITS.fullmatch(first) and _DIGITS.fullmatch(last or first)
         if known and int(first) <= int(number) <= int(last or first) and number == str(int(number)).zfill(len(first)):
@@ -113,17 +123,17 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
 def show_nodes(hosts: Sequence[str] = (), *, details: bool = False) -> list[str]:
-    """Return the command for the records of these nodes, or of all; it exits 1 if a node is unknown and shows the
+    """Return the command for the records of these nodes, or of all. If one is unknown, it exits with 1 and shows the
     others.
 
-    `details` adds how much of each node's gres is taken.
+    `details` adds how much of each node's generic resources (GRES) is in use.
     """
     more = ["--details"] if details else []
     return ["scontrol", "--oneliner", *more, "show", "node", *([_operand(",".join(hosts))] if hosts else [])]
 
 
 def read_nodes(text: str) -> dict[str, Node]:
-    """Return the nodes by name."""
+    """Return the nodes in the output of `show_nodes`, by name."""
     found = (_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line))
     return {node.name: node for node in found}
 
@@ -132,7 +142,7 @@ _SIGNED = re.compile(r" \[[^\s\[\]@]+@[^\s\[\]]+\].*")  # who gave a reason and 
 
 
 def _node(line: str) -> Node:
-    """Return a node from a line of scontrol."""
+    """Return the node in a line of scontrol's output."""
     head, _, free = line.partition(" Reason=")  # what administrators write comes last, and may look like fields
     fields = read_fields(head)
     name, gres = fields["NodeName"], read_word(fields.get("Gres", ""))
@@ -153,14 +163,14 @@ def _node(line: str) -> Node:
 
 
 def partition_nodes(partition: str | None = None) -> list[str]:
-    """Return the command for every node of a partition, or of all; for an unknown partition sinfo shows none, and no
+    """Return the sinfo command for every node of a partition, or of all. For an unknown partition it shows none, and no
     error.
     """
     return ["sinfo", "--noheader", "--Node", *_of(partition), f"--format={FIELD.join(_NODE_FORMAT)}{ROW}"]
 
 
 def read_partition_nodes(text: str) -> list[Node]:
-    """Return the rows of `partition_nodes`: each node once for each of its partitions."""
+    """Return the nodes in the output of `partition_nodes`, each once for each of its partitions."""
     return [
         Node(
             name=name,
@@ -178,12 +188,12 @@ def read_partition_nodes(text: str) -> list[Node]:
 
 
 def partitions(partition: str | None = None) -> list[str]:
-    """Return the command for the limits of a partition, or of all."""
+    """Return the sinfo command for the limits of a partition, or of all."""
     return ["sinfo", "--noheader", *_of(partition), f"--format={FIELD.join(_PARTITION_FORMAT)}{ROW}"]
 
 
 def read_partitions(text: str) -> list[Partition]:
-    """Return the rows of `partitions`; a star marks Slurm's default partition."""
+    """Return the partitions in the output of `partitions`; a star marks Slurm's default."""
     found = []
     for name, availability, longest, usual, counts in read_rows(text, len(_PARTITION_FORMAT), _ANY)[0]:
         numbers = [read_number(part) or 0 for part in counts.split("/")]  # allocated/idle/other/total
@@ -208,7 +218,7 @@ _NODE_MARKS = {
 
 
 def read_node_state(text: str) -> tuple[str, ...]:
-    """Return the words of `MIXED+DRAIN` or `down*`; marks behind a state become words too."""
+    """Return the words of a state such as `MIXED+DRAIN` or `down*`; a mark such as `*` becomes a word of its own."""
     words: list[str] = []
     for part in text.upper().split("+"):
         stem = part.strip().rstrip("".join(_NODE_MARKS))
@@ -218,7 +228,7 @@ def read_node_state(text: str) -> tuple[str, ...]:
 
 
 def gpu_count(gres: str) -> int:
-    """Return the number of GPUs in a node's gres: `gpu:a100:4(S:0-1),mps:400` has 4."""
+    """Return the number of GPUs in a node's generic resources: 4 for `gpu:a100:4(S:0-1),mps:400`."""
     count = 0
     for entry in re.sub(r"\([^()]*\)", "", gres).split(","):
         kind, *more = entry.strip().split(":")
@@ -232,12 +242,12 @@ _ANY = re.compile(r".+")
 
 
 def _operand(text: str) -> str:
-    """Return a list of hosts, checked so that it cannot be mistaken for an option; raise ValueError."""
+    """Return a list of hosts, checked so that a command cannot take it for an option; raise ValueError if it could."""
     if not text or text.startswith("-"):
         raise ValueError(f"expected a list of hosts, got {text!r}")
     return text
 
 
 def _of(partition: str | None) -> list[str]:
-    """Return the option that limits sinfo to the partition, or an empty list for None."""
+    """Return sinfo's option for the partition, or an empty list for None."""
     return [] if partition is None else [f"--partition={partition}"]

@@ -1,4 +1,4 @@
-"""Explain why Slurm does not start a job, in plain words. Pure; a reason that is not listed is shown as it is."""
+"""Explain in plain words why Slurm does not start a job. Pure functions; an unknown reason is quoted."""
 
 import re
 
@@ -78,7 +78,7 @@ _FIXED = _WAITING | _HELD | _NEVER | _ENDED
 
 
 def _loose(text: str) -> str:
-    """Return the text with spaces for `_`, which older versions write in free text."""
+    """Return the text in the form by which reasons are compared: older versions of Slurm write `_` for a space."""
     return " ".join(text.replace("_", " ").lower().split())
 
 
@@ -108,7 +108,9 @@ _THINGS = {
 
 
 def plain(reason: str) -> str:
-    """Return why a pending job does not start, in plain words, and what the user can do, if anything."""
+    """Return in plain words why a pending job does not start, given Slurm's reason, and what the user can do, if
+    anything.
+    """
     said = " ".join("".join(char if char.isprintable() else " " for char in reason[:_LONGEST]).split())
     if said.startswith("(") and said.endswith(")"):
         said = said[1:-1].strip()
@@ -128,7 +130,9 @@ def plain(reason: str) -> str:
 
 
 def _not_available(nodes: str | None, why: str | None) -> str:
-    """Return the sentence that nodes the job needs are not available."""
+    """Return the sentence that nodes which the job needs are not available: `nodes` names them, or `why` says why;
+    either may be None.
+    """
     if nodes is not None and (named := nodes.strip(" ()")):
         return f"a node that it needs is down, drained or does not answer: {named}"
     said = (why or "").strip(" ,()")
@@ -140,7 +144,9 @@ def _not_available(nodes: str | None, why: str | None) -> str:
 
 
 def _limit(name: re.Match[str]) -> str:
-    """Return the sentence for a limit of an account or QOS."""
+    """Return the sentence for a limit of an account or QOS, whose name, such as AssocGrpCpuLimit, was matched into its
+    parts.
+    """
     whose = "your account" if name["owner"] == "Assoc" else "your QOS"
     what, per, grouped = name["what"], name["per"], name["kind"] == "Grp"
     if running := _JOBS.get(what):

@@ -1,4 +1,4 @@
-"""Explain why sbatch refuses a job and what the user can do, with Slurm's own words. Pure functions."""
+"""Explain why sbatch refuses a job, and what the user can do, next to Slurm's own message. Pure functions."""
 
 import re
 
@@ -62,7 +62,9 @@ _SAID = re.compile(r"^(?:sbatch: )?(?:error: |fatal: )?(?:Batch job submission f
 
 
 def refusal(text: str) -> list[str]:
-    """Return why sbatch refused a job: one line, Slurm's own words, and a hint."""
+    """Return why sbatch refused a job, given its output: a line in plain words, Slurm's own message, and a hint. An
+    unknown message is returned alone.
+    """
     said = list(dict.fromkeys(filter(None, (_line(line) for line in text.splitlines()))))
     if not said:
         return ["it does not say why"]
@@ -74,11 +76,11 @@ def refusal(text: str) -> list[str]:
 
 
 def _line(text: str) -> str:
-    """Return Slurm's message on one line."""
+    """Return a line of sbatch's output in printable form, without the prefix that sbatch puts before its messages."""
     return _SAID.sub("", "".join(char if char.isprintable() else " " for char in text[:_LONGEST])).strip()
 
 
 def _which_limit(said: list[str]) -> str:
-    """Return the sentence for a limit that Slurm names on a line of its own, or ""."""
+    """Return the sentence for a limit that one of Slurm's lines names, or "" if none does."""
     named = (plain(line) for line in said if re.fullmatch(r"(?:QOS|Assoc|Max)\w+", line))
     return next((words for words in named if not words.startswith("Slurm says")), "")

@@ -1,4 +1,6 @@
-"""The site: its version and the configuration of its controller."""
+"""The command lines of scontrol about the site (version, configuration, partitions), and the parsing of their
+output.
+"""
 
 import re
 
@@ -9,8 +11,10 @@ from launcher.places.slurm.queries.values import read_fields, read_number
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The settings that `scontrol show config` shows, as far as the launcher uses them; None for a setting that is not
-    shown.
+    """The controller's settings that the launcher uses, from `scontrol show config`; None for one that is not shown.
+
+    `expedites` is True if jobs may ask for the expedited requeue, `grows` if nodes are powered up on demand, so that
+    sinfo may not show all.
     """
 
     version: str | None
@@ -28,7 +32,9 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class PartitionRules(msgspec.Struct, frozen=True):
-    """Limits of a partition from `scontrol show partition`, which sinfo does not show."""
+    """Settings of a partition that `scontrol show partition` shows and sinfo does not: how its jobs are preempted, and
+    after which time.
+    """
 
     preempt_mode: str
     grace_s: float
@@ -40,7 +46,7 @@ def show_partitions() -> list[str]:
 
 
 def read_rules(text: str) -> dict[str, PartitionRules]:
-    """Return the rules of each partition by name."""
+    """Return the rules of each partition by its name, from the output of `show_partitions`."""
     found = {}
     for line in text.splitlines():
         fields = read_fields(line)
@@ -51,7 +57,9 @@ def read_rules(text: str) -> dict[str, PartitionRules]:
 
 
 def read_ping(text: str) -> dict[str, bool]:
-    """Return whether each controller is up, by `scontrol ping`: `Slurmctld(primary) at control is UP`."""
+    """Return for each controller whether it is up, from the output of `scontrol ping`: `Slurmctld(primary) at control
+    is UP`.
+    """
     found = re.findall(r"^Slurmctld\(\w+\) at (\S+) is (UP|DOWN)", text, re.MULTILINE)
     return {host: state == "UP" for host, state in found}
 
@@ -62,7 +70,7 @@ def show_config() -> list[str]:
 
 
 def read_config(text: str) -> Config:
-    """Return the settings that the launcher uses."""
+    """Return the settings in the output of `show_config`."""
     fields = read_settings(text, "=")
     storage = fields.get("AccountingStorageType")
     return Config(
@@ -95,6 +103,6 @@ def read_release(version: str | None) -> tuple[int, int] | None:
 
 
 def _seconds(text: str) -> float | None:
-    """Return the seconds of a text such as `30 sec`, or None if it is none."""
+    """Return the seconds in a text such as `30 sec`, or None if the text is no duration."""
     found = re.fullmatch(r"([0-9]{1,9})(?: sec)?", text)
     return float(found[1]) if found else None

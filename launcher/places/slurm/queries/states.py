@@ -1,4 +1,4 @@
-"""Map Slurm's words for a job's state to phases and ends. Pure; an unlisted word is unknown."""
+"""Map Slurm's names of job states to the launcher's phases and ends. Pure functions; an unlisted state is unknown."""
 
 import re
 
@@ -9,7 +9,9 @@ from launcher.states import Cause, State
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """The state of a job: the word that decides, its phase, and who cancelled the job if Slurm shows that."""
+    """The state of a job: Slurm's name for it, its phase, and who cancelled the job (None if Slurm does not show
+    that).
+    """
 
     word: str
     phase: Phase
@@ -63,7 +65,9 @@ _LONGEST = 500  # all words that there are, in a list, would be about as long
 
 
 def read_state(text: str) -> JobState:
-    """Return the state for a word, `CANCELLED by 1000`, a cut `CANCELLED+`, a compact form, or a list of words."""
+    """Return the state for a name such as `RUNNING`, `CANCELLED by 1000`, a cut `CANCELLED+`, a compact form such as
+    `R`, or a list of names.
+    """
     text = text.strip()[:_LONGEST]
     said = by[1] if (by := _BY.fullmatch(text)) else text
     parts = [part for part in re.split(r"[\[\],|\s\"']+", said) if part]
@@ -76,7 +80,7 @@ def read_state(text: str) -> JobState:
 
 
 def _word(part: str) -> str | None:
-    """Return the full word, or None if it is unknown or cut so short that it could be several."""
+    """Return the full name of a state, or None if it is unknown or cut so short that it could be several."""
     upper = part.upper()
     if upper in _COMPACT:
         return _COMPACT[upper]
@@ -88,7 +92,7 @@ def _word(part: str) -> str | None:
 
 
 def _deciding(words: set[str]) -> tuple[str, Phase]:
-    """Return (the word that decides among several, its phase)."""
+    """Return (the name that decides among several state flags of a job, the phase that follows from it)."""
     for flag, phase in _FLAGS.items():
         if flag in words:
             return flag, phase
@@ -101,8 +105,8 @@ def _deciding(words: set[str]) -> tuple[str, Phase]:
 
 
 def end_of(word: str) -> tuple[State, Cause | None]:
-    """Return (state, cause) of a run whose job ended in this state and left no end record; the cause is None if the
-    state does not tell.
+    """Return (state, cause) of a run whose job ended in this Slurm state and left no end record. The cause is None if
+    the state does not show one.
     """
     match word:
         case "CANCELLED":

@@ -1,4 +1,4 @@
-"""Parse values in the answers of Slurm's clients: rows, times, durations, numbers."""
+"""Parse values in the output of Slurm's commands: rows, times, durations, numbers."""
 
 import math
 import re
@@ -11,7 +11,9 @@ _NO_ESTIMATE = 4_102_444_800.0  # 2100: for a job that cannot start, Slurm estim
 
 
 def read_time(text: str) -> float | None:
-    """Return the Unix time of a date, or None if the field has none; a date without a zone is read as local time."""
+    """Return the Unix time of a date, or None if the field is empty or unknown; a date without a time zone is local
+    time.
+    """
     said = text.strip()
     try:
         when = float(said) if re.fullmatch(r"[0-9]{1,15}", said) else datetime.fromisoformat(said).timestamp()
@@ -24,7 +26,9 @@ _CLOCK = re.compile(r"(?:(?P<days>[0-9]{1,9})-)?(?P<clock>[0-9]{1,9}(?::[0-9]{1,
 
 
 def read_duration(text: str) -> float | None:
-    """Return the seconds of `1-12:00:00`, `10:00` (minutes and seconds) or `30` (minutes); infinity for no limit."""
+    """Return the seconds of `1-12:00:00`, `10:00` (minutes and seconds) or `30` (minutes); infinity for no limit, None
+    if the text is no duration.
+    """
     said = text.strip()
     if said.lower() in ("infinite", "unlimited"):
         return math.inf
@@ -39,9 +43,9 @@ def read_duration(text: str) -> float | None:
 
 
 def read_rows(text: str, width: int, first: re.Pattern[str] = JOB_ID) -> tuple[list[list[str]], list[str]]:
-    """Return (the rows of `width` fields whose first one matches, the damaged rows).
+    """Return (the rows that have `width` fields and whose first one matches `first`, the damaged rows).
 
-    Text that a site prints around them is in no row, and whatever a user wrote into the last field does not end one.
+    Other text that a site prints is in neither. A user's text in the last field may contain the separator.
     """
     *ended, rest = text.split(ROW)
     rows, damaged = [], [rest] if FIELD in rest else []
@@ -61,7 +65,7 @@ def read_fields(text: str) -> dict[str, str]:
 
 
 def read_word(text: str) -> str:
-    """Return the text of a field, or "" if Slurm's word for no value is in it."""
+    """Return the text of a field, or "" if it is one of Slurm's words for no value, such as N/A."""
     return "" if text.strip().lower() in _NOTHING else text.strip()
 
 
