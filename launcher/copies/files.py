@@ -96,7 +96,7 @@ class ReplicaFiles:
         If another checkpoint has the name of this one's folder, the copy goes to a folder of its own until `move_in`.
         Raise CheckpointDamaged if the content does not match the manifest, and OSError if this disk fails.
         """
-        folder = self._waiting(save) if self._is_taken(save) else self._folder
+        folder = self._waiting_folder(save) if self._is_taken(save) else self._folder
         partial.receive(folder, manifest, name, cast("Iterable[bytes]", chunks), save.kind)
 
     def check_reported(self, save: Save, name: str) -> bool:
@@ -155,7 +155,7 @@ class ReplicaFiles:
         """Rename a received copy that waits in its own folder to its proper name, after setting aside another
         checkpoint of that name. Return False if none waits.
         """
-        waiting = self._waiting(save)
+        waiting = self._waiting_folder(save)
         if not waiting.is_dir():
             return False
         self._give_way(save, self._held(save, partial.inventory(waiting)))
@@ -189,7 +189,7 @@ class ReplicaFiles:
             raise SaveGone(f"{save}: no such checkpoint is here")
         return found
 
-    def _waiting(self, save: Save) -> Path:
+    def _waiting_folder(self, save: Save) -> Path:
         """Return the folder for copies of this save that wait because another checkpoint has its name."""
         return self._folder / waiting_name(folder_name(save.step, save.kind), save.digest)
 

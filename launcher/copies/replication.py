@@ -126,7 +126,7 @@ class Replication:
                 raise NothingToLoad(decision.lacks if start.group_rank == 0 else _as_reported(start, decision.lacks))
             if decision.load.passed_over and start.group_rank == 0:
                 self._say(Noted(self._node, "checkpoint_passed_over", _passed_over(decision.load)))
-            hopeless = await self._hopeless(start, decision.load.hopeless)
+            hopeless = await self._confirmed_hopeless(start, decision.load.hopeless)
             for text in await asyncio.to_thread(self._make_room, decision, hopeless):
                 self._say(Noted(self._node, "checkpoint_set_aside", text))
             if decision.load.fetches or decision.best.fetches:
@@ -203,7 +203,7 @@ class Replication:
                     raise NotBrought(f"no list of checkpoints: {_said(server, error)}") from error
             await asyncio.sleep(patience.retry_s)
 
-    async def _hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
+    async def _confirmed_hopeless(self, start: Start, told: Collection[Save]) -> Collection[Save]:
         """Return those of the checkpoints in `told`, which the first member reports as impossible to complete, that
         this node finds impossible too. Only these may be set aside.
         """

@@ -63,7 +63,7 @@ def findings(hosts: Sequence[str], ways: Sequence[Way]) -> Iterable[Finding]:
         usual = f"{rate(statistics.median(way.bytes_per_s for way in measured))}, {_ms(statistics.median(trips))}"
         text = f"{len(measured)} of {len(ways)} ways measured, usually {usual} there and back"
         yield Finding(Level.OK, "network", text, rows=(_HEAD, *(_row(host, measured) for host in hosts)))
-    yield from _closed(hosts, [way for way in ways if way.error])
+    yield from _unreachable(hosts, [way for way in ways if way.error])
     yield from _slow(measured)
 
 
@@ -82,7 +82,7 @@ def _row(host: str, ways: Sequence[Way]) -> tuple[str, ...]:
     return (host, *speeds, _ms(statistics.median(way.round_trip_s for way in (*out, *back))), str(len(partners)))
 
 
-def _closed(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
+def _unreachable(hosts: Sequence[str], ways: Iterable[Way]) -> Iterable[Finding]:
     """Yield a problem for each host that others cannot reach, once per reason."""
     starts: dict[tuple[str, str], list[str]] = {}
     for way in ways:

@@ -186,7 +186,8 @@ class NodeAgent:
     async def _wait_until_due(self) -> None:
         """Wait until the run's other roles are ready, if this role's ranks have to wait for them.
 
-        The coordinator on this node works meanwhile, because it has to count the voters.
+        In a pool of hosts, the coordinator on this node works meanwhile, because it has to count which hosts of the
+        attempt answer.
         """
         while not (self._due.is_set() or self._home.attempt.due.exists()):  # noqa: ASYNC110 - it is a file
             await asyncio.sleep(_DUE_S)
@@ -307,25 +308,25 @@ class NodeAgent:
                 self.goes_on = goes_on
                 self.leave(Exit.OK)
 
-    async def _check_link(self, word: messages.CheckLink) -> None:
-        """Measure the network link that `word` names, and send the result."""
+    async def _check_link(self, request: messages.CheckLink) -> None:
+        """Measure the network link that `request` names, and send the result."""
         if self._prober is not None:
-            self._line.send(await self._prober.measure(word.number, word.peer))
+            self._line.send(await self._prober.measure(request.number, request.peer))
 
-    async def _look(self, word: messages.Look) -> None:
-        """Inspect the ranks of the requested generation, and send what each is doing; with `word.times` send when each
-        entered its newest collectives instead.
+    async def _look(self, request: messages.Look) -> None:
+        """Inspect the ranks of the requested generation and send what each is doing. With `request.times`, send only
+        when each entered its newest collectives.
         """
         group = self._group
-        if group is None or group.generation != word.generation:
+        if group is None or group.generation != request.generation:
             return
         node, asked_at = self._home.node.index, time.time()
-        if word.times:
+        if request.times:
             for rank, times in (await group.entered()).items():
-                self._line.send(messages.Entered(node, word.number, rank, times.groups, asked_at, time.time()))
+                self._line.send(messages.Entered(node, request.number, rank, times.groups, asked_at, time.time()))
             return
         for look in await group.look():
-            self._line.send(messages.Looked(node, word.number, look))
+            self._line.send(messages.Looked(node, request.number, look))
 
     # -- ranks
 
@@ -351,23 +352,23 @@ class NodeAgent:
         self._group, self._opens = group, 0
         await self._begin(start, group.begin())
 
-    async def _continue_in_place(self, word: messages.ContinueInPlace) -> None:
+    async def _continue_in_place(self, message: messages.ContinueInPlace) -> None:
         """Begin a new generation in which survivors on this node keep their processes and the other ranks are
         started.
         """
         group = self._group
-        if group is None or group.generation >= word.start.generation:
+        if group is None or group.generation >= message.start.generation:
             return  # it was stopped meanwhile
         self._line.forget()
         if self._uploads is not None:
-            self._uploads.follow(word.start)
+            self._uploads.follow(message.start)
         if self._buddies is not None:
-            await self._buddies.follow(word.start)
+            await self._buddies.follow(message.start)
         await self._preparation.renew()
         if not await self._is_still_fit(group.suspects):
             return  # this generation will be closed
         keep, waiting = self._other_processes
-        await self._begin(word.start, group.continue_in_place(word, self._preparation.starter, keep, waiting))
+        await self._begin(message.start, group.continue_in_place(message, self._preparation.starter, keep, waiting))
 
     async def _begin(self, start: messages.Start, begins: Coroutine[Any, Any, tuple[int, ...]]) -> None:
         """Await `begins`, which starts the ranks and returns their pids, and send Started; if the ranks cannot be

@@ -96,7 +96,7 @@ def entry(name: str, file: Path | None = None) -> ClusterEntry:
         return with_hosts(known[name])
     kind = kind_named(name)
     if kind is None:
-        raise BadInput(f"{printable(name[:100])}: no such cluster", f"hint: {_near(name, list(known))}")
+        raise BadInput(f"{printable(name[:100])}: no such cluster", f"hint: {_hint_for_unknown(name, list(known))}")
     if not is_here(name):
         hint = "hint: submit on a login node of the cluster, or name one in the clusters file"
         raise BadInput(f"{name}: there is no `{kind.program}` on PATH", hint)
@@ -218,17 +218,17 @@ def with_defaults(
     root = read.root if isinstance(read.root, Mapping) else None
     if root is None or command_line.apply(root, overrides, JOB if job is None else job):
         return tuple(overrides)
-    missing = (f"{path}={text}" for path, text in defaults if not _says(root, path))
+    missing = (f"{path}={text}" for path, text in defaults if not _is_set(root, path))
     return (*overrides, *missing)
 
 
-def _says(root: Mapping, path: str) -> bool:
+def _is_set(root: Mapping, path: str) -> bool:
     """Return whether the spec sets the option at `path`, such as `slurm.partition`."""
     section, option, *below = path.split(".", 2)
     return root.find(section, option, *below) is not None
 
 
-def _near(name: str, known: list[str]) -> str:
+def _hint_for_unknown(name: str, known: list[str]) -> str:
     """Return a hint for an unknown name: the known name that is most similar, or all known names."""
     near = difflib.get_close_matches(name[:100], known, n=1)
     if near:
@@ -244,7 +244,7 @@ def _read(path: Path) -> dict[str, ClusterEntry]:
     try:
         found = clusters_of(read_text(path, shown), shown)
     except Wrong as error:
-        raise BadInput(*_told(error.problems, shown)) from None
+        raise BadInput(*_problem_lines(error.problems, shown)) from None
     folder = str(path.absolute().parent)
     return {
         name: one if one.hosts is None else replace(one, hosts=replace(one.hosts, folder=folder))
@@ -265,11 +265,11 @@ def clusters_of(text: str, shown: str) -> dict[str, ClusterEntry]:
     except Wrong as error:
         problems += error.problems
     if problems:
-        raise BadInput(*_told(problems, shown))
+        raise BadInput(*_problem_lines(problems, shown))
     return {name: replace(place, name=name) for name, place in found.items()}
 
 
-def _told(problems: Sequence[Problem], shown: str) -> list[str]:
+def _problem_lines(problems: Sequence[Problem], shown: str) -> list[str]:
     """Return the problems as lines of an error message, with `shown` as the file's name."""
     return lines_of([_keyed(problem) for problem in problems], shown, lambda _: "")
 
@@ -388,7 +388,9 @@ def _pool(kind: str, said: Mapping) -> ClusterEntry:
 
 
 def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
-    """Return the entry of a pool whose hosts a command prints; `hosts` is the mapping that names it."""
+    """Return the entry of a pool whose hosts a command prints. `said` is the entry's mapping in the file, `hosts` the
+    one within it that names the command.
+    """
     gather = Gather()
     command = gather.take("hosts", HOSTS_COMMAND.parse, hosts)
     rest = Mapping({key: one for key, one in said.entries.items() if key != "hosts"}, said.mark)
@@ -401,8 +403,8 @@ def _pool_by_command(kind: str, said: Mapping, hosts: Mapping) -> ClusterEntry:
 
 
 def _queue(kind: str, said: Mapping) -> ClusterEntry:
-    """Return the entry of a batch cluster. With `login` the cluster is behind a login node, to which the defaults for
-    the spec are then sent.
+    """Return the entry of a batch cluster, of which `said` is the mapping in the file. With `login` the cluster is
+    behind a login node, to which the defaults for the spec are then sent.
     """
     value: _QueueEntry = _queue_section(kind).parse(said)
     if value.login is None:

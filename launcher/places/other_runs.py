@@ -29,17 +29,17 @@ class OtherRuns:
         if not run_dir.is_dir():
             return OtherRun(None)
         facts = read_facts(run_dir)
-        status = derive(replace(facts, answer=self._word(facts)))
+        status = derive(replace(facts, word=self._answer(facts)))
         if status.state is State.LOST and facts.asks:  # what may have been brought back, or is to be
             self._words.pop(facts.attempt_dir[1].path, None)
-            word = self._word(facts)
+            word = self._answer(facts)
             if word is None:
                 _mend_here(facts)
             facts = read_facts(run_dir)
             status = derive(replace(facts, answer=word))
         return OtherRun(status.state, state_text(status), status.step)
 
-    def _word(self, facts: RunFacts) -> ClusterAnswer | None:
+    def _answer(self, facts: RunFacts) -> ClusterAnswer | None:
         """Return the cluster's last answer about the run, asked for at intervals, or None if the run's folder shows
         everything.
         """

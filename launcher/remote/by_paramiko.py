@@ -73,13 +73,13 @@ class ParamikoChannel:
     def take(self, wait_s: float) -> tuple[bytes, bytes] | None:
         """Return (new stdout, new stderr) after waiting up to `wait_s`, or None once both have ended."""
         ended = self._session.eof_received or self._session.closed
-        if said := self._said():
+        if said := self._new_output():
             return said
         if ended:
             return None
         if wait_s:
             self._poll.poll(wait_s * 1000)
-        return self._said() or (b"", b"")
+        return self._new_output() or (b"", b"")
 
     def code(self, wait_s: float) -> int | None:
         """Return the exit code, or None if the command has not ended within `wait_s`."""
@@ -92,7 +92,7 @@ class ParamikoChannel:
         except BROKEN:
             return
 
-    def _said(self) -> tuple[bytes, bytes] | None:
+    def _new_output(self) -> tuple[bytes, bytes] | None:
         """Return (new stdout, new stderr), or None if there is no new output now."""
         out, err = bytearray(), bytearray()
         while self._session.recv_ready() and len(out) < _MOST:

@@ -34,7 +34,7 @@ def lines_to(targets: Sequence[Target], tell: Callable[[str, str], None]) -> dic
                 mine[target] = _ways[target] = Future()
                 replaced += [way] if way is not None else []
         found = {target.name: _ways[target] for target in targets}
-    _leave(replaced)
+    _close_lines(replaced)
     if mine:
         _make(mine, tell)
     return {name: way.result() for name, way in found.items()}
@@ -66,10 +66,10 @@ def close() -> None:
     with _lock:
         ways = [way for way in _ways.values() if way.done()]
         _ways.clear()
-    _leave(ways)
+    _close_lines(ways)
 
 
-def _leave(ways: Sequence[Future[Way]]) -> None:
+def _close_lines(ways: Sequence[Future[Way]]) -> None:
     """Close those of the connections that were opened."""
     for way in ways:
         line = way.result()

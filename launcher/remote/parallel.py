@@ -43,7 +43,7 @@ def connect_all(
 
     wanted = {target.name: target for target in targets}
     work = {name: partial(_patiently, target, patience_s) for name, target in wanted.items()}
-    return _at_once(work, AT_ONCE, heard, Line.close)
+    return _run_in_threads(work, AT_ONCE, heard, Line.close)
 
 
 def for_all(
@@ -53,7 +53,7 @@ def for_all(
     at the same time, or all if it is None.
     """
     each = {name: partial(work, name, line) for name, line in lines.items()}
-    return _at_once(each, len(lines) if at_once is None else at_once)
+    return _run_in_threads(each, len(lines) if at_once is None else at_once)
 
 
 def failures(results: Mapping[str, object]) -> dict[str, LaunchError]:
@@ -90,7 +90,7 @@ def _patiently(target: Target, patience_s: float) -> Line:
     raise AssertionError
 
 
-def _at_once(
+def _run_in_threads(
     work: Mapping[str, Callable[[], T]],
     most: int,
     heard: Callable[[str, T | LaunchError], None] | None = None,

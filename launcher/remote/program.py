@@ -74,7 +74,7 @@ class ProgramChannel:
             self._ended = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LEAVE_S)
-        return data, self._complained()
+        return data, self._new_stderr()
 
     def code(self, wait_s: float) -> int | None:
         """Return the exit code, -1 after a signal, or None if the program has not ended within `wait_s`."""
@@ -94,7 +94,7 @@ class ProgramChannel:
         self._stdout.close()
         self._complaints.close()
 
-    def _complained(self) -> bytes:
+    def _new_stderr(self) -> bytes:
         """Return new output on the program's stderr, cut to the last part if there is very much.
 
         The file that receives it is emptied, so that it does not fill the disk.

@@ -98,7 +98,7 @@ class Running(ClosedAtTheEnd):
             except EOFError:
                 return False
             if not given and left <= 0:
-                raise self._late()
+                raise self._no_answer_in_time()
             rest = rest[given:]
         return True
 
@@ -133,7 +133,7 @@ class Running(ClosedAtTheEnd):
         self._wait_for(lambda: False, limit_s)
         code = self._channel.code(max(0.0, deadline - time.monotonic()))
         if code is None:
-            raise self._late()
+            raise self._no_answer_in_time()
         self._take(0.0)
         self.close()
         return Done(code if code >= 0 else None, bytes(self._out), bytes(self._err))
@@ -160,7 +160,7 @@ class Running(ClosedAtTheEnd):
             left = deadline - time.monotonic()
             self._take(min(max(left, 0.0), _TURN_S))
             if left <= 0 and not there() and not self._ended:
-                raise self._late()  # however much else it prints
+                raise self._no_answer_in_time()  # however much else it prints
 
     def _take(self, wait_s: float) -> bool:
         """Store output that comes within `wait_s`; return whether any came."""
@@ -175,7 +175,7 @@ class Running(ClosedAtTheEnd):
             raise Broken(f"{self.who}: sends more than was requested")
         return bool(said[0] or said[1])
 
-    def _late(self) -> Silent:
+    def _no_answer_in_time(self) -> Silent:
         """Return the error for a command that did not answer in time."""
         return Silent(f"{self.who}: no answer in time: the command may still run there")
 

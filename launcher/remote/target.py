@@ -254,7 +254,7 @@ def _files(words: Sequence[str], tokens: Mapping[str, str], name: str) -> list[P
     return [Path(_path(word, tokens, name)) for word in words if word.lower() != "none"]
 
 
-def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
+def _path(text: str, tokens: Mapping[str, str], name: str) -> str:
     """Return the path in an SSH option with `~`, tokens such as %h, and ${NAME} filled in."""
 
     def variable(found: re.Match[str]) -> str:
@@ -263,7 +263,7 @@ def _path(word: str, tokens: Mapping[str, str], name: str) -> str:
             raise BadInput(f"{name}: the SSH configuration uses ${{{found[1]}}}, which is not set")
         return os.environ[found[1]]
 
-    filled = _filled(os.path.expanduser(word), tokens, name, word)
+    filled = _filled(os.path.expanduser(text), tokens, name, text)
     return re.sub(r"\$\{([^}]*)\}", variable, filled)
 
 

@@ -86,7 +86,7 @@ class RecordWriter:
                     self._waited, began = False, time.monotonic()
                     patiently(lambda: check_fence(self._run, self._attempt.number))
                     self._put(batch)
-                    self._tell_if_slow(time.monotonic() - began)
+                    self._report_if_slow(time.monotonic() - began)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the run must hear of it
                     self._failed(error)
                     return
@@ -101,14 +101,14 @@ class RecordWriter:
                 yield batch
                 batch = []
                 continue
-            if batch and (entry is None or not _share_an_append(batch, entry)):
+            if batch and (entry is None or not _fits_batch(batch, entry)):
                 yield batch
                 batch = []
             if entry is None:
                 return
             batch.append(entry)
 
-    def _tell_if_slow(self, took_s: float) -> None:
+    def _report_if_slow(self, took_s: float) -> None:
         """Report once that a record took longer than the lease to reach the disk; leave it out if a full disk was
         reported.
         """
@@ -145,7 +145,7 @@ class RecordWriter:
                 write_record(self._attempt.end, end)
 
 
-def _share_an_append(batch: list[_Entry], entry: _Entry) -> bool:
+def _fits_batch(batch: list[_Entry], entry: _Entry) -> bool:
     """Return whether the entry can be appended together with the batch: both go to the same file of lines.
 
     An event of a kind in AWAITED ends its batch, because the history up to it is copied to other hosts.

@@ -222,7 +222,7 @@ class WireServer(Generic[In, Out]):
             except OSError:  # it is gone again, or there is no descriptor left
                 await asyncio.sleep(_AGAIN_S)
                 continue
-            task = self._unproved[peer] = asyncio.create_task(self._attend(peer))
+            task = self._unproved[peer] = asyncio.create_task(self._serve_peer(peer))
             task.add_done_callback(functools.partial(self._forget, peer))
             if len(self._unproved) > self._most_unproved:
                 oldest = next(iter(self._unproved.values()))
@@ -238,7 +238,7 @@ class WireServer(Generic[In, Out]):
         """
         return max(MOST_UNPROVED, min(self._most_peers, self._descriptors - len(self._serving)))
 
-    async def _attend(self, peer: socket.socket) -> None:
+    async def _serve_peer(self, peer: socket.socket) -> None:
         """Authenticate one peer and run `serve` for it."""
         async with asyncio.timeout(self._handshake_s):
             await _challenge(peer, self._key)
@@ -339,22 +339,22 @@ async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_b
 
 async def _challenge(peer: socket.socket, key: bytes) -> None:
     """As the server, check the peer's proof and send our own; raise WireError if the peer lacks the key."""
-    nonce, ends = secrets.token_hex(16), (_end(peer.getpeername()), _end(peer.getsockname()))
-    await _tell(peer, _Hello(WIRE_VERSION, nonce))
+    nonce, ends = secrets.token_hex(16), (_address_text(peer.getpeername()), _address_text(peer.getsockname()))
+    await _send_line(peer, _Hello(WIRE_VERSION, nonce))
     proof = await _receive_line(peer, _Proof)
     nonces = f"{nonce}|{proof.nonce}"
     _check(proof.v == WIRE_VERSION, f"it speaks version {proof.v} of the wire, not {WIRE_VERSION}")
     _check(hmac.compare_digest(proof.mac.encode(), proof_of(key, "client", *ends, nonces).encode()), _STRANGER)
-    await _tell(peer, _Answer(proof_of(key, "server", *ends, nonces)))
+    await _send_line(peer, _Answer(proof_of(key, "server", *ends, nonces)))
 
 
 async def _prove(peer: socket.socket, key: bytes) -> None:
     """As the client, prove the key to the server and check the server's proof; raise WireError if it lacks the key."""
     hello = await _receive_line(peer, _Hello)
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
-    nonce, ends = secrets.token_hex(16), (_end(peer.getsockname()), _end(peer.getpeername()))
+    nonce, ends = secrets.token_hex(16), (_address_text(peer.getsockname()), _address_text(peer.getpeername()))
     nonces = f"{hello.nonce}|{nonce}"
-    await _tell(peer, _Proof(WIRE_VERSION, nonce, proof_of(key, "client", *ends, nonces)))
+    await _send_line(peer, _Proof(WIRE_VERSION, nonce, proof_of(key, "client", *ends, nonces)))
     answer = await _receive_line(peer, _Answer)
     _check(hmac.compare_digest(answer.mac.encode(), proof_of(key, "server", *ends, nonces).encode()), _STRANGER)
 
@@ -365,13 +365,13 @@ def _check(good: bool, why: str) -> None:
         raise WireError(why)
 
 
-def _end(name: tuple[Any, ...]) -> str:
+def _address_text(name: tuple[Any, ...]) -> str:
     """Return the address of one end of the connection as text."""
     address, port = name[:2]
     return f"{address.partition('%')[0]} {port}"  # what follows is this machine's name of an interface
 
 
-async def _tell(peer: socket.socket, words: msgspec.Struct) -> None:
+async def _send_line(peer: socket.socket, words: msgspec.Struct) -> None:
     """Send one message of the handshake."""
     await asyncio.get_running_loop().sock_sendall(peer, msgspec.json.encode(words) + b"\n")
 

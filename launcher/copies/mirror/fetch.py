@@ -138,7 +138,7 @@ def fetch_to_resume_from(run: RunDir, holders: Holders, bring: Callable[[Held], 
     """Fetch the newest checkpoint that can be had, by calling `bring`, and return it, or None if there is none; fetch
     the best one as well if possible.
     """
-    brought = first_that_comes(holders.newest_first(), bring, _pass_over)
+    brought = first_that_comes(holders.newest_first(), bring, _report_passed_over)
     newest = brought[0] if brought is not None else None
     settle_for(run, newest, holders)
     try:
@@ -179,7 +179,7 @@ def _may_begin_anew(run: RunDir) -> bool:
     return any(event.kind == ANEW and event.attempt == last for event in read_lines(run.events, Event))
 
 
-def _pass_over(trouble: NotTransferred) -> None:
+def _report_passed_over(trouble: NotTransferred) -> None:
     """Report to the user that this checkpoint cannot be fetched and that the one before it is tried."""
     news.say("; ".join((*trouble.lines[:-1], "the one before it is taken")))
 

@@ -138,9 +138,9 @@ class RankCommandProcess:
         os.close(self._ended)
         self._close()
 
-    def _obey(self, word: FromVisitor) -> None:
+    def _obey(self, message: FromVisitor) -> None:
         """Apply one message of the visitor to the command: input, its end, a new window size, or a signal."""
-        match word:
+        match message:
             case Given(data=data):
                 self._waiting += data
                 self._write_input()
@@ -153,7 +153,7 @@ class RankCommandProcess:
             case Signalled(number=number):
                 self._signal(number)
             case _:
-                assert_never(word)
+                assert_never(message)
 
     def _write_input(self) -> None:
         """Write received input to the command, as much as its stdin takes without blocking, and close its stdin after

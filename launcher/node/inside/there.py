@@ -228,7 +228,7 @@ def _connected(rank: RankProcess) -> socket.socket:
 def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
     """Return the rank's Python stacks, or a RankStacks whose `problem` says why they cannot be read."""
     pid = rank.process.pid
-    if problem := _why_not_asked(pid):
+    if problem := _why_no_dump(pid):
         return RankStacks(rank.rank, pid, problem=problem)
     log = run.path / rank.log
     try:
@@ -247,7 +247,7 @@ def stacks_of(rank: RankProcess, run: RunDir) -> RankStacks:
     return RankStacks(rank.rank, pid, tuple(line[:_LONGEST_LINE] for line in lines[:_MOST_LINES]), problem)
 
 
-def _why_not_asked(pid: int) -> str:
+def _why_no_dump(pid: int) -> str:
     """Return why the process cannot write its stacks, because it is stopped or handles no DUMP_SIGNAL, or "" if it
     can.
     """

@@ -118,9 +118,9 @@ class Visit(ClosedAtTheEnd):
                 return
         raise Garbled(f"{self._running.who}: no greeting, but much else")
 
-    def send(self, word: FromVisitor) -> None:
+    def send(self, message: FromVisitor) -> None:
         """Send a message; raise Broken if the connection has ended."""
-        self._running.write(encoded(word))
+        self._running.write(encoded(message))
 
     def received(self) -> Iterator[FromHost]:
         """Yield the messages that have arrived, without waiting; if the host has declined the question, raise its
@@ -165,10 +165,10 @@ class Visit(ClosedAtTheEnd):
             raise self._broken("the connection broke: what was started there is ended")
         if len(line) > 2 * LONGEST_LINE:
             raise Garbled(f"{self._running.who}: a line of {len(line)} bytes")
-        word = decoded(line, _words)
-        if isinstance(word, VisitDeclined):
-            raise remote_error(word.lines, word.exit_code)
-        return word
+        message = decoded(line, _words)
+        if isinstance(message, VisitDeclined):
+            raise remote_error(message.lines, message.exit_code)
+        return message
 
     def _broken(self, what: str) -> LaunchError:
         """Return the error for a connection that broke, with `what` as its text and the last lines that the host

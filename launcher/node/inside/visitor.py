@@ -42,9 +42,9 @@ class VisitorConnection:
         """Return whether complete lines have been read that `receive` has not returned yet."""
         return bool(self._lines)
 
-    def send(self, word: FromHost) -> None:
+    def send(self, message: FromHost) -> None:
         """Send a message to the visitor."""
-        write_all(self._sink, encoded(word))
+        write_all(self._sink, encoded(message))
 
     def _read(self) -> None:
         """Read from the visitor and split the bytes into lines; raise EOFError if the visitor has disconnected."""

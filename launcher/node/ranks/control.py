@@ -33,7 +33,7 @@ class ControlPipe:
         self._fds = {one: _fifo(one) for one in (path, step_end_of(path))}
         self._path = path
 
-    def send(self, word: Mapping[str, object], *, at_step_end: bool) -> None:
+    def send(self, message: Mapping[str, object], *, at_step_end: bool) -> None:
         """Send a message to the rank without waiting until it is read.
 
         The rank acts on it at the end of its step with `at_step_end`, else at once. A rank that has stopped reading
@@ -42,7 +42,7 @@ class ControlPipe:
         fd = self._fds.get(step_end_of(self._path) if at_step_end else self._path)
         if fd is not None:
             with contextlib.suppress(BlockingIOError):
-                os.write(fd, msgspec.json.encode(word) + b"\n")
+                os.write(fd, msgspec.json.encode(message) + b"\n")
 
     def close(self) -> None:
         """Close and delete the FIFOs."""

@@ -161,15 +161,15 @@ class RankGroup:
         return tuple(rank.pid for rank in self._ranks)
 
     async def continue_in_place(
-        self, word: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
+        self, message: ContinueInPlace, starter: Starter, keep: Collection[int], waiting: Pids
     ) -> tuple[int, ...]:
-        """Begin the generation in `word` and return the pids of all ranks: survivors get a message, the other ranks are
-        started by `starter`.
+        """Begin the generation in `message` and return the pids of all ranks: survivors are informed, the other ranks
+        are started by `starter`.
 
         Processes that dead ranks left are ended first; `keep` and `waiting` are as for `stop`. Raise OSError if a rank
         cannot be started.
         """
-        start = word.start
+        start = message.start
         run, node = self._home.run, self._home.node.index
         metrics, self._metrics = (
             self._metrics,
@@ -180,15 +180,15 @@ class RankGroup:
         living: list[int] = []
         for rank in self._ranks:
             rank.number = start.first_rank + rank.local
-            if rank.number not in word.survivors:
+            if rank.number not in message.survivors:
                 rank.replaced = True  # it may live, if it was yet to meet the others
             elif rank.exit is not None:  # it ended a moment ago, and was reported for the generation before
                 end = replace(rank.exit, generation=start.generation, rank=rank.number)
                 self._report_end(end)
             else:
                 living.append(rank.pid)
-                self._move_to_generation(rank, word)
-        await asyncio.to_thread(end_all, lambda: _left_behind([*living, *waiting()], keep))
+                self._move_to_generation(rank, message)
+        await asyncio.to_thread(end_all, lambda: _orphans_left([*living, *waiting()], keep))
         await asyncio.to_thread(metrics.close)
         new = [rank for rank in self._ranks if rank.replaced]
         await asyncio.gather(*(rank.ended.wait() for rank in new))  # else it would clear away the pipes of the next one
@@ -202,7 +202,7 @@ class RankGroup:
                 raise error
         return tuple(rank.pid for rank in self._ranks)
 
-    def _move_to_generation(self, rank: _Rank, word: ContinueInPlace) -> None:
+    def _move_to_generation(self, rank: _Rank, message: ContinueInPlace) -> None:
         """Send a surviving rank its new generation, in which it writes to another log."""
         before = str(rank.log.path)
         path = self._home.run.rank_log(self._home.attempt.number, self.generation, rank.number)
@@ -213,7 +213,7 @@ class RankGroup:
         if rank.control is not None:
             logs = {"log": str(rank.log.path), "log_before": before}
             said = {"generation": self.generation, **logs, "environment": environment}
-            rank.control.send(said, at_step_end=word.at_step_end)
+            rank.control.send(said, at_step_end=message.at_step_end)
 
     def _prepare(self, local: int) -> _Rank:
         """Return the rank with local number `local`, not started yet, with its pipes open."""
@@ -476,7 +476,7 @@ class RankGroup:
             await self.wait(grace_s)
         if self._closed:
             return  # by another stop, which was quicker: what runs now is not ours to end
-        await asyncio.to_thread(end_all, lambda: _left_behind(waiting(), keep))
+        await asyncio.to_thread(end_all, lambda: _orphans_left(waiting(), keep))
         await self.wait(_LAST_EXITS_S)
 
     async def wait(self, timeout_s: float) -> bool:
@@ -525,7 +525,7 @@ class RankGroup:
             last = sizes
 
 
-def _left_behind(trees: Collection[int], keep: Collection[int]) -> list[int]:
+def _orphans_left(trees: Collection[int], keep: Collection[int]) -> list[int]:
     """Return the pids of processes that started below the trees `trees` or below ranks and are now children of this
     process, without those in `keep`.
     """

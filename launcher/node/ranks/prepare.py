@@ -96,10 +96,10 @@ class Preparation:
     @property
     def starter(self) -> Starter:
         """Return what starts a rank: a reserve process if one is ready, else the zygote or a new interpreter."""
-        return FromReserve(self.reserve, self._begins_anew)
+        return FromReserve(self.reserve, self._fresh_starter)
 
     @property
-    def _begins_anew(self) -> Starter:
+    def _fresh_starter(self) -> Starter:
         """Return the starter that makes a new process for each rank: by the zygote, or as a new interpreter without
         one.
         """
@@ -142,7 +142,7 @@ class Preparation:
         deadline = time.monotonic() + self._home.plan.spec.recovery.lease_s
         for address in self._home.plan.addresses_of(self._home.node.index):
             host, _, port = address.rpartition(":")
-            while (held := _held(host, int(port))) is None:
+            while (held := _hold_port(host, int(port))) is None:
                 if time.monotonic() >= deadline:
                     text = f"another program has {address}, which was drawn for a rank: launch resume draws others"
                     self.failure = PortTaken(text)
@@ -205,7 +205,7 @@ class Preparation:
     async def fill_reserve(self, start: Start) -> None:
         """Start as many reserve processes as the spec asks for."""
         await self.renew()
-        await self.reserve.fill(self._begins_anew, start)
+        await self.reserve.fill(self._fresh_starter, start)
 
     async def settle(self) -> None:
         """Return once no start of a rank is under way."""
@@ -233,7 +233,7 @@ class Preparation:
             words = ["/bin/sh", "-c", text]
             return spawn(words, self._home.environment, self._home.workdir, log, umask=self._home.plan.umask)
 
-        pid = await _with_room(begin)
+        pid = await _once_disk_has_room(begin)
         for kind, soft in users_limits():
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's by sudo
                 resource.prlimit(pid, kind, (soft, resource.getrlimit(kind)[1]))
@@ -302,7 +302,7 @@ class Preparation:
 
     async def _wait_until_ready(self, zygote: ZygoteLink) -> ZygoteLink | None:
         """Return `zygote` once its imports are complete, or None if they are not in time."""
-        await _first(zygote.ready, zygote.gone, within_s=self._take_over_s)
+        await _wait_for_any(zygote.ready, zygote.gone, within_s=self._take_over_s)
         if zygote.ready.is_set():
             return zygote
         await zygote.close()  # frozen, or it has died too: nothing is asked of it any more
@@ -322,8 +322,8 @@ class Preparation:
         start = partial(zygote.start, entry.python, self._home.environment, self._home.workdir, entry.preload, log)
         self._imports = zygote
         try:
-            await _with_room(start)
-            await _first(zygote.ready, zygote.gone)
+            await _once_disk_has_room(start)
+            await _wait_for_any(zygote.ready, zygote.gone)
         except (FileNotFoundError, PermissionError) as error:
             self._zygote = None
             return said_by_the_system(error)
@@ -340,7 +340,7 @@ def _pid_of(zygote: ZygoteLink | None) -> int:
     return zygote.pid if zygote is not None and not zygote.gone.is_set() else 0
 
 
-def _held(host: str, port: int) -> HeldPort | None:
+def _hold_port(host: str, port: int) -> HeldPort | None:
     """Return the port of address `host` and number `port` as held by this process, or None if another program has
     it.
     """
@@ -374,7 +374,7 @@ def _importing(names: Sequence[str]) -> str:
     return f"importing {', '.join(names[:_NAMED])}{more}"[:_MOST_LETTERS]
 
 
-async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
+async def _once_disk_has_room(start: Callable[[], Awaitable[T]]) -> T:
     """Return the result of `start`, repeated for as long as the disk is too full for its log. Until then this node
     sends heartbeats but is not ready.
     """
@@ -387,7 +387,7 @@ async def _with_room(start: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(AGAIN_S)
 
 
-async def _first(*events: asyncio.Event, within_s: float | None = None) -> None:
+async def _wait_for_any(*events: asyncio.Event, within_s: float | None = None) -> None:
     """Wait until one of the events is set, at most `within_s` seconds."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     _, rest = await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)

@@ -220,27 +220,27 @@ class ZygoteLink:
             self._writer.close()
         self._lose()
 
-    def _handle(self, word: "_Word") -> None:
+    def _handle(self, message: "_Message") -> None:
         """Handle a message of the zygote."""
-        match word:
+        match message:
             case _Began():
                 self.began = True
             case _StandsBy():
-                self.pid = word.pid
-                self._reaper.watch(word.pid, self._died)
+                self.pid = message.pid
+                self._reaper.watch(message.pid, self._died)
             case _Ready():
                 self.ready.set()
             case _Forked():
-                fork = self._pop_pending(word.id)
-                self._reaper.watch(word.pid, fork.tell)
+                fork = self._pop_pending(message.id)
+                self._reaper.watch(message.pid, fork.tell)
                 self._reaper.born()
                 if not fork.answer.done():
-                    fork.answer.set_result(word.pid)
+                    fork.answer.set_result(message.pid)
             case _Refused():
-                fork = self._pop_pending(word.id)
+                fork = self._pop_pending(message.id)
                 self._reaper.born()
                 if not fork.answer.done():
-                    fork.answer.set_exception(ForkRefused(word.reason))
+                    fork.answer.set_exception(ForkRefused(message.reason))
             case _Error():
                 pass  # it did not understand us: then it forks nothing either
 
@@ -283,8 +283,8 @@ class _StandsBy(msgspec.Struct, tag="standby", tag_field="op"):
     pid: _Pid
 
 
-_Word = _Began | _Ready | _Forked | _Refused | _Error | _StandsBy
-_words: msgspec.json.Decoder[_Word] = msgspec.json.Decoder(_Word)
+_Message = _Began | _Ready | _Forked | _Refused | _Error | _StandsBy
+_words: msgspec.json.Decoder[_Message] = msgspec.json.Decoder(_Message)
 
 
 def _line(words: Order) -> bytes:

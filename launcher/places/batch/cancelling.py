@@ -88,14 +88,14 @@ class Cancelling:
                 self._queue.warn(job.id)
             self._wait_for_the_end(grace_s_of(self._plan) + _SURE_S)
         if not ours:
-            self._leave_alone(job)
+            self._refuse_other_job(job)
         elif not self._is_gone(job.id):
             self._queue.cancel(job.id)
             self._wait_until_gone(job.id)
         write_cancelled(self._run, self._attempt, self._plan)
-        return CancelReport((_named(job),), already=False, cut_off=self._cut_off())
+        return CancelReport((_named(job),), already=False, cut_off=self._unreachable_hosts())
 
-    def _cut_off(self) -> tuple[str, ...]:
+    def _unreachable_hosts(self) -> tuple[str, ...]:
         """Return a line about each of the attempt's hosts that the scheduler reports as down, as processes may still
         run there.
         """
@@ -190,7 +190,7 @@ class Cancelling:
             )
             raise Unreachable(text, f"hint: if `{see}` shows that it is this run's: {end}")
 
-    def _leave_alone(self, job: QueuedJob) -> None:
+    def _refuse_other_job(self, job: QueuedJob) -> None:
         """Raise Unreachable because this job does not show the run's submit token, unless the run has ended
         meanwhile.
         """
@@ -215,7 +215,7 @@ class Cancelling:
         while not self._is_gone(job):
             if time.monotonic() >= deadline:
                 hint = f"hint: {self._queue.by_hand(job)[0]}"
-                raise Unreachable(f"job {job} is still ending after {_GONE_S:g} s", *self._cut_off(), hint)
+                raise Unreachable(f"job {job} is still ending after {_GONE_S:g} s", *self._unreachable_hosts(), hint)
             time.sleep(_LOOK_S)
 
     def _is_gone(self, job: str) -> bool:

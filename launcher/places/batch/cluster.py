@@ -47,25 +47,25 @@ def mend(queue: BatchSystem, attempts: Asked) -> list[ClusterAnswer | None]:
     here = ThisCluster(queue)
     try:
         for run, attempt in attempts:
-            with _where_there_is_room():
-                _hand_over_open(queue, run, attempt, here)
+            with _ignoring_full_disk():
+                _submit_unsubmitted(queue, run, attempt, here)
         handles = [read_record(attempt.handle, Handle) for _, attempt in attempts]
         jobs = queue.jobs()  # after the handles: a job that has one is in it
-        _end_doubles(queue, attempts, handles, jobs)
-        with _where_there_is_room():
-            _let_wait_for_fewer(queue, attempts, handles, jobs)
+        _cancel_duplicates(queue, attempts, handles, jobs)
+        with _ignoring_full_disk():
+            _drop_expired_exclusions(queue, attempts, handles, jobs)
     except Unreachable as error:
         return silence(attempts, error)
     words = answers_of(queue, attempts, handles, jobs)
     for (_, attempt), word, handle in zip(attempts, words, handles, strict=True):
         if word is not None and handle is not None and not word.silent:
-            with _where_there_is_room():
-                _remember(attempt, word)
+            with _ignoring_full_disk():
+                _record_answer(attempt, word)
     return words
 
 
 @contextlib.contextmanager
-def _where_there_is_room() -> Iterator[None]:
+def _ignoring_full_disk() -> Iterator[None]:
     """Ignore an error because of a full or failing disk in the body; a later `mend` does the work."""
     try:
         yield
@@ -74,7 +74,7 @@ def _where_there_is_room() -> Iterator[None]:
             raise
 
 
-def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
+def _submit_unsubmitted(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: ThisCluster) -> None:
     """Submit the attempt if it has not been submitted and the process that should have done so has ended."""
     if not is_open(run, attempt):
         return
@@ -87,7 +87,7 @@ def _hand_over_open(queue: BatchSystem, run: RunDir, attempt: AttemptDir, here: 
         handover.give_up(str(refusal))
 
 
-def _end_doubles(
+def _cancel_duplicates(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
     """Cancel waiting jobs that the run does not need: a second one with the newest attempt's token, or an older
@@ -108,7 +108,7 @@ def _end_doubles(
             queue.cancel(job.id)
 
 
-def _let_wait_for_fewer(
+def _drop_expired_exclusions(
     queue: BatchSystem, attempts: Asked, handles: Sequence[Handle | None], jobs: Sequence[QueuedJob]
 ) -> None:
     """Let the waiting jobs of these runs use nodes again whose exclusion has expired."""
@@ -132,11 +132,16 @@ def include_nodes(queue: BatchSystem, run: RunDir, hosts: Collection[str]) -> No
             queue.start_again(read_plan(run, attempt.number), job.id, left)
 
 
-def _remember(attempt: AttemptDir, word: ClusterAnswer) -> None:
+def _record_answer(attempt: AttemptDir, answer: ClusterAnswer) -> None:
     """Record the scheduler's answer, to be used when it does not answer or no longer shows how the job ended."""
     before = readable(attempt.seen, ClusterAnswer)
-    if before is None or before.phase != word.phase or before.word != word.word or word.at - before.at > _SEEN_AGAIN_S:
-        write_record(attempt.seen, word)
+    if (
+        before is None
+        or before.phase != answer.phase
+        or before.word != answer.word
+        or answer.at - before.at > _SEEN_AGAIN_S
+    ):
+        write_record(attempt.seen, answer)
 
 
 class BatchCluster(Place):

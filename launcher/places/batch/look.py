@@ -136,17 +136,17 @@ def _answers_about_forgotten(
     return {one.attempt: known.get(one.forgotten) or ClusterAnswer(_GONE, "", now, one.forgotten) for one in asked}
 
 
-def _answer(queue: BatchSystem, attempt: AttemptDir, word: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
-    """Return `word`, the scheduler's answer about an attempt; if the job is gone but an earlier answer has its end,
+def _answer(queue: BatchSystem, attempt: AttemptDir, answer: ClusterAnswer | None, now: float) -> ClusterAnswer | None:
+    """Return `answer`, the scheduler's answer about an attempt; if the job is gone but an earlier answer has its end,
     return that one.
 
     Without an answer, return one that says that the attempt is being submitted, or None if the submitter reports that
     itself.
     """
-    if word is None:
+    if answer is None:
         return _being_submitted(queue, attempt, now)
-    before = readable(attempt.seen, ClusterAnswer) if word.phase == _GONE else None
-    return before if before is not None and before.phase == Phase.ENDED else word
+    before = readable(attempt.seen, ClusterAnswer) if answer.phase == _GONE else None
+    return before if before is not None and before.phase == Phase.ENDED else answer
 
 
 def _being_submitted(queue: BatchSystem, attempt: AttemptDir, now: float) -> ClusterAnswer | None:

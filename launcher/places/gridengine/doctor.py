@@ -41,13 +41,13 @@ class GridEngineDoctor(BatchDoctor):
 
     def most_nodes(self, chosen: Mapping[str, str]) -> int | None:
         """Return 1 if no parallel environment can be used, else None for no limit."""
-        return None if self._able(chosen) else 1
+        return None if self._usable(chosen) else 1
 
     def submits(self, chosen: Mapping[str, str], nodes: int, limit_minutes: int) -> list[str]:
         """Return the qsub command that reads the trial's script from stdin."""
         argv = ["qsub", "-terse", "-S", "/bin/sh", "-N", "launch-doctor", "-o", "/dev/null", "-j", "y", "-r", "y"]
         argv += ["-v", "PATH", "-l", f"h_rt={60 * limit_minutes}"]
-        for name, slots in list(self._able(chosen).items())[:1]:
+        for name, slots in list(self._usable(chosen).items())[:1]:
             argv += ["-pe", name, str(nodes * slots)]
         return argv + named(chosen, queue="-q", project="-P")
 
@@ -55,7 +55,7 @@ class GridEngineDoctor(BatchDoctor):
         """Return the settings of each parallel environment by name."""
         return {name: _shown("-sp", name) for name in ask(["qconf", "-spl"]).out.split()}
 
-    def _able(self, chosen: Mapping[str, str]) -> dict[str, int]:
+    def _usable(self, chosen: Mapping[str, str]) -> dict[str, int]:
         """Return the usable ones of the chosen parallel environment (or of all), with their slots per host."""
         known = self._environments()
         return usable({chosen["pe"]: known.get(chosen["pe"], {})} if "pe" in chosen else known)

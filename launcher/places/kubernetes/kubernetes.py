@@ -236,7 +236,7 @@ def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob
     """Return the job that a JobSet and its pods form."""
     name = str(_at(one, "metadata", "name"))
     ours = sorted(
-        (pod for pod in pods if _at(pod, "metadata", "labels", _SET) == name and not _leaves(pod)),
+        (pod for pod in pods if _at(pod, "metadata", "labels", _SET) == name and not _is_being_deleted(pod)),
         key=lambda pod: number(str(_at(pod, "metadata", "labels", _INDEX))) or 0.0,
     )
     true = _true_conditions(one)
@@ -263,7 +263,7 @@ def _job(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> QueuedJob
     )
 
 
-def _leaves(pod: Mapping[str, Any]) -> bool:
+def _is_being_deleted(pod: Mapping[str, Any]) -> bool:
     """Return whether the pod is being deleted, as those of a previous start are."""
     return bool(_at(pod, "metadata", "deletionTimestamp"))
 
@@ -275,7 +275,10 @@ def _why(one: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], true: Mappin
         return f"Kueue has not admitted it to queue {queue}" if queue else "it is held: launch release lets it go"
     for pod in pods:
         for told in _listed(_at(pod, "status", "containerStatuses")):
-            reason, message = _at(told, "state", "waiting", "reason"), _at(told, "state", "waiting", "message")
+            reason, message = (
+                _at(told, "state", "waiting", "reason"),
+                _at(told, "state", "waiting", "message"),
+            )
             if reason and reason != "ContainerCreating":
                 return f"{CALLED} says: {reason}{f': {message}' if message else ''}"[:500]
         for told in _listed(_at(pod, "status", "conditions")):

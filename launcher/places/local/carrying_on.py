@@ -68,7 +68,7 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
     Yield None if this process must not continue it: it is not lost, it did not run here since boot, or another process
     has the lock.
     """
-    if not _was_kept_here(attempt):
+    if not _ran_here(attempt):
         yield None
         return
     with locked(attempt.job_lock) as alone:
@@ -83,7 +83,7 @@ def _lost(run: RunDir, attempt: AttemptDir) -> Iterator[Plan | None]:
         yield plan if ours else None
 
 
-def _was_kept_here(attempt: AttemptDir) -> bool:
+def _ran_here(attempt: AttemptDir) -> bool:
     """Return whether the attempt's supervisor, or its submitter if no supervisor had started, ran on this machine since
     its last boot.
     """

@@ -137,7 +137,7 @@ def end_here(
     machine that did not lead the attempt.
     """
     before = _processes_of(run, attempt)
-    names = _names(run, attempt)
+    names = _process_names(run, attempt)
     if not before and has_ended(run, attempt):
         close_tier(run.path, attempt.number)  # no other process may be left to do it
         return CancelReport((), already=True)
@@ -175,7 +175,7 @@ def _processes_of(run: RunDir, attempt: AttemptDir) -> list[int]:
     return list(found)
 
 
-def _names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
+def _process_names(run: RunDir, attempt: AttemptDir) -> dict[int, str]:
     """Return a name for each of the run's processes, such as "agent of node 1", by pid, for messages."""
     names = {}
     state = readable(run.state, RunState)

@@ -136,9 +136,9 @@ def have_code(run: RunDir, attempt: AttemptDir, plan: Plan, stop: StopSignal) ->
     return end
 
 
-def _named(run: RunDir, word: bytes) -> AttemptDir | None:
-    """Return the attempt whose number the submitter's message `word` holds, or None if the message is empty."""
-    return run.attempt(int(word)) if word.strip().isdigit() else None
+def _named(run: RunDir, message: bytes) -> AttemptDir | None:
+    """Return the attempt whose number the submitter's message `message` holds, or None if the message is empty."""
+    return run.attempt(int(message)) if message.strip().isdigit() else None
 
 
 def _left_behind(run: RunDir) -> AttemptDir | None:

@@ -164,8 +164,8 @@ class LoginCluster(Place):
         answers = ask_all(questions, dict[str, RunNews], LIMIT_S)
         for address, runs in asked.items():
             for there, run, attempt in runs:
-                words[attempt.path] = _word(address, run, attempt, there, answers[address])
-        return [words.get(attempt.path) or self._unfinished(attempt) for _, attempt in wholes]
+                words[attempt.path] = _answer_about(address, run, attempt, there, answers[address])
+        return [words.get(attempt.path) or self._answer_before_handover(attempt) for _, attempt in wholes]
 
     def mend(self, attempts: Sequence[tuple[RunDir, AttemptDir]]) -> None:
         """Send attempts whose submitters were killed before they did so, to login nodes that answer."""
@@ -182,7 +182,7 @@ class LoginCluster(Place):
         for name, trouble in failures(for_all(left, lambda _, handover: _mend(handover))).items():
             self._not_handed |= {one.path: trouble.lines[0] for _, one in left[name].members}
 
-    def _unfinished(self, attempt: AttemptDir) -> ClusterAnswer | None:
+    def _answer_before_handover(self, attempt: AttemptDir) -> ClusterAnswer | None:
         """Return an answer about an attempt that no login node is known to have: it is being sent, or why it could not
         be. Return None if it has been sent meanwhile.
         """
@@ -295,7 +295,7 @@ def at(login: Login) -> Address:
     return as_planned(next(named, login.node or KIND), login)
 
 
-def _word(
+def _answer_about(
     address: Address, run: RunDir, attempt: AttemptDir, there: str, answer: dict[str, RunNews] | LaunchError
 ) -> ClusterAnswer:
     """Return the login node's answer about an attempt in the form of any cluster, and write the records that came with

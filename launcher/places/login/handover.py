@@ -159,7 +159,7 @@ def _next_attempt(handover: Handover, plan: Plan, address: Address) -> OpenAttem
     added = plan.overrides[len(last.overrides) :]
     if any(word.startswith("queue.") for word in added):
         added = (*added, *remote_options(plan, address))
-    usual = None if plan.defaults == last.defaults else _without_the_way(plan)
+    usual = None if plan.defaults == last.defaults else _defaults_without_login(plan)
     anew = any(event.kind == ANEW and event.attempt == attempt.number for event in read_lines(run.events, Event))
     return OpenAttempt(address.folder, handover.intent.submit_token, there, after, added, usual, anew)
 
@@ -210,13 +210,13 @@ def remote_spec(plan: Plan, text: bytes, waits: tuple[str, ...]) -> RemoteSpec:
 
     `waits` are overrides that say what the run waits for on that node.
     """
-    defaults = _without_the_way(plan)
+    defaults = _defaults_without_login(plan)
     file, project = os.fsencode(plan.spec_file), os.fsencode(plan.project)
     called = (file.decode(errors="replace"), project.decode(errors="replace"))
     return RemoteSpec(Path(called[0]).name, text, (*plan.overrides, *waits), defaults, called)
 
 
-def _without_the_way(plan: Plan) -> tuple[tuple[str, str], ...]:
+def _defaults_without_login(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return the cluster's default options from the plan, without those about reaching the login node."""
     return tuple((key, value) for key, value in plan.defaults if not key.startswith(f"{KIND}."))
 

@@ -140,13 +140,13 @@ def answer_of(attempt: AttemptDir, news: RunNews) -> ClusterAnswer:
     answer.
     """
     last = read_record(attempt.seen, ClusterAnswer)
-    word = _word(news, last)
+    word = _cluster_answer(news, last)
     if last is None or last.word != word.word or word.at - last.at > _SEEN_S:
         write_record(attempt.seen, word)
     return word
 
 
-def _word(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
+def _cluster_answer(news: RunNews, last: ClusterAnswer | None) -> ClusterAnswer:
     """Return the login node's answer in the form of any cluster; if the state is unknown there, with the state's name
     from the answer `last`.
     """

@@ -32,7 +32,7 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
     follows, problems = list[Predecessor](), list[Misfit]()
     for index, one in enumerate(awaited):
         try:
-            follows.append(_there(one, address))
+            follows.append(_run_on_login_node(one, address))
         except LaunchError as error:
             problems.append(not_followed(index, error))
     if problems:
@@ -50,7 +50,7 @@ def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tupl
     """
     if not again and plan.spec.queue == _USUAL and not any(word.startswith("queue.") for word in plan.overrides):
         return ()
-    follows = [str(_there(one, address)) for one in plan.awaited]
+    follows = [str(_run_on_login_node(one, address)) for one in plan.awaited]
     after = f"queue.after={json.dumps(follows) if follows else 'null'}"
     at = () if plan.starts_at is not None else ("queue.at=null",)
     return (after, f"queue.hold={json.dumps(plan.spec.queue.hold)}", *at)
@@ -71,13 +71,13 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
     ask(address_of(run, attempt), ReleaseRun(there), type(None), timeout_s=_ANSWER_S)
 
 
-def _there(one: AwaitedRun, address: Address) -> Predecessor:
+def _run_on_login_node(one: AwaitedRun, address: Address) -> Predecessor:
     """Return the run to wait for under its id on the login node; raise Refused if it is not on that node."""
     run = RunDir(Path(one.run_dir))
     attempt = newest(run)
     handle = readable(attempt.handle, Handle) if attempt is not None else None
     there = handle.run_there() if handle is not None and handle.cluster_kind == KIND else None
-    if attempt is None or there is None or not _is_at(address_of(run, attempt), address):
+    if attempt is None or there is None or not _shares_runs_folder(address_of(run, attempt), address):
         raise Refused(
             f"{one.run_id} is not on {address.login}, which waits for its own runs alone",
             f"hint: {WAITS_HERE}",
@@ -85,6 +85,6 @@ def _there(one: AwaitedRun, address: Address) -> Predecessor:
     return replace(Predecessor(there), until=one.until, step=one.step)
 
 
-def _is_at(there: Address, address: Address) -> bool:
+def _shares_runs_folder(there: Address, address: Address) -> bool:
     """Return whether both addresses have the same folder of runs, as all clusters behind one login node have."""
     return (there.login, there.folder) == (address.login, address.folder)

@@ -296,8 +296,8 @@ _MEANS = meanings({
 })  # fmt: skip
 
 
-def reason_of(word: str, reasons: str) -> str:
-    """Return why a job in the state `word` waits, given LSF's `reasons`."""
+def reason_of(state: str, reasons: str) -> str:
+    """Return why a job in the state `state` waits, given LSF's `reasons`."""
     told = (in_plain_words(one, _MEANS, CALLED) for one in reasons.split(";"))
     found = "; ".join(dict.fromkeys(filter(None, told)))
-    return found or (_HELD if word == "PSUSP" else f"{CALLED} gives no reason yet")
+    return found or (_HELD if state == "PSUSP" else f"{CALLED} gives no reason yet")

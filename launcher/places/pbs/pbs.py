@@ -228,15 +228,15 @@ def _job(name: str, one: Mapping[str, Any]) -> QueuedJob:
     )
 
 
-def phase_of(word: str, *, ended_by_hand: bool = False) -> Phase:
-    """Return the phase for qstat's state letter `word`; a running job that a user has ended (`ended_by_hand`) is
+def phase_of(state: str, *, ended_by_hand: bool = False) -> Phase:
+    """Return the phase for qstat's state letter `state`; a running job that a user has ended (`ended_by_hand`) is
     ending.
     """
-    if word in _ENDED:
+    if state in _ENDED:
         return Phase.ENDED
-    if word == "E" or (word in _RUNS and ended_by_hand):
+    if state == "E" or (state in _RUNS and ended_by_hand):
         return Phase.ENDING
-    return Phase.QUEUED if word in _WAITS else Phase.RUNNING if word in _RUNS else Phase.UNKNOWN
+    return Phase.QUEUED if state in _WAITS else Phase.RUNNING if state in _RUNS else Phase.UNKNOWN
 
 
 def read_hosts(text: str, gpu: str = "ngpus") -> list[ExecHost]:
@@ -330,9 +330,9 @@ _MEANS = meanings({
 })  # fmt: skip
 
 
-def reason_of(word: str, comment: str) -> str:
-    """Return why a job in the state `word` waits, given PBS's `comment`."""
-    if word == "W":
+def reason_of(state: str, comment: str) -> str:
+    """Return why a job in the state `state` waits, given PBS's `comment`."""
+    if state == "W":
         return "it asked not to start before a later time"
     told = in_plain_words(re.sub(r"^Not Running: ", "", comment), _MEANS, CALLED)
-    return told or (_HELD if word == "H" else f"{CALLED} gives no reason yet")
+    return told or (_HELD if state == "H" else f"{CALLED} gives no reason yet")

@@ -84,13 +84,13 @@ def _site(request: DoctorRequest) -> Generator[Finding, None, TrialJobs | None]:
         answer = ask(["sbatch", "--test-only", *options(request, shape, 1), "--wrap=true"])
         yield checks.start_finding(*read_test_only(answer.err), time.time())
     yield from checks.setting_findings(config, rules.values(), expedites=SlurmSystem().expedites)
-    unkept = _what_keeps_accounts_from_us(config)
+    unkept = _accounting_problem(config)
     yield checks.accounting_finding(config.accounting, unkept, config.min_job_age_s)
     yield checks.memory_finding(config.min_job_age_s, accounting=config.accounting is not False and not unkept)
     return None if strangers else trial_of(request, shape)
 
 
-def _what_keeps_accounts_from_us(config: site.Config) -> str:
+def _accounting_problem(config: site.Config) -> str:
     """Return why sacct shows this user nothing, or "" if it does."""
     if config.accounting is False:
         return "there is none"

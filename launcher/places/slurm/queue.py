@@ -120,7 +120,7 @@ class SlurmSystem(BatchSystem):
 
     def script(self, plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str]) -> str:
         """Return the whole batch script for sbatch."""
-        bearable, dependency = self._bearable(plan, avoid), dependency_of(plan.awaited)
+        bearable, dependency = self._avoidable(plan, avoid), dependency_of(plan.awaited)
         return script.script_of(plan, submit_token, where, bearable, dependency, expedites=self.expedites)
 
     def submit(self, script: Path, environ: Mapping[str, str], lock: int) -> str:
@@ -186,7 +186,7 @@ class SlurmSystem(BatchSystem):
 
     def start_again(self, plan: Plan, job: str, avoid: Sequence[str], delay_s: float | None = None) -> None:
         """Make a waiting job avoid these nodes as far as possible and, with `delay_s`, start after that time."""
-        left_out = script.left_out(plan, self._bearable(plan, avoid))
+        left_out = script.left_out(plan, self._avoidable(plan, avoid))
         if delay_s is None:
             ask(update(job, ExcNodeList=",".join(left_out)))
             return
@@ -196,7 +196,7 @@ class SlurmSystem(BatchSystem):
             ignoring_sigterm(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
         )
 
-    def _bearable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
+    def _avoidable(self, plan: Plan, avoid: Sequence[str]) -> list[str]:
         """Return those of the nodes to avoid that the job can do without, preferring the ones lost last.
 
         A job that may not have as many nodes as it needs never starts. Return an empty list if Slurm does not show its
@@ -245,7 +245,7 @@ class SlurmSystem(BatchSystem):
     def nodes(self, hosts: Sequence[str], *, limit_s: float = LIMIT_S) -> dict[str, NodeAnswer]:
         """Return the state of these nodes by name, by scontrol."""
         known = read_nodes(ask(show_nodes(hosts), limit_s=limit_s, in_job=True).out)
-        return {host: _word_on(known[host]) for host in hosts if host in known}
+        return {host: _node_answer(known[host]) for host in hosts if host in known}
 
     def warn_before_s(self, plan: Plan) -> float:
         """Return how many seconds before its limit the run is warned."""
@@ -290,7 +290,7 @@ def _ended_waiting(job: SlurmJob) -> str:
     return "while it waited for a job that has ended otherwise than it demands, unless a user ended it"
 
 
-def _word_on(node: Node) -> NodeAnswer:
+def _node_answer(node: Node) -> NodeAnswer:
     """Return the node's state in the form of any batch system."""
     reason = f": {node.reason}" if node.reason else ""
     return NodeAnswer(node.is_down, f"{'+'.join(node.state).lower()}{reason}", node.booted_at, node.is_drained)

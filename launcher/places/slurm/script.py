@@ -44,7 +44,7 @@ def options(
     fewest, most = plan.nodes_min, plan.nodes_max
     first, *others = components(plan, is_array=submit_token.array is not None)
     found: dict[str, str | bool | None] = {
-        **_waits(plan, dependency),
+        **_start_conditions(plan, dependency),
         "job-name": plan.run_id if submit_token.array is None else plan.name,
         "nodes": str(len(first.hosts)) if others else nodes_asked(plan),
         # With a range Slurm would take it for the wish to have no more nodes than tasks, and give the fewest.
@@ -108,7 +108,7 @@ def _further(plan: Plan, submit_token: SubmitToken, chosen: Mapping[str, str | b
     return found
 
 
-def _waits(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
+def _start_conditions(plan: Plan, dependency: str) -> dict[str, str | bool | None]:
     """Return the sbatch options that delay the start (hold, begin, nice, dependency); the value None stands for an
     option that is not used.
     """

@@ -160,7 +160,9 @@ class RpcClient(ClosedAtTheEnd):
         self._running.close()
 
     def _read(self, deadline: float | None, most: int) -> bytes:
-        """Return output of the program as soon as it has printed any."""
+        """Return output of the program as soon as it has printed any, at most `most` bytes; raise Silent at the
+        deadline.
+        """
         return self._running.read(most, math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _no_greeting(self, error: EOFError | Silent | Garbled) -> LaunchError:

@@ -144,7 +144,7 @@ def _listed(root: Path, names: set[str]) -> CodeList:
     entries = [entry for name in sorted(names, key=os.fsencode) if (entry := _entry(home, name, looks)) is not None]
     there = {entry.path for entry in entries}
     there |= folders_of(there)
-    return CodeList(root, tuple(_moved(root, entry, there) if entry.link else entry for entry in entries), looks)
+    return CodeList(root, tuple(_relinked(root, entry, there) if entry.link else entry for entry in entries), looks)
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
@@ -174,7 +174,7 @@ def _entry(root: str, name: str, looks: dict[str, os.stat_result]) -> CodeFile |
     return CodeFile(name, status.st_size, bool(status.st_mode & 0o111))
 
 
-def _moved(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
+def _relinked(root: Path, entry: CodeFile, frozen: set[str]) -> CodeFile:
     """Return the entry with its link adjusted to the copy of the code.
 
     A link to a file in `frozen` becomes relative, so that it leads to the copied file; any other link keeps its target.

@@ -158,10 +158,10 @@ def stays_live(
     found = {name: path for one in mine for name, path in one.packages()}
     tops = {module.partition(".")[0] for module in modules}
     found.update({top: path for one in live for top in tops if (path := one.has(top)) is not None})
-    return [_word(name, path, home) for name, path in sorted(found.items())]
+    return [_warning_about(name, path, home) for name, path in sorted(found.items())]
 
 
-def _word(name: str, path: Path, home: Path) -> str:
+def _warning_about(name: str, path: Path, home: Path) -> str:
     """Return the warning that a package is not frozen, with a hint how to freeze it."""
     way_out = "install it without -e (editable) into the environment of the ranks"
     if path.is_relative_to(home):

@@ -100,7 +100,9 @@ def is_back(plan: Plan, attempt: AttemptDir, lost: Exclusion) -> bool:
 
 
 def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
-    """Return whether the agent's record is newer than the loss by more than clocks may differ (half a lease)."""
+    """Return whether the agent's record was written after the loss, give or take half a lease, by which clocks may
+    differ; wait for it for a while.
+    """
     since = lost_at - plan.spec.recovery.lease_s / 2
     deadline = time.monotonic() + min(_SIGN_S, lost_at + _SIGN_S - time.time())
     while not (is_new := agent.stat().st_mtime > since) and time.monotonic() < deadline:

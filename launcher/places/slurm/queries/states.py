@@ -104,11 +104,11 @@ def _deciding(words: set[str]) -> tuple[str, Phase]:
     return (telling or bases)[0], _BASES[bases[0]]
 
 
-def end_of(word: str) -> tuple[State, Cause | None]:
+def end_of(state: str) -> tuple[State, Cause | None]:
     """Return (state, cause) of a run whose job ended in this Slurm state and left no end record. The cause is None if
     the state does not show one.
     """
-    match word:
+    match state:
         case "CANCELLED":
             return State.CANCELLED, Cause.CANCELLED
         case "TIMEOUT" | "DEADLINE":
