@@ -105,7 +105,10 @@ class ReplicaLink:
 async def linked(
     server: ReplicaAddress, own_address: str, key: bytes, pool: ThreadPoolExecutor, stall_s: float = STALL_S
 ) -> AsyncIterator[ReplicaLink]:
-    """Open an authenticated connection to a server for the body; raise WireError if that fails."""
+    """Open an authenticated connection to a server for the body; raise WireError if that fails.
+
+    It is dropped if the peer sends or accepts nothing for `stall_s` seconds.
+    """
     wire = await dial(server.address, server.port, own_address, key, _from_server, LINE_BYTES)
     try:
         yield ReplicaLink(wire, pool, stall_s)

@@ -102,7 +102,8 @@ def with_own_folders(environ: Mapping[str, str], plan: Plan) -> dict[str, str]:
 def _defaults(interface: str | None, *, hot: bool) -> dict[str, str]:
     """Return the variables that apply unless the spec, the user's exports or the cluster set them.
 
-    `hot` adds those that keep torch from ending survivors when another rank is lost.
+    `interface` is the network interface that gloo and NCCL should use, None to let them choose. `hot` adds variables
+    that keep torch from ending survivors when another rank is lost.
     """
     # Hot: the agent informs surviving ranks of a lost one, and torch must not end them meanwhile.
     # Huge pages for large tensors: in small ones a process that starts or ends spends much of its time on its pages.

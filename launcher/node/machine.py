@@ -19,7 +19,7 @@ _DEVICE = re.compile(r"nvidia(\d+)")
 
 def this_machine(environ: Mapping[str, str], devices: Path = Path("/dev")) -> Machine:
     """Return this machine's description: the cores that this process may use, and the GPUs in CUDA_VISIBLE_DEVICES or
-    else every /dev/nvidiaN.
+    else every nvidiaN in the folder `devices`.
     """
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=_gpus(environ.get("CUDA_VISIBLE_DEVICES"), devices))
 

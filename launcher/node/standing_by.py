@@ -29,7 +29,9 @@ def standby_argument(fd: int) -> str:
 
 
 def send_arguments(waiting: socket.socket, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-    """Send a waiting process one line of JSON with descriptors; raise OSError if it has ended."""
+    """Send a waiting process one line of JSON together with the descriptors `fds`; raise OSError if the process has
+    ended.
+    """
     line = json.dumps(words).encode() + b"\n"
     sent = socket.send_fds(waiting, [line], [*fds])
     if sent < len(line):  # a process that has received all of it may have closed its end: no error, then

@@ -898,7 +898,9 @@ class FlightReader(importlib.abc.MetaPathFinder):
         return found
 
     def settle(self, order: Order) -> None:
-        """Enable answers in this rank; processes that the rank forks do not answer."""
+        """Let this process, a new rank, answer questions, on FIFOs beside the one that `order` names. Processes that
+        the rank forks do not answer.
+        """
         if order.kind != "command" and order.progress is not None:
             self._order, self._pid = order, os.getpid()
 

@@ -85,7 +85,8 @@ def named_clusters(file: Path | None = None) -> dict[str, ClusterEntry]:
 
 
 def entry(name: str, file: Path | None = None) -> ClusterEntry:
-    """Return the cluster named `name`, with the hosts that its command prints now.
+    """Return the cluster named `name`, with the hosts that its command prints now; `file` is the clusters file, None
+    for the usual one.
 
     Raise BadInput with a list of the clusters if there is none, and LaunchError if the command fails.
     """

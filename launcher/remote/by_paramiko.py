@@ -171,8 +171,10 @@ def _public(path: Path) -> bytes | None:
 
 
 def logged_in(target: Target, deadline: float | None) -> "ParamikoTransport":
-    """Return a logged-in connection. Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the
-    user's, and Dropped or another Unreachable for the network.
+    """Return a connection that is logged in before the deadline (by `time.monotonic`).
+
+    Raise UnknownKey, ChangedKey or RevokedKey for the host's key, NoAccess for the user's, and Dropped or another
+    Unreachable for the network.
     """
     _refuse_proxy_commands(target)
     via = _way_to(target, deadline)
@@ -307,8 +309,8 @@ def _login(target: Target, via: ParamikoTransport | None, deadline: float | None
 
 
 def _recognized(target: Target, via: ParamikoTransport | None, deadline: float | None) -> ParamikoConnection:
-    """Return a connection to the host after a check of the host's key; nothing that proves the user's identity is sent
-    before.
+    """Return a connection to the host after a check of the host's key; `via` is the connection to the last jump host,
+    or None. Nothing that proves the user's identity is sent before.
     """
     connection, key = _greeted(target, via, earlier(target.connect_timeout_s, deadline))
     try:
@@ -320,7 +322,9 @@ def _recognized(target: Target, via: ParamikoTransport | None, deadline: float |
 
 
 def _greeted(target: Target, via: ParamikoTransport | None, deadline: float) -> tuple[ParamikoConnection, HostKey]:
-    """Return (a connection with the encryption agreed on, the host's key, which is still unchecked)."""
+    """Return (a connection with the encryption agreed on, the host's key, which is still unchecked); `via` is the
+    connection to the last jump host, or None.
+    """
     inner = _dial(target, deadline) if via is None else via.way_to(target, max(0.1, deadline - time.monotonic()))
     connection = ParamikoConnection(
         inner,

@@ -238,7 +238,7 @@ def _has_master(command: SshCommand) -> bool:
 
 def _environment(without: Collection[str] = ()) -> dict[str, str]:
     """Return the environment of ssh and of its programs for jump hosts, in which no window can ask the user for a
-    password.
+    password; variables named in `without` are removed.
     """
     return {name: value for name, value in os.environ.items() if name not in without} | {"SSH_ASKPASS_REQUIRE": "never"}
 

@@ -84,8 +84,9 @@ def new_attempt(
     """Create the folder of the run's next attempt with its intent, and `plan` and `handle` if given; return (attempt,
     intent).
 
-    The number is at least `first`. Without a `plan` the attempt follows that of an earlier attempt. `batch` is the
-    folder of runs that were submitted as one job.
+    The intent records the cluster and its `kind`, the reason, the `cause` of the previous attempt's end, and the submit
+    token (a new one for ""). The number is at least `first`. Without a `plan` the attempt follows that of an earlier
+    attempt. `batch` is the folder of runs that were submitted as one job.
 
     The attempt's folder is renamed into place, which serves as the lock: two callers that race get two numbers. With
     `after`, the number of an attempt that has ended, only one of them gets the next number; the others get Refused.

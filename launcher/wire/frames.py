@@ -255,7 +255,7 @@ class WireServer(Generic[In, Out]):
             wire.close()
 
     def _forget(self, peer: socket.socket, task: "asyncio.Task[None]") -> None:
-        """Remove a connection that has ended, and report an unexpected error that ended it."""
+        """Remove a connection whose `task` has ended, and report an unexpected error that ended it."""
         self._serving.discard(task)
         if self._unproved.pop(peer, None) is not None:
             peer.close()

@@ -65,8 +65,10 @@ def fetch(
 
 
 def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
-    """Fetch the newest and the best checkpoint; return lines about them. Errors of checkpoints that could not be
-    fetched are added to `passed_over`.
+    """Fetch the newest and the best checkpoint; return lines about them.
+
+    `look` finds the machines that have checkpoints. Errors of checkpoints that could not be fetched are added to
+    `passed_over`.
     """
     lines = _fetch_newest(look, None, "step", passed_over) or ["no checkpoint yet"]
     return lines + _fetch_newest(look, None, "best", passed_over)
@@ -75,7 +77,8 @@ def _newest_and_best(look: Callable[[], Holders], passed_over: list[LaunchError]
 def _fetch_step(step: int, run: RunDir, look: Callable[[], Holders], passed_over: list[LaunchError]) -> list[str]:
     """Fetch the checkpoint of `step`, or the one kept as the best if it is of that step; return lines about it.
 
-    Raise Refused if there is none. Errors of checkpoints that could not be fetched are added to `passed_over`.
+    Raise Refused if there is none. `look` finds the machines that have checkpoints. Errors of checkpoints that could
+    not be fetched are added to `passed_over`.
     """
     lines = _fetch_newest(look, step, "step", passed_over) or _fetch_newest(look, step, "best", passed_over)
     if not lines:
@@ -105,8 +108,8 @@ def _fetch_newest(
 
 
 def _report_lines(brought: tuple[Held, int] | None, holders: Holders) -> list[str]:
-    """Return the line about a fetched checkpoint, given with the number of files that had to be fetched; none for
-    None.
+    """Return the line about a fetched checkpoint; none for None. `brought` is (the checkpoint, how many of its files
+    had to be fetched).
     """
     if brought is None:
         return []

@@ -76,7 +76,9 @@ def grown(
 def grown_of(
     root: Path, files: Iterable[Path], known: Mapping[str, int], limits: Limits = LIMITS
 ) -> tuple[list[Tail], bool]:
-    """Return what `grown` does, for the given files."""
+    """Return (pieces with what these files have beyond `known`, whether there is more than one answer may hold by the
+    limits).
+    """
     found: list[Tail] = []
     left = limits.answer_bytes
     for path in files:

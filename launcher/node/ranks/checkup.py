@@ -51,6 +51,8 @@ class Checkup:
     async def look(self, zygote: ZygoteLink | None, devices: Collection[str], bound_s: float) -> list[DeviceHealth]:
         """Check the devices at once, each for at most `bound_s` seconds, and return their health; raise NodeUnfit if
         one fails.
+
+        The checks are forked from the zygote; None means that each starts a new interpreter.
         """
         found = await asyncio.gather(*(self._look(zygote, device, bound_s) for device in devices))
         unfit = [one.text for one in found if one.fitness is Fitness.UNFIT]
@@ -60,7 +62,9 @@ class Checkup:
         return list(found)
 
     async def _look(self, zygote: ZygoteLink | None, device: str, bound_s: float) -> DeviceHealth:
-        """Check one device for at most `bound_s` seconds and return its health."""
+        """Check one device for at most `bound_s` seconds and return its health; `zygote` is None if there is none to
+        fork from.
+        """
         log = self._home.attempt.health_log(self._home.node.index, device)
         ended: asyncio.Future[Death] = asyncio.get_running_loop().create_future()
         try:

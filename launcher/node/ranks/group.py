@@ -397,9 +397,9 @@ class RankGroup:
             self._behind.close()
 
     def _report_end(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
-        """Report an end to the coordinator.
+        """Report the end of a rank to the coordinator, with the last lines of its log (`tail`) if it failed.
 
-        That a rank finished is recorded on this disk too, in case no other process survives to record it.
+        That a rank finished is recorded on this disk as well, in case no other process survives to record it.
         """
         node = self._home.node.index
         if finished(end):

@@ -91,6 +91,7 @@ class Lease:
 
     @standby.setter
     def standby(self, pid: int) -> None:
+        """Record that the process with this pid waits to become the node's next agent."""
         self._shared[3] = pid
 
     @property
@@ -100,6 +101,7 @@ class Lease:
 
     @until.setter
     def until(self, moment: float) -> None:
+        """Set the time by `boottime` at which the lease expires."""
         self._shared[0] = moment
 
 

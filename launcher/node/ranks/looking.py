@@ -97,7 +97,7 @@ def look_at(
 def times_of(
     subjects: Sequence[Subject], answer_s: float = ANSWER_S, clock: Callable[[], float] = time.monotonic
 ) -> dict[int, RankTimes]:
-    """Return when each rank entered its newest collectives, without the ranks that do not answer in time."""
+    """Return when each rank entered its newest collectives; ranks that do not answer within `answer_s` are left out."""
     until, number, found = clock() + answer_s, time.time_ns() >> 10, dict[int, RankTimes]()
     awaited = [one for one in subjects if not _ask(one, number, "times ")]
     while awaited and clock() < until:

@@ -45,7 +45,7 @@ def spawn(
     """Start a child in a session of its own with its output in the file `log`, and return its pid. The agent's reaper,
     not the caller, has to wait for its end.
 
-    None for `umask` leaves it as it is.
+    The child inherits the descriptors `pass_fds`; None for `umask` leaves that as it is.
     """
     out = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

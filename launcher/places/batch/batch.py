@@ -61,7 +61,9 @@ class SubmitToken(msgspec.Struct, frozen=True):
 
 
 def submit_tokens_in(text: str) -> frozenset[str]:
-    """Return the submit tokens that are written in the text, the content of such a job field."""
+    """Return the submit tokens that are written in the text, which is the content of a job field to which scripts add
+    `SubmitToken.mark`.
+    """
     return frozenset(word.removeprefix(_MARK) for word in text.split() if word.startswith(_MARK))
 
 
@@ -280,7 +282,7 @@ class BatchSystem(ABC):
         """Return jobs of this user with one query: those with the ids `ids`, or those of the run named `called`, or
         all.
 
-        Raise Unreachable rather than leave a job out.
+        Raise Unreachable, also after `limit_s`, rather than leave a job out.
         """
 
     def accounts(self, ids: Sequence[str], since: float) -> list[QueuedJob]:  # noqa: ARG002 - of those that can

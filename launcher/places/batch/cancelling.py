@@ -173,7 +173,7 @@ class Cancelling:
 
     def _refuse_to_guess(self, jobs: Sequence[QueuedJob], intent: Intent | None) -> None:
         """Raise Unreachable if one of these elements of an array may be this run's and no record says to which run it
-        belongs.
+        belongs. `intent` is the attempt's, None if it cannot be read.
         """
         known = _arrays_known(self._run)
         doubtful = [

@@ -54,6 +54,7 @@ class Programs(msgspec.Struct, frozen=True):
         """Run a command and return its output. Raise Unreachable if it is missing, too slow or killed, or if the server
         did not answer it.
 
+        The command gets `environ` (None: this process's variables), the text `stdin`, and the descriptors `pass_fds`.
         Unreachable does not mean refused: a suspended server carries out the request once it continues. With `in_job`
         this process's own job may be ending, and the command ignores the SIGTERM that is sent to all its processes.
         """

@@ -93,7 +93,8 @@ def _cancel_duplicates(
     """Cancel waiting jobs that the run does not need: a second one with the newest attempt's token, or an older
     attempt's that was requeued late.
 
-    Elements of an array are left alone, because another run may own them.
+    Elements of an array are left alone, because another run may own them. A handle is None for an attempt that was not
+    submitted.
     """
     wanted = {
         submit_token: handle.job_id
@@ -249,7 +250,9 @@ class BatchCluster(Place):
             raise Refused(f"{self.queue.called} does not release job {job}: {refusal}")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """Cancel the run, first through its own processes, then by ending its job, and return the report."""
+        """Cancel the run, first through its own processes, then by ending its job, and return the report. `plan` is
+        None if it cannot be read.
+        """
         return Cancelling(self.queue, run, attempt, plan).carry_out()
 
 

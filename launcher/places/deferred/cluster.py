@@ -76,7 +76,7 @@ class DeferredCluster(Place):
             create_record(attempt.released, this_process())
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """End the process that waits, and return the report."""
+        """End the process that waits, and return the report. `plan` is None if it cannot be read."""
         return end_here(run, attempt, plan)
 
 

@@ -117,7 +117,7 @@ class GridEngineSystem(BatchSystem):
         return f"{CALLED} says: {_last_line(answer).removeprefix('verification: ')}"
 
     def jobs(self, ids: Sequence[str] = (), *, called: str = "", limit_s: float = LIMIT_S) -> list[QueuedJob]:
-        """Return these jobs, those of the run named `called`, or all of this user, by qstat."""
+        """Return the jobs with these ids, those of the run named `called`, or all of this user, by qstat."""
         user = pwd.getpwuid(os.geteuid()).pw_name
         listed = ask(["qstat", "-xml", "-g", "t", "-u", user], limit_s=limit_s).out  # -g t: with all its hosts
         named = job_name(called) if called else ""
@@ -195,7 +195,9 @@ def script_of(
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], rule: str | None
 ) -> dict[str, str | None]:
-    """Return the options of qsub without their dash; `rule` is the parallel environment's allocation rule."""
+    """Return the options of qsub without their dash, None for one that is not set; `rule` is the parallel environment's
+    allocation rule.
+    """
     own, queue, at, limit_s = plan.spec.gridengine, plan.spec.queue, plan.starts_at, plan.spec.resources.time_s
     hosts = dict.fromkeys((*own.exclude, *avoid))
     resources = {

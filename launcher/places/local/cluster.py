@@ -133,8 +133,8 @@ def end_here(
     """Ask the run's supervisors on this machine to stop, wait for the grace period, then kill every process that is
     provably of this run; return the report.
 
-    With `last_word`, write the end record "cancelled" if the attempt has none; with `alone`, mark it as written by a
-    machine that did not lead the attempt.
+    `plan` is None if it cannot be read. With `last_word`, write the end record "cancelled" if the attempt has none;
+    with `alone`, mark it as written by a machine that did not lead the attempt.
     """
     before = _processes_of(run, attempt)
     names = _process_names(run, attempt)

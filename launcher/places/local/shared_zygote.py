@@ -112,7 +112,7 @@ class SharedZygote:
         self._socket.close()
 
     def _say(self, words: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send a message with descriptors."""
+        """Send the zygote a message together with the descriptors `fds`."""
         with contextlib.suppress(OSError):  # it has ended, which its stream shows too
             send_arguments(self._socket, words, fds)
 

@@ -193,7 +193,7 @@ class LoginCluster(Place):
         return ClusterAnswer("queued", "", time.time(), text="it is being handed to its login node")
 
     def cancel(self, run: RunDir, attempt: AttemptDir, plan: Plan | None) -> CancelReport:
-        """Cancel the run through its login node, and return the report."""
+        """Cancel the run through its login node, and return the report. `plan` is None if it cannot be read."""
         address = address_of(run, attempt)
         handover = Handover.of(run, attempt)
         if handover.is_open():

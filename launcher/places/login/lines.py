@@ -114,7 +114,10 @@ def _begun(address: Address, request: Request) -> RemoteLaunch:
 
 
 def _taken(address: Address, without: frozenset[str] = frozenset(), *, compress: bool = False) -> RemoteLaunch:
-    """Return the node's open connection, which no other caller can use until it is put back, or a new one."""
+    """Return the node's open connection, which no other caller can use until it is put back, or a new one.
+
+    Variables named in `without` are kept from its ssh; with `compress` a new connection is compressed.
+    """
     line, kept_from = _open.pop(address, (None, frozenset()))
     if line is not None:
         if without <= kept_from:

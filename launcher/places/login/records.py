@@ -90,8 +90,8 @@ def keep(run: RunDir, attempt: AttemptDir, news: RunNews) -> None:
 
 
 def _keep_beginning(run: RunDir, known: AttemptDir, news: AttemptNews, job: str | None) -> None:
-    """Write the records of an attempt that the login node has opened. Its handle comes first, because an attempt
-    without one would seem to be unsent.
+    """Write the records of an attempt that the login node has opened, in its cluster's job `job`. The handle comes
+    first, because an attempt without one would seem to be unsent.
     """
     here = run.attempt(news.number)
     handle = read_record(known.handle, Handle) or Handle(KIND)

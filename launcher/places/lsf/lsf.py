@@ -132,7 +132,8 @@ class LsfSystem(BatchSystem):
 def options(
     plan: Plan, submit_token: SubmitToken, where: Path, avoid: Sequence[str], follows: Sequence[str]
 ) -> dict[str, str | None]:
-    """Return the options of bsub without their dash; `follows` are jobs to wait for, however they end.
+    """Return the options of bsub without their dash, None for one that is not set; `follows` are jobs to wait for,
+    however they end.
 
     The job itself checks afterwards how the runs ended. LSF fills a range of slots as it likes, so the largest number
     of nodes that the run may use is requested.

@@ -72,7 +72,8 @@ def ask(
     """Run a command of Slurm and return its output. Raise Unreachable if it is missing or too slow, or if no controller
     answered it.
 
-    With `in_job` this process's own job may be ending, and the command ignores the SIGTERM that is sent to all its
+    The command gets `environ` (None: this process's variables), the text `stdin`, and the descriptors `pass_fds`. With
+    `in_job` this process's own job may be ending, and the command ignores the SIGTERM that is sent to all its
     processes.
     """
     program = os.path.basename(argv[0])

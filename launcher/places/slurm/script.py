@@ -37,8 +37,9 @@ def options(
 ) -> dict[str, str | bool]:
     """Return sbatch's long options for the plan, without their dashes.
 
-    `output` is the file for the batch process's output; `dependency` is the value of --dependency, or ""; `expedites`
-    adds the option by which Slurm requeues the job at once and first after the loss of a node.
+    `output` is the file for the batch process's output; `hosts_to_avoid` are excluded; `dependency` is the value of
+    --dependency, or ""; `expedites` adds the option by which Slurm requeues the job at once and first after the loss of
+    a node.
     """
     spec, slurm, resources = plan.spec, plan.spec.slurm, plan.spec.resources
     fewest, most = plan.nodes_min, plan.nodes_max
@@ -93,7 +94,9 @@ def components(plan: Plan, *, is_array: bool) -> list[AlikeHosts]:
 
 
 def _each_node(plan: Plan, share: HostShare) -> dict[str, str | bool | None]:
-    """Return the sbatch options for the CPUs, GPUs and memory of each node of a component."""
+    """Return the sbatch options for the CPUs, GPUs and memory of each node of a component; None for an option that is
+    not set.
+    """
     memory = None if share.memory_gb is None else f"{math.ceil(share.memory_gb * 1000)}M"
     return {"cpus-per-task": str(share.cpus), "gres": gres_of(plan, share), "mem": memory}
 

@@ -135,8 +135,10 @@ class RpcClient(ClosedAtTheEnd):
     def ask_with_bytes(
         self, request: object, kind: type[T], most: int, *, contents: Iterable[bytes] = (), timeout_s: float
     ) -> tuple[T, bytes]:
-        """Return (the answer, the bytes that follow it, at most `most`). The time limit applies to the answer, and
-        again to each mebibyte.
+        """Send a request, followed by the bytes in `contents`; return (its answer, decoded as `kind`, the bytes that
+        follow the answer, at most `most`).
+
+        The time limit applies to the answer, and again to each mebibyte.
         """
         self.send(request, contents)
         answer = self.receive(kind, time.monotonic() + timeout_s, most=most)

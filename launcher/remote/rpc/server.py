@@ -145,7 +145,9 @@ def _answered(request: Any, answer: Answering, body: Body, where: str) -> tuple[
 
 
 def _tell_exactly(size: int, pieces: Iterable[bytes], tell: Callable[[bytes], object]) -> None:
-    """Send exactly `size` bytes. Raise EOFError if the pieces have more or fewer, or if the connection has ended."""
+    """Send exactly `size` bytes with `tell`. Raise EOFError if the pieces have more or fewer, or if the connection has
+    ended.
+    """
     try:
         for piece in pieces:
             size -= len(piece)

@@ -112,8 +112,8 @@ def _change(path: str, old: Content | None, new: Content | None, pair: tuple[str
 
 
 def _other_than_text(old: Content | None, new: Content | None) -> str:
-    """Return, as text, a change that a diff does not show, such as one of the executable bit, or "" if there is
-    none.
+    """Return, as text, a change from `old` to `new` that a diff does not show, such as one of the executable bit, or ""
+    if there is none. None stands for no file.
     """
     if old is None or new is None:
         return ""

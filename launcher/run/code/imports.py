@@ -62,8 +62,9 @@ def third_party_imports(read: Callable[[str], bytes | None], entry: str, own_fol
 def sure_imports(read: Callable[[str], bytes | None], entry: str, own_folders: Iterable[str] = ()) -> list[SureImport]:
     """Return the imports at the top level of the entry, and of the modules of its own that it imports at the top level.
 
-    Imports in a `try`, an `if` or a function are left out. `read` returns a file's content, or None if there is none.
-    Return none at all if a file could change where modules come from, for instance by `sys.path`.
+    Imports in a `try`, an `if` or a function are left out. `read` returns a file's content, or None if there is none;
+    `own_folders` are the folders of the code that are on PYTHONPATH. Return none at all if a file could change where
+    modules come from, for instance by `sys.path`.
     """
     bases = _bases(entry, own_folders)
     found = list[SureImport]()

@@ -39,7 +39,9 @@ def folder_as_frozen(run: RunDir, digest: str) -> Path:
 
 
 def stage(run: RunDir, attempt: AttemptDir, code: CodeList, watch: Watch = iter) -> None:
-    """Freeze the code and put a durable copy of it into the attempt's folder, for `swap`."""
+    """Freeze the code and put a durable copy of it into the attempt's folder, for `swap`. The files are iterated
+    through `watch`, which can report progress.
+    """
     freeze(code, run.path.parent / STORE, attempt.code, watch=watch)
     sync_dir(attempt.path)
 

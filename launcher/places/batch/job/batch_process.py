@@ -80,7 +80,7 @@ class JobEndRequests:
         self._kind = "limit"
 
     def next_check(self) -> float | None:
-        """Return the time at which the requests have to be read again."""
+        """Return the time at which the requests have to be read again, by `time.monotonic`; never None."""
         return min(self._look_at, self._limit_at)
 
     def to_end(self) -> bool:

@@ -113,8 +113,9 @@ def cancel(run: RunDir, attempt: AttemptDir) -> None:
 
 
 def _end_previous_attempt(queue: BatchSystem, run: RunDir, attempt: AttemptDir, killed_by: int | None) -> AttemptEnd:
-    """Write the end of an attempt whose job or process was killed before it could write one, with the likely cause, and
-    return it.
+    """Write the end of an attempt whose job or process was killed before it could write one, and return it.
+
+    `killed_by` is the signal that killed the batch process; if it is None, the scheduler is asked for the cause.
     """
     if killed_by is None:
         cause, text = what_took_the_node(queue, _first_host(attempt), attempt.started.stat().st_mtime)

@@ -74,9 +74,9 @@ class NextJob:
         """Make the scheduler start the run again, on other nodes or later, unless a user has ended it; return True if
         this same job starts again.
 
-        If the result is False, this job's nodes are not needed any more. The nodes in `lost` are excluded only if
-        nothing else explains the loss: not if the scheduler ended the job's tasks, and not if the scheduler does not
-        answer, because then this node may be the one that is cut off.
+        If the result is False, this job's nodes are not needed any more. The nodes in `unfit` are excluded, those in
+        `lost` only if nothing else explains the loss: not if the scheduler ended the job's tasks, and not if the
+        scheduler does not answer, because then this node may be the one that is cut off.
         """
         fate = self._fate()
         if lost and fate is Fate.RUNS:

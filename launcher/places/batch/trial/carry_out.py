@@ -58,6 +58,8 @@ def all_findings(
 ) -> Iterator[Finding]:
     """Yield the findings about a site (`site` returns how to submit a trial, or None), then those of a trial on nodes
     if one is requested, then those about shared folders.
+
+    `tell` is called with a line of text before steps that take long.
     """
     seen_on: list[str] | None = None
     try:
@@ -74,6 +76,8 @@ def tried(
 ) -> Generator[Finding, None, list[str] | None]:
     """Yield the findings of a trial, and return the nodes on which all files of the launcher were found; return None if
     no trial took place.
+
+    `tell` is called with a line of text before steps that take long.
     """
     try:
         trial = try_nodes(queue, request, queue.minutes, tell)
