@@ -46,7 +46,7 @@ async def inventory(link: ReplicaLink) -> list[Held]:
 
 
 async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
-    """Return the decision of the generation's first member which checkpoint is loaded."""
+    """Return the decision of the generation's first member (the node of rank 0) which checkpoint is loaded."""
     decided = await _record(link, protocol.Decide(generation), protocol.LoadDecision)
     if any(choice.save is not None and not choice.with_manifest for choice in (decided.load, decided.best)):
         raise WireError("it chose a checkpoint that no node has")
@@ -54,8 +54,8 @@ async def decision(link: ReplicaLink, generation: int) -> protocol.LoadDecision:
 
 
 async def arrive(link: ReplicaLink, generation: int, node: int) -> None:
-    """Report to the first member that node `node` has all files of the checkpoint, and return once all members have
-    theirs.
+    """Report to the first member (the node of rank 0) that node `node` has all files of the checkpoint, and return once
+    all members have theirs.
     """
     await link.send(protocol.Arrived(generation, node))
     await link.expect(protocol.Fine)

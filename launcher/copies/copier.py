@@ -23,11 +23,11 @@ class Patience:
     """Time limits in seconds; `give_up_s` is how long a transfer may make no progress, over all its tries."""
 
     give_up_s: float
-    list_s: float = 5.0  # for one list of a member
-    others_s: float = 2.0  # for that of a node that is no member, and may be cut off
-    members_s: float = 15.0  # until each member has sent its list, without which its files are unknown
-    retry_s: float = 0.2  # between two tries of what ranks wait for
-    copy_retry_s: float = 2.0  # between two tries of a second copy: a peer that is busy or just comes back
+    list_s: float = 5.0  # for the list of checkpoints of a member
+    others_s: float = 2.0  # for the list of a node that is no member, and may be cut off
+    members_s: float = 15.0  # until every member has sent its list
+    retry_s: float = 0.2  # between two tries of a transfer for which ranks wait
+    copy_retry_s: float = 2.0  # between two tries of a second copy, if the peer is busy or just coming back
     stall_s: float = STALL_S
 
 
@@ -35,8 +35,8 @@ class _Result(Enum):
     """How the copying of one checkpoint's files went."""
 
     COPIED = auto()
-    GONE = auto()  # there is nothing to copy any more
-    FAILED = auto()  # for now
+    GONE = auto()  # the files no longer exist
+    FAILED = auto()  # it will be tried again
 
 
 class Copier:

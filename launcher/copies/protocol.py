@@ -59,12 +59,12 @@ class SaveChoice(msgspec.Struct, frozen=True):
     `fetches` is True if some member lacks a file.
     """
 
-    save: Save | None = None  # None: there is none
+    save: Save | None = None  # None: there is no complete one
     with_manifest: tuple[int, ...] = ()  # nodes that have its manifest
-    holders: dict[str, tuple[int, ...]] = {}  # by file: nodes that have it
-    hopeless: tuple[Save, ...] = ()  # newer ones that no present node can complete
+    holders: dict[str, tuple[int, ...]] = {}  # nodes that have a file, by its name
+    hopeless: tuple[Save, ...] = ()  # newer ones that cannot be completed
     passed_over: tuple[Save, ...] = ()  # newer ones that an absent node may complete
-    fetches: bool = False  # some member lacks something
+    fetches: bool = False  # some member lacks a file
 
 
 class LoadDecision(msgspec.Struct, frozen=True):
@@ -73,9 +73,9 @@ class LoadDecision(msgspec.Struct, frozen=True):
     `lacks` is "" or why none can be loaded although the run had some; then no rank is started.
     """
 
-    load: SaveChoice  # what their ranks load
-    best: SaveChoice  # the best so far, which they only keep
-    lacks: Reason = ""  # there were checkpoints, and none is whole: what is missing; no rank is started then
+    load: SaveChoice  # the one that ranks load
+    best: SaveChoice  # the best one, which members only keep
+    lacks: Reason = ""  # which file is missing if the run's checkpoints are all incomplete; then no rank is started
 
 
 class List(msgspec.Struct, frozen=True, tag="list", tag_field="t"):
@@ -105,7 +105,9 @@ class Put(msgspec.Struct, frozen=True, tag="put", tag_field="t"):
 
 
 class Decide(msgspec.Struct, frozen=True, tag="decide", tag_field="t"):
-    """A request to the first member of a generation for its decision which checkpoint is loaded."""
+    """A request to the first member of a generation (the node of rank 0) for its decision which checkpoint is
+    loaded.
+    """
 
     generation: int
 
@@ -141,7 +143,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused", tag_field="t"):
     """The answer that the request is refused, with the reason; `gone` if the checkpoint no longer exists."""
 
     text: Reason
-    gone: bool = False  # there is no such checkpoint here any more: nothing went wrong
+    gone: bool = False  # the checkpoint no longer exists here, which is no failure
 
 
 ToServer = List | Get | Doubt | Put | Decide | Arrived | Go

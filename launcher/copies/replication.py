@@ -1,5 +1,6 @@
 """The agent's work with checkpoints where each node has its own disk: it serves its files, fetches what its ranks load,
-and has second copies made.
+and has second copies made. The members of a generation are its nodes; the first member, with rank 0, decides which
+checkpoint is loaded.
 
 Before ranks of a generation are forked:
 

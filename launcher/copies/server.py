@@ -1,5 +1,6 @@
 """A node's replica server: it lists, sends and receives files of checkpoints, for agents of the same attempt only. The
-first member's server also passes on its decision which checkpoint all load, and lets them start together.
+server of the first member (the node of a generation's rank 0) passes on the decision which checkpoint all nodes load,
+and lets them start together.
 
 At the first member it also decides for all which checkpoint they load, and lets them start together: if each chose for
 itself, two that see different nodes might choose two checkpoints, and their ranks would have none in common.
@@ -43,7 +44,7 @@ class _Session:
 
 
 class Agreement:
-    """The decisions that this node has made as first member, by generation."""
+    """The decisions that this node has made as first member (the node of rank 0), by generation."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, _Session] = {}

@@ -43,10 +43,10 @@ class UploadRules:
     every_steps: int | None = None
     every_s: float | None = None
     limit_bytes_per_s: float | None = None
-    apart: bool = False  # each node has the files of its own ranks on its disk; else the first node has all
-    retry_s: float = 2.0  # after a failure, doubled up to `retry_max_s`
+    apart: bool = False  # each node's disk has only its own ranks' files; else the first node has all files
+    retry_s: float = 2.0  # after a failure, doubled each time up to `retry_max_s`
     retry_max_s: float = 60.0
-    give_up_s: float = 120.0  # at a run's end, without a byte that moves
+    give_up_s: float = 120.0  # without progress, at the end of a run
 
 
 class _Stopped(Exception):

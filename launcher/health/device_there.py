@@ -47,7 +47,7 @@ class GpuWork(NamedTuple):
     memory to fill, and bytes to copy.
     """
 
-    rows: int = 2048  # of its matrices
+    rows: int = 2048  # of float32 matrices
     tensor_core_rows: int = 4096
     kept_bytes: int = 1 << 27
     carried_bytes: int = 1 << 25

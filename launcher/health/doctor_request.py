@@ -22,14 +22,14 @@ class DoctorRequest:
 
     runs_root: Path
     python: str  # the interpreter that would run ranks
-    cluster: str = ""  # as the person calls it
-    defaults: tuple[tuple[str, str], ...] = ()  # its defaults in the clusters file: options of the spec, and their YAML
-    trial: bool = False  # have nodes, or all hosts, try it out
-    health: bool = False  # only whether the devices compute, keep and carry what they should
-    nodes: int | None = None  # of so many
-    within_s: float = 60.0  # so long it waits for them
-    asked: Mapping[str, str] = field(default_factory=dict)  # of a job: partition, account, qos, interface
-    given: Mapping[str, str] = field(default_factory=dict)  # the options that the person gave, and whose they are
+    cluster: str = ""  # the user's name for the cluster
+    defaults: tuple[tuple[str, str], ...] = ()  # from the clusters file: paths of spec options, and their YAML text
+    trial: bool = False  # run a trial job on nodes, or try connections between hosts
+    health: bool = False  # check only whether devices compute, store and transfer correctly
+    nodes: int | None = None  # number of nodes of the trial
+    within_s: float = 60.0  # how long the trial waits for nodes
+    asked: Mapping[str, str] = field(default_factory=dict)  # of the trial job: partition, account, qos, interface
+    given: Mapping[str, str] = field(default_factory=dict)  # on the command line, and the cluster kind of each
 
     @property
     def chosen(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ class Level(StrEnum):
     """The severity of a finding: ok; warning, if some feature will not work; problem, if runs will not work."""
 
     OK = "ok"
-    WARNING = "warning"  # runs work, but not all that is promised does
+    WARNING = "warning"  # some feature will not work
     PROBLEM = "problem"  # runs will not work
 
 
@@ -32,8 +32,8 @@ class Finding:
     about: str
     text: str
     hint: str = ""  # what to do
-    rows: tuple[tuple[str, ...], ...] = ()  # a table that shows it, head first
-    unreachable: bool = False  # a problem because no host answers
+    rows: tuple[tuple[str, ...], ...] = ()  # a table to show, head first
+    unreachable: bool = False  # a problem only because a host does not answer
 
 
 def ok(about: str, text: str, rows: Iterable[tuple[str, ...]] = ()) -> Finding:

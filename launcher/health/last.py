@@ -19,7 +19,7 @@ class CheckUp(msgspec.Struct, frozen=True):
     """The findings of the last `launch doctor` for a cluster, its time, and whether it ran a trial job."""
 
     at: float
-    trial: bool  # nodes, or all hosts, have tried it out
+    trial: bool  # nodes or hosts took part in a trial
     findings: tuple[Finding, ...]
 
 

@@ -17,7 +17,7 @@ class MeasuredLink:
     """The measured link between two nodes, or in `problem` the reason why it could not be measured."""
 
     pair: Pair
-    bytes_per_s: float = 0.0  # of its two ways the slower one's
+    bytes_per_s: float = 0.0  # of the slower direction
     round_trip_s: float = 0.0
     problem: str = ""
 

@@ -59,13 +59,13 @@ class FolderFacts:
     """
 
     path: str
-    at: str  # what was looked at
-    who: str  # has tried it
-    error: str = ""  # why nothing can be made there
+    at: str  # the folder that was tried: itself, or the nearest one above
+    who: str  # user and machine that tried
+    error: str = ""  # why nothing can be created there
     refusals: tuple[str, ...] = ()
-    off_s: float = 0.0  # what the clock of its file system is ahead of the machine's
+    off_s: float = 0.0  # by how much the file system's clock is ahead of the machine's
     free: int = 0
-    free_files: int | None = None  # None where the file system makes room for them as they come
+    free_files: int | None = None  # None: the file system sets no limit
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Torch:
     """The torch of an interpreter; without a version no torch works, and `error` says why."""
 
     version: str = ""
-    built_for: str = ""  # `CUDA 12.8`; nothing: for CPUs alone
-    gpus: int = 0  # that it sees
+    built_for: str = ""  # such as `CUDA 12.8`; "": CPUs only
+    gpus: int = 0  # number of GPUs that torch finds
     error: str = ""
 
     @property
@@ -94,13 +94,13 @@ class MachineFacts:
     """
 
     cores: int
-    memory: tuple[int, int] | None  # of /dev/shm: what is free, and in all
-    open_files: tuple[int, int]  # that a process may have, and may ask for
+    memory: tuple[int, int] | None  # (free, total) bytes of /dev/shm
+    open_files: tuple[int, int]  # (soft, hard) limit of a process
     clock: float
     is_synchronised: bool
     folders: tuple[FolderFacts, ...]
-    is_killed: bool = False  # what a user has started, when the login ends
-    torch: Torch | None = None  # where it was asked for
+    is_killed: bool = False  # a user's processes are ended at logout
+    torch: Torch | None = None  # only if it was asked for
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ class Member:
     session: Session
     address: str
     ports: tuple[int, int] = (0, 0)
-    closed: str = ""  # why others cannot call it
-    lost: str = ""  # why it answers no more
+    closed: str = ""  # why others cannot connect to it
+    lost: str = ""  # why it no longer answers
 
     @property
     def name(self) -> str:

@@ -30,7 +30,7 @@ class Way:
     round_trip_s: float = 0.0
     bytes_per_s: float = 0.0
     error: str = ""
-    at: str = ""  # the address that was called, and with an error the port
+    at: str = ""  # the address that was called; after an error with the port
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:

@@ -100,15 +100,15 @@ class Order(NamedTuple):
     target: str
     args: Sequence[str]
     cwd: str
-    env: dict[str, str]  # on top of the present environment
+    env: dict[str, str]  # added to the present environment
     log: str
     unset: Sequence[str] = ()
     stdin: str = os.devnull
-    progress: Optional[str] = None  # FIFO for the report of an uncaught exception
-    dump_signal: int = 0  # at this signal, or a crash, all stacks are written into the log; 0: never
-    debug: str = ""  # Unix socket on which a breakpoint() waits for a debugger; "": it is Python's own
+    progress: Optional[str] = None  # path of the FIFO for reports, such as that of an uncaught exception
+    dump_signal: int = 0  # upon this signal, or a crash, all stacks are written into the log; 0: never
+    debug: str = ""  # Unix socket on which a breakpoint() waits for a debugger; "": Python's own breakpoint()
     umask: Optional[int] = None  # the user's; None: as the agent has it
-    limits: Sequence[tuple[int, int]] = ()  # the user's soft limits, where the agent and the zygote have others
+    limits: Sequence[tuple[int, int]] = ()  # the user's soft limits that differ from the agent's
 
 
 Frame = tuple[str, int, str]  # file, line, name of the function
@@ -127,7 +127,7 @@ class Born(NamedTuple):
     """
 
     pid: int
-    go: int  # the pipe on which it waits
+    go: int  # the descriptor whose writing lets the rank continue
 
 
 class NoFork(Exception):
@@ -412,8 +412,8 @@ def needs_interpreters_end() -> bool:
 def may_act_at_exit() -> bool:
     """Return whether a loaded library may have work to do at the process's exit, such as a profiler's.
 
-    Torch has none, and takes half a second of CPU time to find that out. Return False only if every loaded library is
-    in a list of those without such work.
+    The exit handlers of torch have no such work, but running them takes half a second of CPU time. Return False only if
+    every loaded library is in a list of those without such work.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.__file__ or "LD_PRELOAD" in AT_START or "LD_AUDIT" in AT_START:
@@ -873,7 +873,7 @@ class FlightReader(importlib.abc.MetaPathFinder):
     before the number asks only when collectives were entered, answered in another file.
     """
 
-    OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group is there
+    OF, AFTER = "torch.distributed.distributed_c10d", "_update_default_pg"  # called once a process group exists
 
     def __init__(self) -> None:
         self._order: Optional[Order] = None
@@ -881,7 +881,9 @@ class FlightReader(importlib.abc.MetaPathFinder):
         self.runs = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as the usual finder does, with a loader that wraps its functions after import."""
+        """Find torch's module of process groups as the usual finder does, with a loader that wraps its functions after
+        the import. Return None for any other module.
+        """
         if name != self.OF:
             return None
         sys.meta_path.remove(self)
@@ -1118,7 +1120,7 @@ class Supervisor(NamedTuple):
     argv: Sequence[str]
     env: dict[str, str]
     run_dir: str
-    fds: Sequence[int]  # the numbers in it of the descriptors that come with this message
+    fds: Sequence[int]  # the numbers that the supervisor expects for the descriptors sent with this message
 
 
 def become_supervisor(words: Supervisor, fds: Sequence[int], room: "TagRoom") -> NoReturn:

@@ -56,8 +56,8 @@ class ClusterEntry(Struct, frozen=True):
 
     kind: str
     name: str = ""
-    defaults: tuple[tuple[str, str], ...] = ()  # options of the spec and their YAML text
-    hosts: HostsCommand | None = None  # what names the hosts of a pool, where the file does not
+    defaults: tuple[tuple[str, str], ...] = ()  # paths of spec options, and their YAML text
+    hosts: HostsCommand | None = None  # the command that prints a pool's hosts, if the file does not list them
 
 
 def clusters_file(named: Path | None = None) -> Path | None:

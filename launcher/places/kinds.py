@@ -30,10 +30,10 @@ class ClusterKind:
     """
 
     path: str  # MODULE:CLASS
-    asked: bool = True  # it knows more of its runs than their folders and processes show
-    program: str = ""  # a cluster named as its kind is there where this program is; "": wherever it is named
-    fresh_s: float | None = None  # how old its answer may be for watchers, if not as usual
-    names: tuple[str, ...] = ()  # options that an entry of the clusters file has to name, in the entry itself
+    asked: bool = True  # its clusters have to be asked about runs, whose folders do not show everything
+    program: str = ""  # the command whose presence makes a cluster of the kind's name usable; "": always usable
+    fresh_s: float | None = None  # how old its answers may be for programs that watch; None: as usual
+    names: tuple[str, ...] = ()  # options that an entry of the clusters file must have
 
 
 DEFERRED = "carried"  # an attempt that waits here for runs of other clusters; no spec can name this kind

@@ -38,7 +38,7 @@ class CancelReport:
 
     ended: tuple[str, ...]
     already: bool  # nothing was left to end
-    cut_off: tuple[str, ...] = ()  # a line per unreachable machine: what may still live there, and until when
+    cut_off: tuple[str, ...] = ()  # a line per machine that does not answer: what may still run there, and until when
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class HostNow:
     """
 
     host: str
-    state: str  # free, taken, or unknown where it cannot be asked or takes no runs
+    state: str  # free, taken, or unknown: it cannot be asked, or takes no runs
     gpus: int | None = None
     free_gpus: int | None = None
-    runs: tuple[str, ...] = ()  # that have some of it
-    jobs: tuple[str, ...] = ()  # of the user that have some of it, where the cluster knows no runs
-    text: str = ""  # for people: who waits, what is wrong
+    runs: tuple[str, ...] = ()  # runs that use it
+    jobs: tuple[str, ...] = ()  # the user's jobs that use it, if the cluster does not know runs
+    text: str = ""  # for people: which runs wait, what is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class KeptRemote:
     """
 
     where: str
-    runs: dict[RunId, int]  # bytes of each that is there; 0 for a machine that does not answer
-    code: int = 0  # bytes of frozen code that no other run there needs
-    live: tuple[RunId, ...] = ()  # of which processes are there: nothing of these goes
+    runs: dict[RunId, int]  # bytes of each run there; 0 if the machine does not answer
+    code: int = 0  # bytes of frozen code there that no other run needs
+    live: tuple[RunId, ...] = ()  # runs that have processes there: nothing of theirs is deleted
     silent: str = ""
 
 
@@ -114,15 +114,15 @@ class Place(ABC):
     """
 
     kind: str
-    doctor = ""  # the module with the checks, a Doctor; imported only for `launch doctor`
-    remote = False  # runs have their folders on other machines; the one here holds what was brought
-    checks_first = False  # nothing is asked there while something is wrong that can be seen here
-    takes_roles = False  # a run may be of several programs
-    supports_reach = False  # a program can be started beside the ranks of a node: `reach`
-    supports_tunnel = False  # a node is reached over a connection that can carry others: `line_to`
-    lists_checkpoints = False  # it lists the checkpoints where the run is: `checkpoints`
-    most_in_order = 1  # runs of one submit that it knows to belong together, without taking them as one job
-    most_files_at_once: int | None = None  # of code that a submit copies itself: the supervisor copies more; None: all
+    doctor = ""  # module with its checks (a Doctor), imported only for `launch doctor`
+    remote = False  # runs have their folders on other machines; those on this one hold copies
+    checks_first = False  # it is not asked while this machine finds problems in the spec
+    takes_roles = False  # a run may consist of several programs
+    supports_reach = False  # `reach` can start a program beside the ranks of a node
+    supports_tunnel = False  # `line_to` gives a connection to a node that can carry others
+    lists_checkpoints = False  # `checkpoints` lists checkpoints on the machines of the run
+    most_in_order = 1  # number of runs of one submit that it can relate to each other without an array
+    most_files_at_once: int | None = None  # code files that a submit copies itself, not the supervisor; None: all
 
     # -- to be filled in
 

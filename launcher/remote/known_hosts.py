@@ -28,7 +28,7 @@ class HostKey:
     bytes.
     """
 
-    name: str  # of the host, as files of known hosts have it
+    name: str  # the host's name in known-hosts files
     kind: str  # such as ssh-ed25519
     blob: bytes
 

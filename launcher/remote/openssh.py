@@ -62,8 +62,8 @@ class SshCommand:
     in `without` the variables that ssh must not get.
     """
 
-    name: str  # as the user calls it, with the user there perhaps
-    options: tuple[str, ...] = ()  # before our own, and so instead of them
+    name: str  # the user's name for the host, perhaps user@name
+    options: tuple[str, ...] = ()  # placed before our own options, which they override
     flags: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()  # variables that must not reach ssh
 
@@ -116,7 +116,7 @@ class SshProcess(ProgramChannel):
 class OpenSshTransport:
     """One connection of ssh over which all commands of this process run."""
 
-    peer_address = ""  # ssh alone knows
+    peer_address = ""  # only ssh knows it
 
     def __init__(self, target: Target, command: SshCommand, master: SshProcess | None, folder: Path) -> None:
         """Use a connection that `master` holds, or, if it is None, the user's own ssh."""

@@ -50,8 +50,8 @@ class KeyAnswer(Enum):
 
     YES = "yes"
     NO = "no"
-    MORE = "more"  # it wants something else too, or instead
-    NONE = "none"  # in time
+    MORE = "more"  # it requires something else in addition or instead
+    NONE = "none"  # no answer in time
 
 
 class ParamikoConnection(paramiko.Transport):

@@ -49,7 +49,7 @@ class Channel(Protocol):
 class Done:
     """The result of a command that has ended: its exit code, or None if unknown, its stdout and its stderr."""
 
-    code: int | None  # 128 + n if signal n ended it; None: the connection ended before it was known
+    code: int | None  # 128 + n if signal n ended it; None: the connection ended before the code was known
     out: bytes
     err: bytes
 

@@ -43,22 +43,22 @@ class Target:
     up all but the options in `said`.
     """
 
-    name: str  # as the user calls it
+    name: str  # the user's name for the host
     hostname: str
     port: int
     user: str
-    keys: tuple[Path, ...]  # private keys that exist, in the order in which they are shown
-    agent: bool  # the ssh-agent is asked: only where that was asked for
-    jumps: tuple["Target", ...]  # hosts to pass, the nearest first
-    known_as: str  # what the host is called in the files of known hosts
-    known_hosts: tuple[Path, ...]  # the first is the one that a newly trusted key is added to
+    keys: tuple[Path, ...]  # private keys that exist, in the order in which they are offered
+    agent: bool  # the ssh-agent's keys are offered as well
+    jumps: tuple["Target", ...]  # jump hosts, the nearest first
+    known_as: str  # the host's name in known-hosts files
+    known_hosts: tuple[Path, ...]  # the first is the one to which newly trusted keys are added
     connect_timeout_s: float
     asked_after_s: float = 3.0  # silence after which a keepalive is sent
-    silence_limit_s: float = 10.0  # after so much of it in all the connection is given up
-    agent_socket: str = ""  # empty: $SSH_AUTH_SOCK
-    only_these_keys: bool = False  # of the agent's keys, none but those named here
-    proxy_command: str = ""  # reaches the host in our place
-    transport: str = "paramiko"  # or openssh, which looks up for itself what is not `said`
+    silence_limit_s: float = 10.0  # total silence after which the connection is given up
+    agent_socket: str = ""  # "": $SSH_AUTH_SOCK
+    only_these_keys: bool = False  # of the agent's keys, only those among `keys`
+    proxy_command: str = ""  # the command that connects to the host
+    transport: str = "paramiko"  # or openssh, which itself looks up all but the options in `said`
     said: tuple[tuple[str, str], ...] = ()
 
 

@@ -187,9 +187,9 @@ class Remains:
     readable, and the kind of its cluster.
     """
 
-    attempt: AttemptDir  # the newest, or the one that there must have been
+    attempt: AttemptDir  # the newest; if none is readable, the one whose number the other records show
     plan: "Plan | None"
-    kind: str  # of the cluster where it went
+    kind: str  # the kind of its cluster
 
 
 def remains(run: RunDir) -> Remains:

@@ -46,7 +46,7 @@ class Lines(Generic[T]):
     """The records of a file of lines, and the number of damaged lines."""
 
     records: list[T]
-    damaged: int  # lines that are no record; a torn last one is not among them
+    damaged: int  # invalid lines, except an incomplete last one
 
 
 def make_dir(path: Path) -> None:

@@ -23,7 +23,7 @@ class Reach(Enum):
     """
 
     NETWORK = auto()
-    THIS_MACHINE = auto()  # other machines may still have it by NFS
+    THIS_MACHINE = auto()  # other machines may still reach it by an NFS export
     UNKNOWN = auto()
 
 

@@ -25,9 +25,9 @@ class GraphDir:
 
     record = NamedFile("graph.json")
     spec = NamedFile("spec.yaml")  # as it was submitted
-    code = NamedFile("code")  # as it was then: every step is of this code
-    lock = NamedFile(".lock")  # held by who starts what is missing
-    complete = NamedFile("complete")  # there once every step has been started: a run that is missing was removed
+    code = NamedFile("code")  # the code at submit, of which every step is
+    lock = NamedFile(".lock")  # held by the process that starts missing steps
+    complete = NamedFile("complete")  # exists once every step was started: a run that is missing after that was removed
 
     @property
     def id(self) -> RunId:
@@ -54,8 +54,8 @@ class GraphStep(msgspec.Struct, frozen=True):
     name: str
     needs: tuple[str, ...]
     run: RunId
-    on: str | None = None  # its cluster, where that is not that of all
-    brings: tuple[RunId, ...] = ()  # runs whose checkpoints have to be brought here before it starts
+    on: str | None = None  # its cluster; None: that of the graph
+    brings: tuple[RunId, ...] = ()  # runs whose checkpoints have to be copied to its cluster before it starts
 
 
 class GraphRecord(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     project: str
     on: str
     own_folders: tuple[str, ...]
-    steps: tuple[GraphStep, ...]  # each after those that it needs
+    steps: tuple[GraphStep, ...]  # each comes after those that it needs
     submitted_at: float
 
 

@@ -59,8 +59,8 @@ class Collective(msgspec.Struct, frozen=True):
     done: bool = False
     sizes: _Sizes = ()
     dtypes: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=64)] = ()
-    frames: Frames = ()  # where it was called, the innermost first
-    age_s: float = 0.0  # since it was entered
+    frames: Frames = ()  # the call, the innermost frame first
+    age_s: float = 0.0  # seconds since it was entered
     p2p: bool = False
 
 
@@ -71,9 +71,9 @@ class GroupLook(msgspec.Struct, frozen=True):
 
     name: _Line
     description: _Line = ""
-    ranks: _Ranks = ()  # the members by their global numbers; none: unknown
-    entered: _Number = 0  # the newest collective that the rank entered
-    last: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=MOST_COLLECTIVES)] = ()  # the oldest first
+    ranks: _Ranks = ()  # global ranks of the members; empty: unknown
+    entered: _Number = 0  # number of the newest collective that the rank entered
+    last: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=MOST_COLLECTIVES)] = ()  # oldest first
 
 
 Groups = Annotated[tuple[GroupLook, ...], msgspec.Meta(max_length=MOST_GROUPS)]
@@ -86,11 +86,11 @@ class FlightRecord(msgspec.Struct, frozen=True):
     `number` is that of the question; `problem` says why there are no groups.
     """
 
-    number: _Number  # of the question
-    stack: Frames = ()  # of the main thread, the innermost first
-    threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all others
+    number: _Number  # number of the question
+    stack: Frames = ()  # of the main thread, the innermost frame first
+    threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all other threads
     groups: Groups = ()
-    problem: _Line = ""  # why there is no Flight Recorder to read
+    problem: _Line = ""  # why there are no groups
 
 
 class GroupTimes(msgspec.Struct, frozen=True):
@@ -101,9 +101,9 @@ class GroupTimes(msgspec.Struct, frozen=True):
 
     name: _Line
     ranks: _Ranks
-    first: _Number  # the number of the first of them; the others follow it without a gap
+    first: _Number  # number of the first collective listed; the next ones follow without a gap
     since_us: _Number
-    entered_us: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MOST_TIMES)]  # after `since_us`
+    entered_us: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MOST_TIMES)]  # each after `since_us`
 
 
 TimesOfGroups = Annotated[tuple[GroupTimes, ...], msgspec.Meta(max_length=MOST_GROUPS)]
@@ -114,7 +114,7 @@ class RankTimes(msgspec.Struct, frozen=True):
     says why groups are missing.
     """
 
-    number: _Number  # of the question
+    number: _Number  # number of the question
     groups: TimesOfGroups = ()
     problem: _Line = ""
 
@@ -128,10 +128,10 @@ class LastRank(msgspec.Struct, frozen=True):
 
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-    last_into: int  # of `collectives`
+    last_into: int  # how many of the `collectives` it entered last
     collectives: int
-    by_s: float  # after the usual rank, where it counts
-    share: float  # of the time in which the others wait for it
+    by_s: float  # seconds after the usual rank, in those collectives
+    share: float  # of the time that other ranks wait
 
     def __str__(self) -> str:
         into = f"{self.last_into} of {self.collectives} collectives, by {1000 * self.by_s:.3g} ms"
@@ -151,21 +151,21 @@ class RankLook(msgspec.Struct, frozen=True):
     rank: _Rank
     node: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
     pid: Annotated[int, msgspec.Meta(ge=0, le=1 << 22)] = 0
-    state: _Line = ""  # as /proc has it: R, S, D, T, t, Z; "": it has ended
-    busy: float = 0.0  # processors that it used while it was looked at
-    moved_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # read and written in that time
-    answered: bool = False  # its own thread did
+    state: _Line = ""  # the kernel's letter: R, S, D, T, t, Z; "": it has ended
+    busy: float = 0.0  # processors used during the observation
+    moved_bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # read and written during the observation
+    answered: bool = False  # its thread answered with stacks and groups
     groups: Groups = ()
-    stack: Frames = ()  # of the main thread, the innermost first
-    threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all others
-    native: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_FRAMES)] = ()  # or one line: why it is not seen
-    nccl: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # RAS's report, of one rank
-    gpus_busy: Annotated[tuple[_Percent, ...], msgspec.Meta(max_length=1000)] = ()  # of each that it has memory on
+    stack: Frames = ()  # of the main thread, the innermost frame first
+    threads: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # of all other threads
+    native: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_FRAMES)] = ()  # or one line: why there is none
+    nccl: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=MOST_THREAD_LINES)] = ()  # NCCL's RAS report, one rank
+    gpus_busy: Annotated[tuple[_Percent, ...], msgspec.Meta(max_length=1000)] = ()  # of each GPU on which it has memory
     problem: _Line = ""  # why something of this is missing
     step: _Number | None = None
-    idle_s: float = 0.0  # since it last reported or wrote something
+    idle_s: float = 0.0  # seconds since its last report or output
     ended: bool = False
-    exit_code: int | None = None  # where it has ended
+    exit_code: int | None = None  # if it has ended
     exit_signal: int | None = None
 
 
@@ -180,11 +180,11 @@ class HangVerdict(msgspec.Struct, frozen=True):
     kind: HangKind
     text: str  # one line
     ranks: _Ranks = ()  # at fault, the likeliest first
-    where: str = ""  # the source line of the first of them
+    where: str = ""  # the source line of the first of these ranks
     evidence: tuple[str, ...] = ()
     hint: str = ""
-    distrusts_node: bool = False  # of the first rank: it may be why
-    same: str = ""  # equal for two hangs of the same deterministic mismatch; "": another start may mend it
+    distrusts_node: bool = False  # the node of the first rank may be the cause
+    same: str = ""  # equal for two hangs by the same mismatch in the program; "": a restart may help
 
 
 class HangReport(msgspec.Struct, frozen=True):
@@ -197,5 +197,5 @@ class HangReport(msgspec.Struct, frozen=True):
     generation: int
     verdict: HangVerdict
     ranks: tuple[RankLook, ...]
-    took_s: float = 0.0  # from the suspicion to the verdict
+    took_s: float = 0.0  # seconds from the suspicion to the verdict
     launch: str = VERSION

@@ -41,34 +41,34 @@ class AttemptDir:
     number: int
 
     intent = NamedFile("token.json")
-    plan = NamedFile("plan.json")  # only where it is not the one before's: after `resume --set` or `--on`
+    plan = NamedFile("plan.json")  # only if it differs from the previous attempt's, as after `resume --set` or `--on`
     handle = NamedFile("handle.json")
-    started = NamedFile("started")  # made with O_EXCL by the one process that runs the attempt
+    started = NamedFile("started")  # created once, with O_EXCL, by the process that runs the attempt
     endpoint = NamedFile("coordinator.json")
     exits = NamedFile("exits.jsonl")
     end = NamedFile("exit.json")
-    role_end = NamedFile("role-exit.json")  # how the run's own role ended, where the run continues without it
+    role_end = NamedFile("role-exit.json")  # how the run's own role ended, if other roles go on
     stop = NamedFile("stop.json")
-    due = NamedFile("due")  # in a pool, of a run of several programs: there once the ranks of its own role may start
+    due = NamedFile("due")  # in a pool, in a run of several programs: exists once the ranks of its own role may start
     drain = NamedFile("drain.json")
-    drain_lock = NamedFile(".drain-lock")  # held while it is changed
-    released = NamedFile("released")  # there once a person has let a held attempt go
+    drain_lock = NamedFile(".drain-lock")  # held while drain.json is changed
+    released = NamedFile("released")  # exists once a user has released a held attempt
     seen = NamedFile("seen.json")  # the cluster's last answer
-    site = NamedFile("site.json")  # which of the clusters of its kind the attempt was handed to
-    job_lock = NamedFile(".job-lock")  # held while a process may be handing the attempt over
+    site = NamedFile("site.json")  # the name of the cluster that the attempt was submitted to
+    job_lock = NamedFile(".job-lock")  # held while a process may be submitting the attempt
     others_log = NamedFile("others.log")  # output of the program that starts agents on other machines
     supervisor_log = NamedFile("keeper.log")
     messenger_log = NamedFile("messenger.log")
-    coordinator_log = NamedFile("coordinator.log")  # of a coordinator that is no part of an agent
-    supervisors = NamedFile("keepers.json")  # how those that were started with it on hosts reach each other
-    host_index = NamedFile("seat.json")  # on a host of a pool: as which of them it takes part, and with which GPUs
-    fetched = NamedFile("fetched")  # there once all that its ranks wrote on other machines has been copied here
+    coordinator_log = NamedFile("coordinator.log")  # of a coordinator that is not part of an agent
+    supervisors = NamedFile("keepers.json")  # how the supervisors of a pool's hosts reach each other
+    host_index = NamedFile("seat.json")  # on a host of a pool: its number there, and its GPUs
+    fetched = NamedFile("fetched")  # exists once everything that its ranks wrote on other machines has been copied here
     voter = NamedFile("voter.json")  # on a host of a pool: its newest vote, and the attempts accepted since this one
     opened_on = NamedFile(
         "opened-on.json"
-    )  # on a host: what the pool calls the one that opened the attempt on this disk
-    code = NamedFile("code")  # what it ran with, where a later attempt took other code; or what that one is to get
-    hosts = NamedFile("hosts.json")  # where the attempt's hosts are, and what its run directory is there
+    )  # on a host: the pool's name for the host that opened the attempt on this disk
+    code = NamedFile("code")  # the code that it ran with, if a later attempt has other code; or code staged for it
+    hosts = NamedFile("hosts.json")  # where the attempt's hosts are, and the run directory's path there
 
     def node(self, index: int) -> Path:
         """Return the folder for the files of node `index`."""
@@ -152,7 +152,7 @@ class BatchDir:
 
     path: Path
 
-    runs = NamedFile("runs.json")  # the runs' folders, by their index in the job
+    runs = NamedFile("runs.json")  # the runs' folders, in order of their index in the job
     site = NamedFile("site.json")
     lock = NamedFile(".job-lock")
 
@@ -170,19 +170,19 @@ class RunDir:
     notify_lock = NamedFile(".notify-lock")  # held by the one process that sends to them
     code = NamedFile("code")
     fence = NamedFile("FENCE")
-    fence_lock = NamedFile(".fence-lock")  # held only while the fence is looked at and raised
+    fence_lock = NamedFile(".fence-lock")  # held only while the fence is read and raised
     attempts = NamedFile("attempts")
-    avoided = NamedFile("avoided.json")  # nodes that were lost and are not used again for a while
-    asked_back = NamedFile(".asked-back")  # touched when hosts that were lost are asked to take part again
-    gone = NamedFile("gone.json")  # hosts whose answers are no longer waited for
+    avoided = NamedFile("avoided.json")  # hosts that were lost and are excluded for a while
+    asked_back = NamedFile(".asked-back")  # touched when lost hosts are asked to take part again
+    gone = NamedFile("gone.json")  # hosts that a user has given up
     events = NamedFile("events.jsonl")
     state = NamedFile("state.json")
     logs = NamedFile("logs")
     metrics = NamedFile("metrics")
-    outputs = NamedFile("fetched-outputs")  # what was fetched of that which ranks wrote beside their code
-    origin = NamedFile("origin.json")  # the commit that its code was at
-    roles = NamedFile("roles")  # run directories of the roles beside the main one
-    labels = NamedFile("labels.json")  # its name, tags and note by the user
+    outputs = NamedFile("fetched-outputs")  # copies of files that ranks wrote beside their code
+    origin = NamedFile("origin.json")  # the git commit of its code
+    roles = NamedFile("roles")  # run directories of the roles other than the main one
+    labels = NamedFile("labels.json")  # its name, tags and note, given by the user
     labels_lock = NamedFile(".labels-lock")
 
     @property

@@ -26,7 +26,7 @@ class Origin(msgspec.Struct, frozen=True):
     """
 
     commit: str  # 40 hex digits, or 64
-    dirty: bool  # what git tracks differed from it
+    dirty: bool  # tracked files differed from the commit
 
 
 class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,13 +50,13 @@ class Intent(msgspec.Struct, frozen=True):
     token: str  # 64 hex digits; the secret that agents prove to each other
     cluster: str
     reason: str  # submit, resume, requeue
-    cause: Cause | None  # why the attempt before it ended
+    cause: Cause | None  # why the previous attempt ended
     created_at: float
     created_by: ProcessId
     cluster_kind: str = LOCAL
-    # What the cluster's job is known by before it has an id; no secret.
+    # Identifies the cluster's job before its id is known; no secret.
     submit_token: str = msgspec.field(default="", name="ticket")
-    batch: str = ""  # the folder of runs that were submitted as one job; "": this run alone
+    batch: str = ""  # folder of the runs submitted as one job; "": submitted alone
 
 
 class Handle(msgspec.Struct, frozen=True):
@@ -69,10 +69,10 @@ class Handle(msgspec.Struct, frozen=True):
     cluster_kind: str
     supervisor: ProcessId | None = msgspec.field(default=None, name="keeper")
     job_id: str | None = None
-    # In that job's comment: ids are given again by a controller that lost its memory.
+    # In that job's comment: a controller that lost its memory assigns ids again.
     submit_token: str = msgspec.field(default="", name="ticket")
-    run: str | None = None  # what the run is called where it is, if another machine has taken it over; once "" if not
-    path: str = ""  # and its folder there
+    run: str | None = None  # the run's id on a login node, if it was submitted through one; formerly "" if not
+    path: str = ""  # the run's folder on the login node
 
     def run_there(self) -> RunId | None:
         """Return the run's id on the login node, or None if the run was not submitted through one."""
@@ -84,7 +84,7 @@ class Site(msgspec.Struct, frozen=True):
     cluster only. It is written before the job is submitted.
     """
 
-    cluster: str  # as its controller calls it
+    cluster: str  # the name that its controller gives it
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -95,16 +95,16 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     `said_by` which machine or program answered, and `silent` why the answer is an old one.
     """
 
-    phase: str  # queued, running, ending, ended, unknown; gone: the cluster knows of no such job
-    word: str  # the cluster's own, such as PENDING
+    phase: str  # queued, running, ending, ended, unknown; gone: the cluster has no such job
+    word: str  # the cluster's own name of the state, such as PENDING
     at: float
     job_id: str = ""
     text: str = ""  # for people: why it waits, who ended it
-    starts_at: float | None = None  # the cluster's own estimate
+    starts_at: float | None = None  # the cluster's estimate
     ended_as: State | None = None  # how the run ended, if the job left no end record
     cause: Cause | None = None
     said_by: str = ""  # name of the machine or program that answered
-    silent: str = ""  # why this is not today's answer: the cluster did not give any; never on disk
+    silent: str = ""  # why this is an old answer: the cluster gave no new one; never on disk
 
 
 class Exclusion(msgspec.Struct, frozen=True):
@@ -149,11 +149,11 @@ class Environment(msgspec.Struct, frozen=True):
     """
 
     host: str
-    python: str  # its path
+    python: str  # path of the interpreter
     version: str = ""  # such as 3.12.4, or 3.12 if files show no more
-    packages: dict[str, str] = {}  # by name as the index spells it, and version
+    packages: dict[str, str] = {}  # versions by the name in the package index
     cpus: int = 0
-    gpus: tuple[str, ...] = ()  # what the driver calls them
+    gpus: tuple[str, ...] = ()  # names by the driver
     driver: str = ""
     system: str = ""
 
@@ -168,7 +168,7 @@ class RankProcess(msgspec.Struct, frozen=True):
     rank: int
     generation: int
     process: ProcessId
-    environment: dict[str, str]  # what it alone has on top of its node's: nothing of the user's, so no secret
+    environment: dict[str, str]  # its variables beyond its node's; none of the user's, so no secret
     log: str  # relative to the run directory
 
 
@@ -177,8 +177,8 @@ class Raised(msgspec.Struct, frozen=True):
     entries of their own.
     """
 
-    line: str  # "torch.distributed.DistBackendError: NCCL error in ..."
-    module: str = ""  # of the innermost frame that is not the standard library's; "": not known
+    line: str  # such as "torch.distributed.DistBackendError: NCCL error in ..."
+    module: str = ""  # of the innermost frame outside the standard library; "": unknown
 
 
 class RankExit(msgspec.Struct, frozen=True):
@@ -197,19 +197,19 @@ class RankExit(msgspec.Struct, frozen=True):
     pid: int
     code: int | None = None  # exit status; None if a signal ended it or the end was not observed
     signal: int | None = None
-    done: bool = False  # it had reported `done`: what happens after that is not a failure
-    stopping: bool = False  # it ended after the agent had asked it to
-    asked: bool = False  # it had reported that it was asked to stop, as by a signal
-    left: bool = False  # its script called sys.exit, or argparse did
-    said: str = ""  # the last line of its log, of one that failed
-    not_started: str = ""  # why the script was not begun: the launcher could not become this rank
-    error: str | None = None  # last line of the exception, e.g. "ValueError: bad shape"
-    where: str | None = None  # innermost frame of the user's code, e.g. "train.py:41 in step"
-    left_out: str = ""  # the file of the project that it missed, and that was not frozen
+    done: bool = False  # it had reported `done`: nothing after that is a failure
+    stopping: bool = False  # it ended after the agent's SIGTERM
+    asked: bool = False  # it had reported a request to stop, such as a signal
+    left: bool = False  # its script ended by sys.exit, or argparse did
+    said: str = ""  # the last line of its log, if it failed
+    not_started: str = ""  # why the program was not begun: the launcher could not become this rank
+    error: str | None = None  # last line of the exception, such as "ValueError: bad shape"
+    where: str | None = None  # innermost frame of the user's code, such as "train.py:41 in step"
+    left_out: str = ""  # the file of the project that it did not find because it was not frozen
     raised: tuple[Raised, ...] = ()  # the exceptions of its traceback, the last one first
-    failed_rank: int | None = None  # the rank that its exception names as the one that failed
-    oom: bool = False  # cgroup or kernel evidence, or CUDA's own words
-    hung: bool = False  # killed by us because it made no progress
+    failed_rank: int | None = None  # the rank that its exception names as failed
+    oom: bool = False  # evidence from cgroup, kernel or CUDA that memory ran out
+    hung: bool = False  # killed by the agent because it made no progress
     fenced: bool = False  # it left because a newer start of the run writes the checkpoints
     peak_memory_bytes: int | None = None
     started_at: float = 0.0
@@ -221,7 +221,7 @@ class NotFinite(msgspec.Struct, frozen=True):
     """A reported metric that is NaN or infinite, and the step since which it is (None if unknown)."""
 
     value: Literal["NaN", "Infinity", "-Infinity"]
-    since: int | None = None  # the step at which it became so
+    since: int | None = None  # the step since which it is so
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -237,9 +237,9 @@ class Failure(msgspec.Struct, frozen=True):
     rank: int | None = None
     node: int | None = None
     where: str | None = None
-    left_out: str = ""  # the file of the project that was missed, and that was not frozen
+    left_out: str = ""  # the file of the project that was not found because it was not frozen
     log: str | None = None  # relative to the run directory
-    tail: tuple[str, ...] = ()  # last lines of that log
+    tail: tuple[str, ...] = ()  # last lines of the log
     at: float = 0.0
 
 
@@ -250,10 +250,10 @@ class NodeState(msgspec.Struct, frozen=True):
 
     node: int
     address: str
-    state: str  # waiting, up, spare, drained, unknown, lost, unfit; of a run that has ended: left
+    state: str  # waiting, up, spare, drained, unknown, lost, unfit; left, if the run has ended
     ranks: tuple[int, ...] = ()
-    host: str = ""  # what the cluster calls the machine, where it has a name for it
-    why: str = ""  # of one that is unfit: what was seen of which device
+    host: str = ""  # the cluster's name of the machine, if it has one
+    why: str = ""  # if unfit: the device and its failure
 
 
 class RankState(msgspec.Struct, frozen=True):
@@ -277,7 +277,7 @@ class GpuLoad(msgspec.Struct, frozen=True):
     if not reported).
     """
 
-    index: _Amount  # as the driver counts them
+    index: _Amount  # the driver's number of the GPU
     memory: _Amount  # bytes in use
     memory_total: _Amount
     busy: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None  # percent of the time; None: not reported
@@ -292,11 +292,11 @@ class RankLoad(msgspec.Struct, frozen=True):
 
     rank: int
     cpu: _Cores  # cores
-    memory: _Amount  # bytes resident; what several of its processes share counts in each
+    memory: _Amount  # bytes resident; memory shared by its processes counts in each
     processes: _Amount = 1
     read: _Amount = 0  # bytes a second, from disks
     written: _Amount = 0
-    gpus: Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=1000)] = ()  # that it has memory on
+    gpus: Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=1000)] = ()  # indices of GPUs on which it has memory
     gpu_memory: _Amount = 0
 
 
@@ -309,13 +309,13 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
     node: int
     at: float  # wall clock, for people
-    cores: _Amount  # that there are
-    cpu: _Cores  # of them, in use
+    cores: _Amount  # number of cores
+    cpu: _Cores  # number of cores in use
     memory: _Amount  # bytes in use
     memory_total: _Amount
-    received: _Amount = 0  # bytes a second, by the networks that training may use
+    received: _Amount = 0  # bytes a second, over networks that training may use
     sent: _Amount = 0
-    read: _Amount = 0  # bytes a second, of its own disks
+    read: _Amount = 0  # bytes a second, of local disks
     written: _Amount = 0
     gpus: Annotated[tuple[GpuLoad, ...], msgspec.Meta(max_length=1000)] = ()
     ranks: Annotated[tuple[RankLoad, ...], msgspec.Meta(max_length=10_000)] = ()
@@ -344,27 +344,27 @@ class RunState(msgspec.Struct, frozen=True):
     total_steps: int | None = None
     rate: float | None = None  # steps per second
     metrics: dict[str, float] = {}  # the newest numbers that ranks reported: loss and the like
-    not_finite: dict[str, NotFinite] = {}  # those of them that are NaN or infinite now
-    malformed: int = 0  # lines of this generation's ranks on the progress wire that were no reports
-    checkpoint: int | None = None  # the newest step that ranks reported as checkpointed
-    second_copies: bool = False  # disks apart, and more than one: checkpoints get second copies
-    safe_checkpoint: int | None = None  # the newest that has them all: it is whole without any one node's disk
-    memory_copy: int | None = None  # the newest step of which each node's memory has a copy in another one's
+    not_finite: dict[str, NotFinite] = {}  # those metrics that are NaN or infinite now
+    malformed: int = 0  # lines from this generation's ranks that were no valid reports
+    checkpoint: int | None = None  # the newest step that ranks reported as saved
+    second_copies: bool = False  # several nodes with a disk each: checkpoints get second copies
+    safe_checkpoint: int | None = None  # the newest with all second copies, complete without any one node's disk
+    memory_copy: int | None = None  # the newest step whose snapshots are in another node's memory as well
     fingerprint: str | None = None
     world_size: int | None = None
     restarts: dict[str, int] = {}  # by cause, over all attempts
     nodes: tuple[NodeState, ...] = ()
     ranks: tuple[RankState, ...] = ()
     loads: tuple[NodeLoad, ...] = ()  # the newest sample of each node; none once the run has ended
-    last_rank: LastRank | None = None  # into collectives, where the others wait for it
+    last_rank: LastRank | None = None  # the rank for which other ranks wait in collectives
     failure: Failure | None = None
-    message: str = ""  # what it waits for, or what to know
+    message: str = ""  # what the run waits for, or another notice
     started_at: float | None = None
     ended_at: float | None = None
-    job: str | None = None  # the cluster's id of it, where it has one
-    used_s: float = 0.0  # how long attempts have lasted since a person submitted or resumed the run
+    job: str | None = None  # the cluster's job id, if it has one
+    used_s: float = 0.0  # seconds that attempts have lasted since a user submitted or resumed the run
     updated_at: float = 0.0  # wall clock, for people
-    boot_id: str = ""  # with `monotonic_s`, for comparing ages on the same machine
+    boot_id: str = ""  # with `monotonic_s`: the age of the state on the same machine
     monotonic_s: float = 0.0
 
 
@@ -383,13 +383,13 @@ class AttemptEnd(msgspec.Struct, frozen=True):
     wrote which did not lead the attempt.
     """
 
-    state: State  # succeeded, failed, cancelled; queued: the cluster is to start another attempt
+    state: State  # succeeded, failed, cancelled; queued: another attempt follows
     cause: Cause | None
     exit_code: int
     ended_at: float
     message: str = ""
-    delay_s: float = 0.0  # queued: how long the cluster waits before it starts the next attempt
-    alone: bool = False  # written by a host that did not lead it: the others may have continued
+    delay_s: float = 0.0  # queued: seconds before the next attempt starts
+    alone: bool = False  # written by a host that did not lead the attempt: other hosts may have continued
 
 
 class StopRequest(msgspec.Struct, frozen=True):
@@ -398,7 +398,7 @@ class StopRequest(msgspec.Struct, frozen=True):
     `kind` is cancel, or preempt or limit, after which another attempt follows.
     """
 
-    kind: str  # cancel; preempt and limit: another attempt is to follow
+    kind: str  # cancel; preempt or limit: another attempt follows
     at: float
     by: ProcessId
 
@@ -407,7 +407,7 @@ class MoveRequest(msgspec.Struct, frozen=True):
     """A request to move the ranks of node `node` to the node `to`, or to any spare node if `to` is None."""
 
     node: int
-    to: int | None = None  # None: on any spare
+    to: int | None = None  # None: any spare node
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
@@ -416,9 +416,9 @@ class DrainRequest(msgspec.Struct, frozen=True):
     `why` has the scheduler's reason for each node that the scheduler drains.
     """
 
-    nodes: tuple[int, ...] = ()  # for good
+    nodes: tuple[int, ...] = ()  # without ranks for the rest of the attempt
     why: dict[int, str] = {}  # the scheduler's reasons, for nodes that it drains
-    moves: tuple[MoveRequest, ...] = ()  # now, each once, in this order; the node may have others later
+    moves: tuple[MoveRequest, ...] = ()  # once each, in this order; such a node may get other ranks later
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -438,20 +438,20 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     node: int | None = None
     rank: int | None = None
     cause: Cause | None = None
-    where: str | None = None  # place of a user error, to know it again
-    left_out: str = ""  # of a user error: the file of the project that was missed, and that was not frozen
-    signal: int | None = None  # of a failure: what ended its rank
-    code: int | None = None  # of a failure: with which exit code its rank left
-    said: str = ""  # of a failure: the last line of its rank's log, where the rank left without an exception
+    where: str | None = None  # frame of user code in a user error, by which a repetition is recognised
+    left_out: str = ""  # of a user error: the file of the project that was not found because it was not frozen
+    signal: int | None = None  # of a failure: the signal that ended its rank
+    code: int | None = None  # of a failure: the exit code of its rank
+    said: str = ""  # of a failure without an exception: the last line of its rank's log
     error_kind: ErrorKind | None = None  # of a user error
-    steps: int = 0  # of a failure: how many steps and checkpoints its generation had brought
-    steps_in_all: int = 0  # and how many its attempt had
-    brief: str = ""  # of a failure, and of what follows: a few words for who reads the log
-    step: int | None = None  # newest step known then
-    checkpoint: int | None = None  # newest checkpoint known then
-    ran_s: float = 0.0  # of a failure, or of a regroup without one: how long its generation had been open
-    still_s: float = 0.0  # of those too: how long its generation had made no step
-    in_place: bool = False  # of a failure: surviving ranks were to continue in their processes, from that step
-    same: str = ""  # of a hang that no other start mends: by what it is known again
+    steps: int = 0  # of a failure: steps and checkpoints that its generation had made
+    steps_in_all: int = 0  # of a failure: steps and checkpoints that its attempt had made
+    brief: str = ""  # of a failure and its consequence: a few words for a log
+    step: int | None = None  # newest step at that time
+    checkpoint: int | None = None  # newest checkpoint at that time
+    ran_s: float = 0.0  # of a failure or a new generation without one: seconds that the generation ran
+    still_s: float = 0.0  # of the same: seconds for which the generation had made no step
+    in_place: bool = False  # of a failure: survivors were to continue in place from that step
+    same: str = ""  # of a hang that a restart does not mend: equal for its repetitions
     end: AttemptEnd | None = None  # of `ending`: how the attempt ends once half of a pool's voters have this line
     evidence: str = ""

@@ -47,10 +47,10 @@ class Join(msgspec.Struct, frozen=True, tag="join", tag_field="t"):
     address: Name
     process: ProcessId
     port: Port  # a port this agent holds for the next generation's MASTER_PORT
-    generation: Count = 0  # the generation whose ranks it still runs; 0: none
-    buried: ProcessId | None = None  # the agent that was here before, known to be gone with all that it ran
-    replica_port: Port = 0  # where it gives and takes files of checkpoints; 0: it has none
-    link_port: Port = 0  # where the link to it is measured; 0: nowhere
+    generation: Count = 0  # the generation of the ranks that run on this node; 0: none
+    buried: ProcessId | None = None  # the node's previous agent, if it is known to have exited with all its processes
+    replica_port: Port = 0  # where it serves and receives checkpoint files; 0: nowhere
+    link_port: Port = 0  # where links to it are measured; 0: nowhere
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", tag_field="t"):
@@ -74,7 +74,7 @@ class Started(msgspec.Struct, frozen=True, tag="started", tag_field="t"):
     node: int
     generation: int
     pids: Annotated[tuple[int, ...], msgspec.Meta(max_length=10_000)]  # by local rank
-    port: Port  # the port it holds now for a generation after this one
+    port: Port  # a port that this agent holds for a later generation
 
 
 class SlowRank(msgspec.Struct, frozen=True, array_like=True):
@@ -83,8 +83,8 @@ class SlowRank(msgspec.Struct, frozen=True, array_like=True):
     """
 
     rank: Count
-    own_s: float  # what its own work takes of each step
-    usual_s: float  # what the usual rank's does
+    own_s: float  # of its own work in each step
+    usual_s: float  # of the usual rank's work in each step
 
 
 class WentBack(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +93,7 @@ class WentBack(msgspec.Struct, frozen=True, array_like=True):
     """
 
     step: Count
-    lost_steps: Count  # that are done again
+    lost_steps: Count  # steps that are done again
     why: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
 
@@ -108,7 +108,7 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
 
     rank: int
     idle_s: float  # since its last report or output
-    reported: bool  # it has used the progress wire in this generation
+    reported: bool  # it has reported something in this generation
     frozen: bool  # a signal has stopped it, according to the kernel
     step: Count | None = None
     total_steps: Count | None = None
@@ -117,14 +117,14 @@ class RankHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: Text | None = None
     not_finite: Annotated[dict[Name, NotFinite], msgspec.Meta(max_length=128)] = {}
     breakpoint: str = ""  # where it waits for a debugger
-    malformed: Count = 0  # lines on its progress wire that were no reports
-    can_continue: bool | None = None  # it can continue here when another rank is replaced; None: not reported yet
+    malformed: Count = 0  # lines that were no valid reports
+    can_continue: bool | None = None  # it can survive when another rank is replaced; None: not reported yet
     address: str = ""  # where it answers requests
-    resizes: bool = False  # beside `can_continue`: it can continue with fewer or more ranks, too
-    goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
-    waits: bool = False  # it was started to join others, and waits for them
-    slow: SlowRank | None = None  # as it has reported in this generation
-    went_back: WentBack | None = None  # as it has reported in this generation
+    resizes: bool = False  # with `can_continue`: it can continue with fewer or more ranks
+    goes_back: bool = False  # with `can_continue`: it can continue from a saved state, with fewer ranks
+    waits: bool = False  # it was started to join other ranks, and waits for them
+    slow: SlowRank | None = None  # as reported in this generation
+    went_back: WentBack | None = None  # as reported in this generation
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
@@ -140,12 +140,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", tag_field="t"):
     seq: Count
     generation: int
     ranks: tuple[RankHeartbeat, ...] = ()
-    fetched: Count | None = None  # bytes of a checkpoint so far, while it brings here what its ranks are to load
-    keeps: bool = False  # disks apart: a checkpoint of the trainer's has been seen on this node's
-    preparing: Name = ""  # what has to end before ranks can be started here
-    load: NodeLoad | None = None  # where there is a new sample
-    answered: Count = 0  # the newest heartbeat whose answer has come
-    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # from that heartbeat to its answer
+    fetched: Count | None = None  # bytes fetched so far of the checkpoint that its ranks will load; None: no fetch
+    keeps: bool = False  # with a disk per node: a checkpoint of the trainer's was found on this node's disk
+    preparing: Name = ""  # what must be complete before ranks can start here
+    load: NodeLoad | None = None  # if there is a new sample
+    answered: Count = 0  # sequence number of the newest heartbeat that was answered
+    took_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # seconds from that heartbeat to its answer
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
@@ -153,7 +153,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited", tag_field="t"):
 
     node: int
     exit: RankExit
-    tail: Tail = ()  # last lines of its log, where it failed
+    tail: Tail = ()  # last lines of its log, if it failed
 
     def __post_init__(self) -> None:
         if not _LOG.fullmatch(self.exit.log):
@@ -250,9 +250,9 @@ class LinkSeen(msgspec.Struct, frozen=True, tag="link_seen", tag_field="t"):
 
     node: int
     number: Count
-    bytes_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of its two ways the slower one's
+    bytes_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # of the slower direction
     round_trip_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    problem: Name = ""  # why nothing more is known
+    problem: Name = ""  # why nothing was measured
 
 
 class Looked(msgspec.Struct, frozen=True, tag="looked", tag_field="t"):
@@ -322,7 +322,7 @@ class Look(msgspec.Struct, frozen=True, tag="look", tag_field="t"):
 
     generation: int
     number: Count
-    times: bool = False  # only when they entered their collectives: answer with an Entered for each
+    times: bool = False  # only when ranks entered their collectives, answered by an Entered for each
 
 
 class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
@@ -342,14 +342,12 @@ class Start(msgspec.Struct, frozen=True, tag="start", tag_field="t"):
     group_world_size: int
     master_addr: str
     master_port: int
-    restarts: int  # restarts of the run so far
-    replicas: tuple[
-        ReplicaAddress, ...
-    ] = ()  # where files are given away: the members' by group rank, then of all others that joined
-    all_here: bool = True  # no other node may have files of the run's checkpoints
-    kept: bool = False  # the run has had checkpoints: without any it does not begin
-    anew: bool = False  # a user has allowed it begin anew all the same
-    joins: bool = False  # ranks on other nodes are in the middle of the training, and wait for these
+    restarts: int  # of the run so far
+    replicas: tuple[ReplicaAddress, ...] = ()  # replica servers: the members' by group rank, then those of other nodes
+    all_here: bool = True  # no other node can have checkpoint files of the run
+    kept: bool = False  # the run has saved checkpoints, and does not begin without one
+    anew: bool = False  # a user has allowed it to begin without one
+    joins: bool = False  # ranks on other nodes are in the middle of training, and wait for these
 
 
 class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_field="t"):
@@ -362,8 +360,8 @@ class ContinueInPlace(msgspec.Struct, frozen=True, tag="continue_in_place", tag_
     """
 
     start: Start
-    survivors: tuple[int, ...]  # of this node's ranks, by their numbers from now on, those that keep their processes
-    at_step_end: bool = False  # no rank is gone: others join once the step under way is over
+    survivors: tuple[int, ...]  # those ranks of this node, by their new numbers, that keep their processes
+    at_step_end: bool = False  # no rank was lost: others join at the end of the current step
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow", tag_field="t"):
@@ -398,7 +396,7 @@ class End(msgspec.Struct, frozen=True, tag="end", tag_field="t"):
     """coordinator → agent: the attempt is over, so exit; `goes_on` means that the run continues in another attempt."""
 
     reason: str
-    goes_on: bool = False  # the run does, in another attempt
+    goes_on: bool = False  # the run continues in another attempt
 
 
 ToCoordinator = (

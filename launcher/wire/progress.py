@@ -44,8 +44,8 @@ class ExceptionReport(msgspec.Struct, frozen=True):
 
     line: str = ""
     where: str = ""
-    raised: tuple[Raised, ...] = ()  # it, and what it came from
-    failed_rank: Count | None = None  # the rank that it names as the one that failed, as where a disk takes no save
+    raised: tuple[Raised, ...] = ()  # this exception and its causes
+    failed_rank: Count | None = None  # the rank that it names as failed, for example one that could not save
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -63,21 +63,21 @@ class Report(msgspec.Struct, frozen=True):
     checkpoint: int | None = None
     fingerprint: str | None = None
     asked_to_stop: bool = False
-    called_exit: bool = False  # it calls sys.exit, or argparse does, as its starter reports
-    start_failed: str = ""  # why it could not become the rank, as its starter reports
-    done: bool | None = None  # false: there is more to do after all
+    called_exit: bool = False  # it calls sys.exit, or argparse does, as the rank's starter reports
+    start_failed: str = ""  # why it could not become the rank, as the rank's starter reports
+    done: bool | None = None  # False: there is more to do after all
     exception: ExceptionReport | None = None
-    breakpoint: str | None = None  # where it waits for a debugger; "": no more
-    address: str | None = None  # where it answers requests; "": no more
-    can_continue: int | None = None  # the generation in which it can continue when another rank is replaced; 0: in none
-    resizes: bool = False  # beside `can_continue`: among fewer or more ranks, too
-    goes_back: bool = False  # beside `can_continue`: to what was saved, among fewer ranks too
-    waits: bool = False  # for ranks that are in the middle of the training, to meet them
-    remembered: int | None = None  # a step of which this node's ranks have a snapshot in its memory
-    slow_rank: int | None = None  # that all others wait for: what its own work takes of a step, and the usual rank's
+    breakpoint: str | None = None  # where it waits for a debugger; "": it continues
+    address: str | None = None  # where it serves requests; "": no longer
+    can_continue: int | None = None  # the generation in which it can survive the replacement of another rank; 0: none
+    resizes: bool = False  # with `can_continue`: it can continue with fewer or more ranks
+    goes_back: bool = False  # with `can_continue`: it can continue from a saved state, with fewer ranks
+    waits: bool = False  # it waits to join ranks that are in the middle of training
+    remembered: int | None = None  # a step of which this node's memory has a snapshot
+    slow_rank: int | None = None  # the rank for which all others wait, with the next two fields
     slow_s: float = 0.0
     usual_s: float = 0.0
-    went_back_to: int | None = None  # the saved step from which the training continued in place
+    went_back_to: int | None = None  # the saved step from which training continued in place
     lost_steps: int = 0
     why: str = ""
 

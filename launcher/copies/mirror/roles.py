@@ -27,7 +27,7 @@ class RoleReport(msgspec.Struct, frozen=True):
     """
 
     name: RunId
-    attempt: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]  # of the role, the newest
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]  # the role's newest
     last: RunState | None
     end: AttemptEnd | None
 

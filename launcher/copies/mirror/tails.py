@@ -25,7 +25,7 @@ class Limits:
 
     answer_bytes: int = 8 << 20
     answer_files: int = 5000
-    at_once_bytes: int = 16 << 30  # in all answers
+    at_once_bytes: int = 16 << 30  # in all answers together
     new_files: int = 100_000
 
 
@@ -35,7 +35,7 @@ LIMITS = Limits()
 class Tail(NamedTuple):
     """A piece of a file, named relative to the run's folder, with the offset at which it belongs."""
 
-    name: Annotated[str, msgspec.Meta(max_length=4096)]  # from the run's folder
+    name: Annotated[str, msgspec.Meta(max_length=4096)]  # relative to the run's folder
     at: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
     content: bytes
 

@@ -26,7 +26,7 @@ class Window(msgspec.Struct, frozen=True):
 
     rows: _Cells
     columns: _Cells
-    term: Annotated[str, msgspec.Meta(max_length=200)] = ""  # its TERM
+    term: Annotated[str, msgspec.Meta(max_length=200)] = ""  # the value of TERM
 
 
 class RunCommand(msgspec.Struct, frozen=True, tag="command"):
@@ -37,7 +37,7 @@ class RunCommand(msgspec.Struct, frozen=True, tag="command"):
     """
 
     rank: _RankNumber
-    argv: tuple[_Bytes, ...]  # none: the user's shell
+    argv: tuple[_Bytes, ...]  # empty: the user's shell
     window: Window | None = None  # None: pipes
 
 
@@ -93,7 +93,7 @@ class Output(msgspec.Struct, frozen=True, tag="said"):
     """Output of the command, from its stdout, or with `err` from its stderr."""
 
     data: _Bytes
-    err: bool = False  # on stderr
+    err: bool = False  # from stderr, not stdout
 
 
 class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
@@ -105,7 +105,7 @@ class RankStacks(msgspec.Struct, frozen=True, tag="rank_stacks"):
     pid: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
     lines: Annotated[tuple[_Line, ...], msgspec.Meta(max_length=20_000)] = ()
     problem: _Line = ""
-    look: RankLook | None = None  # what else was seen of it
+    look: RankLook | None = None  # what the rank was doing, if that was read
 
 
 class CommandEnded(msgspec.Struct, frozen=True, tag="ended"):

@@ -39,7 +39,7 @@ class Process(NamedTuple):
 
     pid: int
     parent: int
-    started_s: float  # on the clock that runs since the machine was started
+    started_s: float  # seconds from the machine's boot
     cpu_s: float
     memory: int  # bytes resident
 

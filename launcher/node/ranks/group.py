@@ -63,9 +63,9 @@ class Home:
     node: NodePlan
     environment: Mapping[str, str]
     offered: OfferedZygote | None = None
-    notes: Path | None = None  # recovery.mode hot: the folder in memory where ranks note what is theirs alone
-    snapshots: Path | None = None  # the folder in memory where they keep the newest state
-    gate: int | None = None  # where the next agent of this node would receive its arguments
+    notes: Path | None = None  # with recovery.mode hot: the folder in memory for what ranks record at each step
+    snapshots: Path | None = None  # the folder in memory for step snapshots
+    gate: int | None = None  # the descriptor over which the node's next agent would receive its arguments
     oom: OomCounter = field(default_factory=OomCounter)
 
     @property
@@ -116,8 +116,8 @@ class _Rank:
     pid: int = 0
     process: ProcessId | None = None
     hung: bool = False
-    dumps: bool = False  # its stacks, because we have asked for them
-    replaced: bool = False  # another process has its place, or is about to
+    dumps: bool = False  # it writes its stacks because the agent asked, which is not activity
+    replaced: bool = False  # another process takes its place
     exit: RankExit | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 

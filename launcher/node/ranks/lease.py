@@ -44,9 +44,9 @@ class AfterSuspend(Enum):
     until the coordinator decides. COUNTS: the lease has expired.
     """
 
-    FORGIVEN = auto()  # no other node can have replaced this one meanwhile
-    ASKED = auto()  # only the coordinator knows whether one has: the ranks stay stopped until it answers
-    COUNTS = auto()  # others may have replaced it, even without the coordinator
+    FORGIVEN = auto()  # it does not count the suspended time: no other node can have replaced this one
+    ASKED = auto()  # ranks stay stopped until the coordinator says whether another node has replaced this one
+    COUNTS = auto()  # it has expired: other nodes may have replaced this one, even without the coordinator
 
 
 class Lease:

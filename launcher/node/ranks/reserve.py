@@ -41,11 +41,11 @@ class _Process:
     progress: Progress
     pipe: ProgressPipe
     control: ControlPipe
-    told_of: Mapping[str, str]  # what it knows of the ranks already
+    told_of: Mapping[str, str]  # the variables, such as WORLD_SIZE, that it started with
     pid: int = 0
     ended: bool = False
-    told: bool = False  # that it is ready
-    tell: TellDeath | None = None  # who hears of its death; None: it is in reserve
+    told: bool = False  # that it is ready was reported
+    tell: TellDeath | None = None  # called with its death once it is a rank; None: still in reserve
 
     @property
     def is_ready(self) -> bool:

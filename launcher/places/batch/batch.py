@@ -50,7 +50,7 @@ class SubmitToken(msgspec.Struct, frozen=True):
     """
 
     text: str
-    array: int | None = None  # how many runs share the job, where it is an array
+    array: int | None = None  # number of runs in the job, if it is an array
 
     @property
     def mark(self) -> str:
@@ -103,9 +103,9 @@ def warned_before_s(limit_s: float | None, wanted_s: float) -> float:
 class Phase(StrEnum):
     """The phase of a job, as far as the launcher distinguishes them."""
 
-    QUEUED = "queued"  # no process of its next start exists yet
-    RUNNING = "running"  # it has its nodes, even where it is stopped on them
-    ENDING = "ending"  # processes may still live; then it has ended, or is queued again
+    QUEUED = "queued"  # no process of its next start exists
+    RUNNING = "running"  # it has its nodes, even if it is suspended
+    ENDING = "ending"  # processes may still live; after that it has ended or is queued again
     ENDED = "ended"  # for good
     UNKNOWN = "unknown"
 
@@ -118,20 +118,20 @@ class QueuedJob(msgspec.Struct, frozen=True):
     if it left no record. A `suspended` job has its nodes but stands still.
     """
 
-    id: str  # as the scheduler's programs take it
+    id: str  # in the form that the scheduler's commands accept
     phase: Phase
-    word: str  # the scheduler's own for its state
+    word: str  # the scheduler's own name of the state
     text: str = ""  # for people: why it waits, where it runs, who ended it
     hosts: str = ""
     submit_tokens: frozenset[str] = frozenset()
-    element: tuple[str, int] | None = None  # of an array: the array's id, and which of its runs, from 0
+    element: tuple[str, int] | None = None  # in an array: the array's id, and the number of the run from 0
     starts_at: float | None = None  # the scheduler's estimate while it waits
-    ends_at: float | None = None  # by its time limit while it runs
+    ends_at: float | None = None  # by its time limit, while it runs
     ended_as: State | None = None  # how the run ended if it left no end record
     cause: Cause | None = None
-    exit_code: int | None = None  # of its batch process, where its accounts have it
-    suspended: bool = False  # it has its nodes, and all of it stands still there
-    name: str = ""  # what its submitter called it, where the scheduler shows that with the rest
+    exit_code: int | None = None  # of its batch process, if the accounting has it
+    suspended: bool = False  # it has its nodes, but stands still
+    name: str = ""  # the job's name, if the scheduler lists it
 
     def may_have(self, submit_token: str) -> bool:
         """Return whether the job may be the one submitted with this token. A job that shows no token may be, because a
@@ -144,7 +144,7 @@ class JobStart(msgspec.Struct, frozen=True):
     """The job in which this process runs, and the number of its run if the job is an array's element, else None."""
 
     job: str
-    element: int | None  # which run of an array, from 0
+    element: int | None  # the number of the run in an array, from 0
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
@@ -154,10 +154,10 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     for people.
     """
 
-    down: bool  # given up; a node that merely takes no new jobs is not
+    down: bool  # given up by the scheduler; a node that only takes no new jobs is not
     text: str  # its state and the reason, for people
     booted_at: float | None = None
-    drains: bool = False  # an administrator wants it free of jobs; those that it has may end there
+    drains: bool = False  # an administrator wants no new jobs on it; its present jobs may end
 
 
 class ExecHost(msgspec.Struct, frozen=True):
@@ -171,9 +171,9 @@ class ExecHost(msgspec.Struct, frozen=True):
     cpus: int
     gpus: int | None = None
     free_gpus: int | None = None
-    used: bool = False  # by jobs, of whomever
+    used: bool = False  # jobs of any user run on it
     up: bool = True  # it answers
-    drains: bool = False  # as of NodeAnswer
+    drains: bool = False  # as in NodeAnswer
     queues: frozenset[str] = frozenset()
     text: str = ""  # its state, for people
 
@@ -181,10 +181,10 @@ class ExecHost(msgspec.Struct, frozen=True):
 class Fate(Enum):
     """What the scheduler does with a job whose batch process it has asked to exit."""
 
-    QUEUED_AGAIN = auto()  # the scheduler has put it back by itself
-    PREEMPTED = auto()  # others get its nodes, and the scheduler would leave it at that
+    QUEUED_AGAIN = auto()  # the scheduler itself has requeued it
+    PREEMPTED = auto()  # its nodes go to other jobs, and the scheduler does not requeue it
     TIMED_OUT = auto()
-    CANCELLED = auto()  # none of these: a person has ended it
+    CANCELLED = auto()  # none of these: a user or administrator has ended it
     RUNS = auto()  # it is not being ended
     UNKNOWN = auto()  # the scheduler does not report it
 
@@ -201,20 +201,20 @@ class BatchSystem(ABC):
     the job. If `leaves_with` is set, a job is requeued by exiting with this code, else by `requeue`.
     """
 
-    kind: str  # as the registry of kinds has it
-    called: str  # for people: Slurm
-    ask: Callable[..., Answer]  # `Programs(…).ask`: runs one of its programs
-    submits: Sequence[str] = ()  # the command whose last argument is the script: qsub -terse
-    reads_stdin = False  # that command gets the script on its stdin instead
-    sees: str  # what a person types to see a job, whose id follows: squeue -j
-    ends: str  # and to end it
-    releases = ""  # and to let one go that is held; "": jobs cannot be held
-    starts: Sequence[str] = ()  # the command that starts a program of the job on a host, which follows: qrsh -inherit
-    id_variable = "JOB_ID"  # has the job's id inside of it
-    hosts_variable = "PE_HOSTFILE"  # names a file with the job's hosts, one at the start of a line, its own first
-    leaves_with: int | None = None  # a job is put back by leaving with this code; None: by `requeue`
-    gpu_resource = "gpu"  # its name for GPUs, unless the spec has one
-    most_in_array = 1  # runs that one array may have; 1: no arrays
+    kind: str  # its name in the registry of kinds
+    called: str  # the name for users, such as Slurm
+    ask: Callable[..., Answer]  # runs one of its commands (`Programs.ask`)
+    submits: Sequence[str] = ()  # the command that submits the script, its last argument, such as qsub -terse
+    reads_stdin = False  # that command reads the script from its stdin instead
+    sees: str  # the command by which a user shows a job, whose id follows, such as squeue -j
+    ends: str  # the command by which a user ends a job
+    releases = ""  # the command by which a user releases a held job; "": jobs cannot be held
+    starts: Sequence[str] = ()  # the command that starts a program on a host of the job, such as qrsh -inherit
+    id_variable = "JOB_ID"  # the variable that holds the job's id in the job
+    hosts_variable = "PE_HOSTFILE"  # names a file with the job's hosts, one at each line's start, its own first
+    leaves_with: int | None = None  # the exit code by which a job is requeued; None: `requeue` does it
+    gpu_resource = "gpu"  # its resource name for GPUs, unless the spec has one
+    most_in_array = 1  # number of runs that one array may have; 1: no arrays
 
     def __init__(self) -> None:
         self.started: list[AgentProcess] = []  # what this process has started on other hosts of the job

@@ -35,11 +35,11 @@ class Programs(msgspec.Struct, frozen=True):
     answered; `environment` selects the variables that the commands get.
     """
 
-    called: str  # the scheduler, for people
+    called: str  # the scheduler's name for users
     server: str
-    silence: Sequence[str]  # in their output if no server received the request, or may not have
-    environment: Callable[[Mapping[str, str]], Mapping[str, str]] = cleaned  # what they get of the caller's
-    most_bytes: int = 128 << 20  # of an answer: of 200,000 jobs squeue writes about a fifth of that
+    silence: Sequence[str]  # texts in their output that mean that no server received the request, or may not have
+    environment: Callable[[Mapping[str, str]], Mapping[str, str]] = cleaned  # selects the variables that they get
+    most_bytes: int = 128 << 20  # of their output: for 200,000 jobs squeue writes about a fifth of that
 
     def ask(
         self,

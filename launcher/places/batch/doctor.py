@@ -30,8 +30,8 @@ class BatchDoctor(ABC):
     """The checks of one batch system; `words` are the names of its programs in findings."""
 
     words: QueueNames
-    starting = ""  # the command that starts a program on a host of the job, which follows; by default, words.starter
-    by_stdin = True  # it hands its stdin on
+    starting = ""  # the command that starts a program on a host of the job; "": words.starter
+    by_stdin = True  # that command passes its stdin on
 
     @abstractmethod
     def site(self) -> str:

@@ -20,11 +20,11 @@ class Address(msgspec.Struct, frozen=True):
     are kept there, and `on` the cluster's name on the login node.
     """
 
-    cluster: str  # as the user calls it
+    cluster: str  # the user's name for the cluster
     login: str  # for ssh
-    launch: str  # the program there
-    folder: str  # where code and runs are kept there
-    on: str  # what the cluster is called there
+    launch: str  # path of the program on the login node
+    folder: str  # where code and runs are kept on the login node
+    on: str  # the cluster's name on the login node
     transport: str = "openssh"
 
     def __str__(self) -> str:

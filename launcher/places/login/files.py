@@ -62,8 +62,8 @@ class RemoteRun:
 
     run: RunDir
     address: Address
-    there: RunId  # what it is called there
-    first: int  # the number of its first attempt
+    there: RunId  # its id on the login node
+    first: int  # number of its first attempt
 
 
 def remote_runs(run: RunDir) -> list[RemoteRun]:
@@ -263,8 +263,8 @@ class LoginDisk:
     address: Address
     there: RunId
     checkpoint: str = "newest"
-    role: str = ""  # beside the main one
-    token: str = ""  # of the run that is to be there
+    role: str = ""  # a role other than the main one; "": the run
+    token: str = ""  # submit token of a run that is about to be created there
 
     def held(self) -> Sequence[Held]:
         """Return which files of each checkpoint the login node has."""

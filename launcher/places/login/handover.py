@@ -39,7 +39,7 @@ class _Patience:
     """
 
     answer_s: float
-    tree_s: float  # for a large tree to be written and read there
+    tree_s: float  # for a large tree to be written and read on the login node
 
 
 _PATIENT, _HASTY = _Patience(120.0, 600.0), _Patience(13.0, 30.0)

@@ -47,7 +47,7 @@ class AskQueue(msgspec.Struct, frozen=True, tag="queue"):
 
     on: str
     queue: QueueOptions
-    to_follow: tuple[Predecessor, ...]  # runs there
+    to_follow: tuple[Predecessor, ...]  # runs on the login node
 
 
 class AskRunsFolder(msgspec.Struct, frozen=True, tag="runs_folder"):
@@ -68,11 +68,11 @@ class RemoteSpec(msgspec.Struct, frozen=True):
     `called` are the spec's and project's names on that machine, for messages.
     """
 
-    name: str  # of its file
+    name: str  # name of the spec file
     text: bytes
     overrides: tuple[str, ...]
-    defaults: tuple[tuple[str, str], ...]  # of the cluster, as the user's clusters file has them
-    called: tuple[str, str]  # what spec and project are called where the user is, for messages
+    defaults: tuple[tuple[str, str], ...]  # the cluster's, from the user's clusters file
+    called: tuple[str, str]  # names of spec and project on the user's machine, for messages
 
 
 class AskPreview(msgspec.Struct, frozen=True, tag="preview"):
@@ -99,13 +99,13 @@ class RunWanted(msgspec.Struct, frozen=True):
     elsewhere, `starts_at` the time before which it must not start.
     """
 
-    run: RunId  # its id here, which it gets there too where that is free
-    spec: Count  # which of the specs
-    repeat: Count | None = None  # which of several runs of that spec
-    first: AttemptNumber = 1  # the number of its first attempt there
-    roles: dict[RunId, AttemptNumber] = {}  # likewise, of each role beside the main one
-    events: bytes = b""  # what has happened to it before, elsewhere
-    starts_at: float | None = None  # Unix time of the moment that its spec names, by the clock here
+    run: RunId  # its id on this machine, which is used on the login node too if it is free
+    spec: Count  # index of its spec
+    repeat: Count | None = None  # number of the repetition of that spec
+    first: AttemptNumber = 1  # number of its first attempt on the login node
+    roles: dict[RunId, AttemptNumber] = {}  # likewise for each other role
+    events: bytes = b""  # its history on other machines
+    starts_at: float | None = None  # Unix time at which its spec lets it start, by this machine's clock
 
 
 class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
@@ -114,11 +114,11 @@ class OpenRuns(msgspec.Struct, frozen=True, tag="open"):
     folder: str
     on: str
     token: str
-    digest: str  # of their code, a tree that is there
+    digest: str  # of their code, a tree that the login node has
     specs: tuple[RemoteSpec, ...]
     runs: tuple[RunWanted, ...]
     secrets: dict[str, str]
-    notifying: Notifying | None = None  # with its addresses
+    notifying: Notifying | None = None  # with addresses
 
     def __repr__(self) -> str:
         return f"OpenRuns({self.token[:8]}…)"  # never the secrets
@@ -135,9 +135,9 @@ class OpenAttempt(msgspec.Struct, frozen=True, tag="resume"):
     token: str
     run: RunId
     after: AttemptNumber
-    overrides: tuple[str, ...]  # what is other than before
-    defaults: tuple[tuple[str, str], ...] | None = None  # of the cluster, where they are other than before
-    anew: bool = False  # a user has allowed it to begin anew if no checkpoint is whole
+    overrides: tuple[str, ...]  # new ones only
+    defaults: tuple[tuple[str, str], ...] | None = None  # the cluster's, if they have changed
+    anew: bool = False  # a user has allowed it to begin without a checkpoint if none is complete
 
 
 class VoidTokens(msgspec.Struct, frozen=True, tag="void"):
@@ -153,9 +153,9 @@ class KnownRun(msgspec.Struct, frozen=True):
     """
 
     run: RunId
-    attempt: AttemptNumber  # the newest one
+    attempt: AttemptNumber  # the newest known one
     events: Count
-    tail: str  # digest of the last of them: do others continue these?
+    tail: str  # digest of the end of the known events, to see whether new ones continue them
 
 
 class LookAtRuns(msgspec.Struct, frozen=True, tag="look"):
@@ -189,17 +189,17 @@ class RunNews(msgspec.Struct, frozen=True):
     attempts: Annotated[tuple[AttemptNews, ...], msgspec.Meta(max_length=MOST_ATTEMPTS)]  # from the newest known one on
     last: RunState | None  # its state.json
     avoided: tuple[Exclusion, ...]
-    events_at: Count  # where the events that follow belong; 0: they are all
+    events_at: Count  # offset of the events that follow; 0: they are all
     events: bytes
-    more: bool = False  # events than fit into this answer
-    roles: tuple[RoleReport, ...] = ()  # beside the main one
+    more: bool = False  # there are more events than fit into this answer
+    roles: tuple[RoleReport, ...] = ()  # the roles other than the main one
 
 
 class AskLogs(msgspec.Struct, frozen=True, tag="logs"):
     """A request for the new parts of a run's logs and metrics, beyond the sizes in `known`. → LogNews"""
 
     run: RunId
-    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # bytes that are there already, by name
+    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # number of bytes on the asking side, by file
     folders: tuple[Annotated[str, msgspec.Meta(pattern=LOGS_OF)], ...] = FOLDERS  # of the run and of its roles
 
 
@@ -216,7 +216,7 @@ class AskOutputs(msgspec.Struct, frozen=True, tag="outputs"):
     """
 
     run: RunId
-    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # as of logs
+    known: dict[str, Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]]  # number of bytes on the asking side, by file
 
 
 class EndRun(msgspec.Struct, frozen=True, tag="cancel"):
@@ -241,7 +241,7 @@ class AskCheckpoints(msgspec.Struct, frozen=True, tag="checkpoints"):
 
     run: RunId
     verify: bool
-    role: str = ""  # beside the main one; "": of the run itself
+    role: str = ""  # a role other than the main one; "": the run
 
 
 class AskStock(msgspec.Struct, frozen=True, tag="stock"):
@@ -251,7 +251,7 @@ class AskStock(msgspec.Struct, frozen=True, tag="stock"):
 
     run: RunId
     checkpoint: Annotated[str, msgspec.Meta(pattern=r"\A(newest|none|[0-9]{1,18})\Z")]
-    role: str = ""  # beside the main one; "": of the run itself
+    role: str = ""  # a role other than the main one; "": the run
 
 
 class GivePiece(msgspec.Struct, frozen=True, tag="give"):
@@ -264,7 +264,7 @@ class GivePiece(msgspec.Struct, frozen=True, tag="give"):
     kind: SaveKind
     name: str
     at: Count
-    role: str = ""  # beside the main one; "": of the run itself
+    role: str = ""  # a role other than the main one; "": the run
 
 
 class KeepPiece(msgspec.Struct, frozen=True, tag="keep"):
@@ -289,7 +289,7 @@ class TidyRuns(msgspec.Struct, frozen=True, tag="tidy"):
 
     folder: str
     runs: tuple[RunId, ...]
-    remove: bool  # and take it away, but for what lives
+    remove: bool  # delete the files, except what a live run needs
 
 
 Request = (

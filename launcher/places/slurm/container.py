@@ -23,8 +23,8 @@ class Container(msgspec.Struct, frozen=True):
     `program` is what has to be installed for that, such as apptainer.
     """
 
-    program: str  # what has to be there for it: apptainer, singularity, or Pyxis' option of srun
-    srun_options: tuple[str, ...]  # not empty: only srun can start it
+    program: str  # what has to be installed: apptainer, singularity, or Pyxis' option of srun
+    srun_options: tuple[str, ...]  # if not empty, only srun can start it
     prefix: tuple[str, ...]
 
 

@@ -46,8 +46,8 @@ class Shape:
     that all of them have.
     """
 
-    nodes: int  # that take jobs
-    gpus: int  # that each of them has
+    nodes: int  # number of nodes that take jobs
+    gpus: int  # number that each of them has
     memory_mb: int
     max_time_s: float
 

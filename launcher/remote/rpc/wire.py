@@ -36,7 +36,7 @@ class Greeting(msgspec.Struct, frozen=True):
     """The first message on a connection: the versions of the protocol and of the launcher."""
 
     wire: int
-    launch: str  # the version of the whole
+    launch: str  # the launcher's version
 
 
 class Have(msgspec.Struct, frozen=True, tag="have"):
@@ -82,7 +82,7 @@ class Reply(msgspec.Struct, frozen=True):
     value: msgspec.Raw = msgspec.Raw(b"null")
     error: tuple[str, ...] = ()
     exit_code: int = 0
-    follows: Size = 0  # bytes behind the line
+    follows: Size = 0  # number of bytes that follow the line
 
 
 class Garbled(LaunchError):

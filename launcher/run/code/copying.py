@@ -84,7 +84,7 @@ class CopiedFile(NamedTuple):
     path: str
     digest: str  # of the bytes that were read and written
     looked: os.stat_result
-    kept: os.stat_result  # its first copy
+    kept: os.stat_result  # the status of its first copy
 
 
 def copy_hashed(code: CodeList, first: NewTree, second: NewTree | None, watch: Watch = iter) -> Iterator[CopiedFile]:

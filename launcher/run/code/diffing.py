@@ -26,10 +26,10 @@ class FileChange(msgspec.Struct, frozen=True):
 
     path: str
     kind: Literal["changed", "new", "gone"]
-    added: int = 0  # lines
+    added: int = 0  # number of lines
     removed: int = 0
-    diff: tuple[str, ...] = ()  # unified, without the two lines that name the file
-    note: str = ""  # why there is no diff, or what else is other
+    diff: tuple[str, ...] = ()  # unified, without the header of two lines
+    note: str = ""  # why there is no diff, or what changed besides the text
 
     def __str__(self) -> str:
         counts = f" +{self.added} -{self.removed}" if self.diff else ""

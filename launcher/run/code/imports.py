@@ -116,9 +116,9 @@ class _FileImports(NamedTuple):
     `decides` is True if the file may change where modules come from.
     """
 
-    modules: frozenset[tuple[str, int]]  # (dotted name, dots before it) of everything that it may import
-    sure: tuple[tuple[str, int, int], ...]  # (dotted name, dots, line) of what it imports whenever it is imported
-    decides: bool  # whether modules may come from elsewhere, or be installed, once it has run
+    modules: frozenset[tuple[str, int]]  # (dotted name, leading dots) of each module that may be imported
+    sure: tuple[tuple[str, int, int], ...]  # (dotted name, leading dots, line) of each import that is always executed
+    decides: bool  # after it has run, modules may come from elsewhere or be installed
 
 
 @lru_cache(_MOST_FILES)

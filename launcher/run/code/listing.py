@@ -26,7 +26,7 @@ _IMPORTED = ("/", ".py", ".so")  # what git ignores of a package all the same: `
 class CodeFile(msgspec.Struct, frozen=True, gc=False):
     """One file of a project's code: a regular file, or a symbolic link with its target in `link`."""
 
-    path: str  # relative; os.fsencode gives back its bytes
+    path: str  # relative to the root; os.fsencode gives back its bytes
     size: int
     executable: bool
     link: str | None = None
@@ -42,8 +42,8 @@ class CodeList:
 
     root: Path
     files: tuple[CodeFile, ...]
-    looks: Mapping[str, os.stat_result] = field(default_factory=dict, compare=False)  # of the regular ones
-    beside: Mapping[str, Path] = field(default_factory=dict)  # those that lie somewhere else, and where
+    looks: Mapping[str, os.stat_result] = field(default_factory=dict, compare=False)  # status when it was listed
+    beside: Mapping[str, Path] = field(default_factory=dict)  # paths of files that are outside `root`
 
     @cached_property
     def bytes(self) -> int:

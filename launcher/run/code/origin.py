@@ -47,7 +47,7 @@ class CommittedFile:
     """A file as a commit has it: git's mode, the id of its content (blob), and its size."""
 
     mode: str
-    blob: str  # what git calls its content
+    blob: str  # git's id of its content
     size: int
 
 

@@ -34,9 +34,9 @@ class Installed:
     it, whatever is on PYTHONPATH.
     """
 
-    path: Path  # the folder on sys.path; of a package by itself, the package
-    name: str | None = None  # that package
-    by_code: bool = False  # a finder of its own brings it, whatever is on PYTHONPATH
+    path: Path  # the folder on sys.path, or with `name` the package's own folder
+    name: str | None = None  # a single package
+    by_code: bool = False  # an import hook finds it, whatever is on PYTHONPATH
 
     @property
     def folder(self) -> Path | None:

@@ -27,10 +27,10 @@ class Glance(msgspec.Struct, frozen=True):
     events: Sequence[Event]
     state: RunState | None
     end: AttemptEnd | None  # of the newest attempt
-    still_s: float = 0.0  # for how long nothing has changed that `mark` looks at
-    over: bool = False  # the run's supervisor has exited: nothing will be written any more
-    roles: Mapping[str, "Glance"] = {}  # beside the run's own, by the name of their folder
-    outlasts_roles: bool = False  # the run continues until all roles have ended, even if one has failed
+    still_s: float = 0.0  # seconds without a change of `mark`
+    over: bool = False  # the supervisor has exited: no more records will be written
+    roles: Mapping[str, "Glance"] = {}  # the roles other than the run's own, by the name of their folder
+    outlasts_roles: bool = False  # the run goes on until all roles have ended, even if one has failed
 
 
 def due(what: Notifying, glance: Glance, at: float) -> list[Message]:

@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True):
     lines of the failed rank's log; `next` a command for the user; `role` is "" if it is about the whole run.
     """
 
-    key: str  # unique in this run; each is sent once
+    key: str  # unique in the run; each message is sent once
     kind: str  # started, restarted, stalled, ended; test
     run: str
     name: str
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True):
     restarts: dict[str, int] = {}
     tail: tuple[str, ...] = ()  # the last lines of the log of the first rank that failed
     next: str = ""
-    role: str = ""  # beside the run's own, or one of its ranks that restart alone; "": it is about the run
+    role: str = ""  # a role, or one of its ranks that restart independently; "": the whole run
 
     @property
     def lines(self) -> list[str]:

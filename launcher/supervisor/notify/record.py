@@ -16,7 +16,7 @@ class MailServer(msgspec.Struct, frozen=True):
     user: str | None = None
     password: str | None = None
     sender: str | None = None
-    tls: str = "auto"  # auto: tls on port 465, else starttls where the server has it, or a password needs it
+    tls: str = "auto"  # auto: TLS on port 465, else STARTTLS if the server offers it or a password requires it
 
     def __repr__(self) -> str:
         return f"MailServer({self.host}:{self.port})"
@@ -27,7 +27,7 @@ class Recipient(msgspec.Struct, frozen=True):
     `id`, such as slack-1.
     """
 
-    id: str  # in this run, such as slack-1; deliveries are recorded under it
+    id: str  # unique in this run, such as slack-1; deliveries are recorded under it
     kind: str
     address: str = ""
     argv: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ class SlotWaiter:
     user: str
     run: str
     demand: Demand
-    priority: int = 0  # among the runs of its user, who may change places with each other
+    priority: int = 0  # among runs of the same user
 
     @property
     def kind(self) -> str:
@@ -82,7 +82,7 @@ class Occupancy:
 
     held: tuple[SlotHolder, ...]
     waiting: tuple[SlotWaiter, ...]
-    alone: frozenset[str] = frozenset()  # runs whose other hosts are all silent
+    alone: frozenset[str] = frozenset()  # runs that have lost contact with all their other hosts
 
     def taken(self, kind: str) -> tuple[SlotHolder, ...]:
         """Return the holders of slots of `kind`."""

@@ -55,10 +55,10 @@ class _Series:
 
     seen: int = 0
     next_at: float = 0.0
-    waiting: int = 0  # reports since the last line that was written
+    waiting: int = 0  # reports since the last line that was written, which are not written
     newest: _Reported | None = None
-    extremes: dict[tuple[str, int], _Reported] = field(default_factory=dict)  # of those that wait
-    bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # the least and the most of each so far
+    extremes: dict[tuple[str, int], _Reported] = field(default_factory=dict)  # unwritten, with an extreme
+    bounds: dict[tuple[str, int], float] = field(default_factory=dict)  # least and largest values so far
 
     def add(self, report: _Reported) -> None:
         """Add a report, and keep it as an extreme if one of its values is the least or the largest so far."""

@@ -44,8 +44,8 @@ class Hello(msgspec.Struct, frozen=True):
     launcher: str
     python: str
     now: float
-    addresses: Mapping[str, str]  # by interface; nothing: the one that the queue's programs give
-    error: str = ""  # why there is none of the interface
+    addresses: Mapping[str, str]  # by interface; "": the address that the batch system gives
+    error: str = ""  # why the requested interface has no address
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -82,9 +82,9 @@ class TrialJob:
 
     waits: bool = True
     has_ended: bool = False
-    word: str = ""  # the queue's own for its state; RUNNING where it has its nodes
+    word: str = ""  # the queue's own name of the state; RUNNING if it has its nodes
     reason: str = ""  # why it waits, in plain words
-    nodes: str = ""  # as the queue writes them
+    nodes: str = ""  # in the queue's own notation
     starts_at: float | None = None
     exit_code: int = 0
     requeue: bool | None = None
@@ -101,13 +101,13 @@ class Trial:
 
     job: str
     hosts: Sequence[str] = ()
-    first_word_s: float | None = None  # from its submission
+    first_word_s: float | None = None  # from the submit
     state: TrialJob = TrialJob()
     seen: dict[str, SeenNode] = field(default_factory=dict)
-    ways: dict[str, list[Way]] = field(default_factory=dict)  # by interface, as in Hello
-    closed: dict[str, str] = field(default_factory=dict)  # why a node cannot be called
+    ways: dict[str, list[Way]] = field(default_factory=dict)  # links by interface, as in Hello
+    closed: dict[str, str] = field(default_factory=dict)  # why a node cannot be reached, by host
     log: str = ""
-    over: bool = True  # seen to have ended, after it was cancelled if need be
+    over: bool = True  # the job was seen to end
 
     @property
     def reported(self) -> bool:
@@ -164,15 +164,15 @@ class QueueNames:
     """
 
     queue: type[BatchSystem]
-    server: str  # what its programs ask: controller
-    silent_hint: str  # what to do where that does not answer
-    submit: str  # sbatch
+    server: str  # what its commands ask, such as a controller
+    silent_hint: str  # what to do if the server does not answer
+    submit: str  # the submitting command, such as sbatch
     shows_ended: str
     shows_nodes: str
-    others: str  # which options ask for other nodes
-    starter: str  # what starts the nodes' programs
-    starts: str  # what of a node must answer that
-    complaint: re.Pattern[str]  # of the starter, in the nodes' log
+    others: str  # the options that request other nodes
+    starter: str  # the command that starts programs on nodes
+    starts: str  # the service on a node that must answer the starter
+    complaint: re.Pattern[str]  # matches errors of the starter in the job's log
 
 
 def no_nodes_finding(job: str, within_s: float, why: str, starts_at: float | None, words: QueueNames) -> Finding:

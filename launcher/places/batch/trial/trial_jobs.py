@@ -37,10 +37,10 @@ class TrialJobs:
     queue: BatchSystem
     words: QueueNames
     ask: Callable[..., Answer]
-    submits: Sequence[str]  # this command; it gets the script on its stdin
-    on_each: str  # see on_each_node; {program} stands for the program
+    submits: Sequence[str]  # the submitting command, which reads the script from stdin
+    on_each: str  # the shell command that runs {program} on each node
     nodes: int
-    minutes: int  # that a job asks for
+    minutes: int  # time limit of the job
     began: float = field(default_factory=time.time)
 
     def submit(self, script: str) -> str:

@@ -42,8 +42,8 @@ class SlurmJob(msgspec.Struct, frozen=True):
     `submitted_at` (after a requeue, its time) come from sacct only.
     """
 
-    id: str  # `7`, or `5_3` in an array: what the clients take
-    raw_id: str  # what the job itself has as SLURM_JOB_ID; elements that wait share the array's
+    id: str  # `7`, or `5_3` in an array, as commands accept it
+    raw_id: str  # the job's own SLURM_JOB_ID; pending elements share the array's
     array: tuple[str, int] | None
     state: JobState
     starts_at: float | None  # Slurm's estimate while it waits
@@ -53,9 +53,9 @@ class SlurmJob(msgspec.Struct, frozen=True):
     reason: str = ""
     comment: str = ""
     restarts: int | None = None
-    exit_code: int | None = None  # from the accounting alone, as the next two
+    exit_code: int | None = None  # this and the next two only from the accounting
     signal: int | None = None
-    submitted_at: float | None = None  # of a requeued job: when it was requeued
+    submitted_at: float | None = None  # of a requeued job: the time of the requeue
 
     @property
     def submit_tokens(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ class Node(msgspec.Struct, frozen=True):
     gpus: int
     reason: str
     partition: str = ""
-    default: bool = False  # whether that is the default partition
+    default: bool = False  # `partition` is Slurm's default
     address: str = ""
     booted_at: float | None = None
     taken_gpus: int = 0

@@ -27,8 +27,8 @@ class Config(msgspec.Struct, frozen=True):
     preempt_mode: str | None
     accounting: bool | None
     preempt_type: str | None  # preempt/partition_prio
-    expedites: bool = False  # jobs may ask to be put back at once, and first, after they lose a node
-    grows: bool = True  # nodes are started when they are asked for, and sinfo may not show those that are off
+    expedites: bool = False  # jobs may ask for the expedited requeue: at once and first, after the loss of a node
+    grows: bool = True  # nodes are powered up on demand, so that sinfo may not show all
 
 
 class PartitionRules(msgspec.Struct, frozen=True):
