@@ -5,8 +5,8 @@ that they survive the loss of the node.
                                                                       once its own ranks have theirs of step 20
     node 0 is lost: the agent that gets its ranks ── List, Get ─► whoever has copies ─► its own memory; ranks load it
 
-Behind the steps, and no step waits for it. A copy that is late is of an older step: which of them counts is for the
-ranks to say, who take the newest that all of them have.
+Copying happens in the background, and no step waits for it. A late copy is of an older step; ranks load the newest step
+that all of them have.
 """
 
 import asyncio

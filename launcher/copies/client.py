@@ -1,7 +1,5 @@
 """Send requests to another agent's replica server. Each raises WireError, and its subclass Unwilling if the server
 refuses.
-
-All raise WireError, of which `Unwilling` is one kind.
 """
 
 import asyncio

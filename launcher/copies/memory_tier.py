@@ -3,13 +3,14 @@ ranks and agents, and a later attempt that follows by itself takes it over.
 
     /dev/shm/launch-<run>-<digest of its folder>-n00-a0001     one per run, node and attempt
 
-It outlives the ranks, so that a regroup finds it, and a killed agent, so that its successor does. An attempt that
-follows by itself takes it over by renaming it, and so out of the hands of an older one that may still live. One that a
-person began (with other arguments, perhaps after another machine) starts without.
+A new generation finds the folder after the ranks have ended, and a new agent after its predecessor was killed. An
+attempt that follows by itself takes the folder over by renaming it, so that an older attempt that may still live can no
+longer write there. An attempt that a user started (with other arguments, or after a run on another machine) begins
+without it.
 
-An agent removes its folder as it ends, else its supervisor does. If both were killed for good, the next agent that
-starts on the node does, of any run of the user. A folder is left alone if its agent may live, or may have a successor
-by itself.
+An agent removes its folder when it ends; otherwise its supervisor does. If both were killed, the next agent of any run
+of the user on this node does. A folder is left alone if its agent may be alive or may have a successor without a user's
+action.
 """
 
 import contextlib

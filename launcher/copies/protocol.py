@@ -10,8 +10,8 @@ after a Go.
     peer → server   Arrived                         server → peer   Fine, when all members have
     peer → server   Doubt                           server → peer   Fine, when it has looked
 
-A checkpoint is named by its kind, its step and the digest of its manifest, a file by what the manifest calls it: no
-path ever crosses.
+A message names a checkpoint by its kind, its step and the digest of its manifest, and a file by its name in the
+manifest; no path is ever sent.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal

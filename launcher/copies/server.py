@@ -2,8 +2,8 @@
 server of the first member (the node of a generation's rank 0) passes on the decision which checkpoint all nodes load,
 and lets them start together.
 
-At the first member it also decides for all which checkpoint they load, and lets them start together: if each chose for
-itself, two that see different nodes might choose two checkpoints, and their ranks would have none in common.
+If each node chose by itself, two that see different nodes might choose two checkpoints, and their ranks would have none
+in common.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ MOST_SESSIONS = 64
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """What the first member keeps of one generation: its decision, a future that is set once all members have the
-    files, and the members still missing.
+    """The first member's record of one generation: its decision, a future that is set once all members have the files,
+    and the members still missing.
     """
 
     decision: "asyncio.Future[LoadDecision]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())

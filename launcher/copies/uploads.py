@@ -1,7 +1,5 @@
 """Upload copies of checkpoints to an object store in the background, and delete old ones there. A daemon thread does
 it; only `settle` waits for it.
-
-One daemon thread does it and may wait for the network as long as it likes: only `settle` waits for it.
 """
 
 import asyncio

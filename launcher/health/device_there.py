@@ -1,10 +1,10 @@
 """Check on a node itself whether a device (GPU or CPU) computes, stores and transfers correctly: `python
 device_there.py cuda:0` (or `cpu`).
 
-`python device_there.py cuda:0` (or `cpu`) prints one JSON object a line: the device, each part that begins, and its
-result. Every computed number is whole and small enough to be exact in its type, in whatever order it is summed, so
-that one wrong bit is a wrong result. The program stops at the first wrong part with exit code 1. Only the standard
-library and torch are used, because it runs in the interpreter of the ranks, which may be as old as Python 3.9.
+The program prints one JSON object a line: the device, each part that begins, and its result. Every computed number is
+whole and small enough to be exact in its type, in whatever order it is summed, so that one wrong bit is a wrong result.
+The program stops at the first wrong part with exit code 1. Only the standard library and torch are used, because it
+runs in the interpreter of the ranks, which may be as old as Python 3.9.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Inspect a machine and its connections to others, leaving nothing behind. This file is run on a host as text and
 answers requests over stdin and stdout, so it uses only the standard library.
 
-Only the standard library is used. Where the launcher is not installed this file runs as text (`python -I -c TEXT`),
-receives JSON lines on stdin, and ends when they end; `python -c TEXT torch` reports the torch of an interpreter.
+Where the launcher is not installed the file runs as text (`python -I -c TEXT`), receives JSON lines on stdin, and ends
+when stdin ends; `python -c TEXT torch` reports the torch of an interpreter.
 """
 
 from __future__ import annotations  # that interpreter may be as old as Python 3.9

@@ -1,8 +1,8 @@
 """Run one rank of an all-reduce by torch (gloo), connected as in training. This file is run on each host as text
 (`python -P -c TEXT`) and reads requests from stdin.
 
-It reads JSON lines from stdin: first its own address, then where the first rank listens. It ends with its stdin,
-whatever it waits for; the store and gloo use only its own address.
+The first JSON line has the program's own address, the second the first rank's address and port. The program ends when
+stdin ends, whatever it waits for. The store and gloo use only its own address.
 """
 
 import datetime as dt

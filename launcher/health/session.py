@@ -1,8 +1,7 @@
 """Ask a machine questions and get answers of declared types, one after the other, for `launch doctor`. Here the machine
 runs a program that is sent as text, so nothing is installed on it.
 
-Here they go over a connection, to a program that is sent as text: nothing is installed, and nothing of it is left. In a
-batch queue's job they go through a folder: see places.batch.trial.mailbox.
+The trial job of a batch queue is asked through a folder instead: see places.batch.trial.mailbox.
 """
 
 import contextlib

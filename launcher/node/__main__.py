@@ -1,8 +1,8 @@
 """`python -m launcher.node RUN_DIR ATTEMPT NODE`: the agent process of one node, which on node 0 runs the coordinator
 as well.
 
-With `coordinator` as NODE it runs the coordinator of a role whose first node is another host of a pool, and no agent.
-`standing_by.py` says which arguments an agent gets that boots before there is an attempt.
+With `coordinator` as NODE it runs no agent, but the coordinator of a role whose first node is another host of a pool.
+`standing_by.py` has the arguments of an agent that starts before there is an attempt.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """An agent process that starts before it has an attempt to serve: `python -m launcher.node RUN_DIR @FD NODE`. It is
 left by an agent that dies, and the supervisor makes it the next agent.
 
-An agent that dies may have left a process that waits to be the next one: its zygote's standby (`zygote.py`). On that
-descriptor, a socket, it receives the arguments and descriptors that `AgentPlace.take` (`supervisor/agent_processes.py`)
-sends.
+The process is the standby of the dead agent's zygote (`zygote.py`). Over the descriptor FD, a socket, it receives the
+arguments and descriptors that `AgentPlace.take` (`supervisor/agent_processes.py`) sends.
 """
 
 import json

@@ -5,8 +5,8 @@ rank without a fork. See ZYGOTE.md.
     PYTHON zygote.py lend FD OWNER_PID      likewise, for many runs: it has a copy of itself in the agent of each
     PYTHON zygote.py run FD [AGENT_PID]     FD: a pipe with one order, a JSON line
 
-One self-contained file, run by path under the user's interpreter, which may lack `launcher` and be an older Python:
-nothing but the standard library, and the syntax of Python 3.9.
+The file is self-contained: it is run by path under the user's interpreter, which may lack `launcher` and be an older
+Python. So it uses nothing but the standard library and the syntax of Python 3.9.
 """
 # ruff: noqa: UP036, UP045 - Python 3.9 has neither sys.orig_argv nor `X | None`
 

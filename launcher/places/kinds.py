@@ -1,8 +1,7 @@
 """The kinds of clusters, and the class of each one. Plug-ins add kinds by entry points of the group `launch.clusters`;
 built-in kinds are found without a search for plug-ins.
 
-Another package adds a kind by an entry point of the group `launch.clusters`, named as the kind: see
-launcher/docs/own-place.md.
+The entry point of a plug-in has the name of its kind: see launcher/docs/own-place.md.
 """
 
 import shutil

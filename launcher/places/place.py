@@ -1,8 +1,7 @@
 """The base class of a place where runs go, such as a cluster. A kind of place fills in five methods; all others have a
 default, which raises NotSupported or does nothing, as its docstring says.
 
-What a kind does not support raises NotSupported, or does nothing and returns nothing, as each method says. No caller
-asks a kind for its name. One contract suite (tests/places/contract) runs over every kind.
+No caller asks a kind for its name. One contract suite (tests/places/contract) runs over every kind.
 """
 
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Connect to a host and run commands there; the host is authenticated first, then the user. A command continues on the
 host when its connection ends.
-
-What was started there continues when its connection ends.
 """
 
 import time

@@ -1,7 +1,6 @@
 """Check a host's key against OpenSSH's known-hosts files, and add keys to them.
 
-paramiko's own reader takes `@revoked` for a host's name and forgets all but a line's first key of a kind, so it is not
-used.
+paramiko's own reader is not used: it takes `@revoked` for a host's name and drops all but a line's first key of a kind.
 """
 
 import base64

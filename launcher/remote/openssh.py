@@ -1,8 +1,8 @@
 """Connect with the user's own ssh program, so that its configuration, certificates, Kerberos, hardware keys and open
 connections apply.
 
-A host of a pool gets one connection for all commands: the user's, if ssh has a master open, else a new one, held by a
-command on the host that ends as soon as its stdin is closed. A login node gets a connection for each command.
+A host of a pool gets one connection for all commands: the user's own, if ssh has one open (ControlMaster), else a new
+one, which lasts as long as a command on the host whose stdin we hold. A login node gets a connection for each command.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Replace `invoke`, which takes half of paramiko's import time, by a stub; this must be imported before paramiko.
 
-paramiko needs it for `Match exec` in its own reader of configurations, which is not used here. Other users of that
-reader in this process get the real `invoke`.
+paramiko needs `invoke` for `Match exec` in its own reader of SSH configurations, which the launcher does not use. Other
+users of that reader in this process get the real `invoke`.
 """
 
 import sys

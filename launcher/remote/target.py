@@ -1,6 +1,6 @@
 """Find out from OpenSSH's configuration where a host is and how to log in there, without connecting.
 
-`ssh -G` interprets the configuration; without ssh, paramiko's reader does, which does not support Include.
+`ssh -G` interprets the configuration. Without ssh, paramiko's reader does, which does not support Include.
 """
 
 import getpass

@@ -1,8 +1,8 @@
 """The file avoided.json of a run: hosts and devices that it excludes for a while because it lost them, with the
 evidence.
 
-A user may include them again. A damaged list counts as empty: it is only a preference, and no run should end because of
-it.
+A user may include hosts again. A damaged file counts as empty: the list is only a preference, and no run should end
+because of it.
 """
 
 import time

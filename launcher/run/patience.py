@@ -1,8 +1,8 @@
 """Retry writes while a disk is full or fails for a while, so that a process which supervises a run does not end. A
 thread opts in; in all others an error is raised at once.
 
-A thread declares that it waits; then its writes succeed, later if necessary. Elsewhere an error is raised at once: a
-submit reports it, and a reply to a peer cannot wait.
+A thread opts in by `waiting_for_disks`. Other threads raise the error: a submit reports it, and an answer to a peer
+cannot wait.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Find and end processes that provably belong to a run: its descendants, or those whose environment names the run
 (tagged); never by a bare pid.
 
-A signal goes through a pidfd, taken first and checked second, so that it never reaches another process that got the pid
-in between.
+A signal is sent through a pidfd, which is opened before the process's identity is checked, so that it never reaches
+another process that got the pid in between.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Remove what is no longer needed: a run's folder and id, stored code that no run uses, and ids whose folder is gone.
 
-A folder is first renamed to a draft, so that a process that is killed on the way leaves nothing that looks like a run.
+A folder is first renamed to a draft, so that a process that is killed while it deletes leaves nothing that looks like a
+run.
 """
 
 import contextlib

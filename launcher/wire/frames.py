@@ -5,12 +5,13 @@ a run. Both sides prove that they have a key by HMAC, and then exchange JSON lin
     client → server   {"v":4,"nonce":C,"mac":HMAC(key, client|CLIENT|SERVER|S|C)}
     server → client   {"mac":HMAC(key, server|CLIENT|SERVER|S|C)}
 
-The key is good for one wire of one attempt of one run. CLIENT and SERVER are address and port of both ends, as each end
-sees them: whoever passes proofs on, or plays them again, proves nothing. No token and no key ever crosses.
+The key is valid for one kind of connection of one attempt of one run. CLIENT and SERVER are address and port of both
+ends, as each end sees them, so that a proof that is forwarded or replayed is worthless. Neither token nor key is ever
+sent.
 
-Until a peer has proved itself no more of it is kept than one short line. It has HANDSHAKE_S for that, and of more than
-there can be peers the oldest is dropped.
-Afterwards there are JSON lines, the client's first.
+Before a peer has proved that it has the key, only one short line of it is read. It has HANDSHAKE_S seconds for the
+proof; if more peers wait than there can be, the oldest is dropped. After the proof, both sides send JSON lines; the
+client's line comes first.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-r"""The channel from a rank to its agent: a FIFO per rank, named by LAUNCH_PROGRESS, on which the rank writes one JSON
+"""The channel from a rank to its agent: a FIFO per rank, named by LAUNCH_PROGRESS, on which the rank writes one JSON
 object a line, such as {"step": 12, "loss": 0.31}.
 
 A script needs three lines to use it:
@@ -7,13 +7,13 @@ A script needs three lines to use it:
     wire.write('{"step": 12, "total_steps": 200, "loss": 0.31}\\n')
     wire.write('{"checkpoint": 10}\\n')
 
-Words with a meaning: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done (whatever
-happens after it is not a failure), asked_to_stop (by a signal, say: it leaves with exit code 75 to be started again),
-address (where it answers requests; "": no more), can_continue (the generation in which
-it can go on when another rank is replaced; 0: no more), remembered (a step that is in the node's memory), slow_rank
-(that all others wait for, with slow_s and usual_s: what its own work takes of a step, and the usual rank's), exception
-(written by the rank's starter). Every other number is a metric. A line stays under 4096 bytes, so that lines of several
-writers never mix; what is not such a line is dropped and counted.
+Fields with a meaning of their own: step, total_steps, checkpoint (a step that is safely on disk), fingerprint, done
+(nothing after it is a failure), asked_to_stop (for instance by a signal: the rank exits with code 75 to be started
+again), address (where it serves requests; "": no longer), can_continue (the generation in which it can survive when
+another rank is replaced; 0: none), remembered (a step with a snapshot in the node's memory), slow_rank (the rank for
+which all others wait, with slow_s, the time of its own work in a step, and usual_s, that of the usual rank), exception
+(written by the rank's starter). Every other number is a metric. A line is under 4096 bytes long, so that lines of
+several writers do not mix; anything else is dropped and counted.
 """
 
 import asyncio

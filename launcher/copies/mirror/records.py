@@ -1,8 +1,5 @@
 """Copy the records of a run that is on other machines into its folder on this machine. Fields that only this machine
 can decide, such as the run's name here, are not taken over.
-
-What another machine sends is data of declared types. Where the run is, its name and the meaning of an exit code stay
-this machine's own.
 """
 
 from pathlib import Path

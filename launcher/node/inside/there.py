@@ -1,8 +1,8 @@
 """`python -m launcher.node.inside.there RUN_DIR ATTEMPT NODE`: serve one request about the ranks of this node to a
 visitor, a `launch` command that connects over stdin and stdout.
 
-It answers one question on its stdin and ends with it or with the visitor; being started as this user is the only
-permission it needs.
+The process answers one question and ends with the answer or when the visitor disconnects. The only permission that it
+needs is being started as this user.
 """
 
 import contextlib

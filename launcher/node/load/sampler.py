@@ -1,7 +1,7 @@
 """Sample every five seconds what a node's machine and ranks use.
 
 A thread takes the samples, so that a slow driver cannot block the agent, and the next heartbeat carries the newest.
-Samples of running ranks are kept in a file of metrics, further and further apart as the run grows older.
+While ranks run, samples are written to a file of metrics, at longer and longer intervals as the run grows older.
 """
 
 import os

@@ -1,9 +1,10 @@
 """The channel from an agent to its ranks with `recovery.mode` hot: a FIFO per rank, named by LAUNCH_CONTROL, one JSON
 object a line.
 
-The only message tells a rank that it is one of a new generation, in which it meets the others again. If a rank is gone,
-the survivors leave at once what they do, as they would wait for that one. If none is gone and others are to join, the
-message comes on a second FIFO, whose name ends in `.step-end`: all leave together, at the end of a step.
+The only message tells a rank that it belongs to a new generation, and where the generation's ranks meet. If a rank was
+lost, survivors act on it at once, because they would otherwise wait for the lost rank. If none was lost and others are
+to join, the message comes on a second FIFO, whose name ends in `.step-end`, and all ranks act on it at the end of a
+step.
 
     {"generation": 3, "log": "/.../rank-00001.log", "log_before": "/...", "environment": {"MASTER_PORT": "21034", ...}}
 """

@@ -399,7 +399,8 @@ class RankGroup:
     def _report_end(self, end: RankExit, tail: tuple[str, ...] = ()) -> None:
         """Report the end of a rank to the coordinator, with the last lines of its log (`tail`) if it failed.
 
-        That a rank finished is recorded on this disk as well, in case no other process survives to record it.
+        The end of a rank that finished is recorded on this disk as well, in case no other process survives to record
+        it.
         """
         node = self._home.node.index
         if finished(end):

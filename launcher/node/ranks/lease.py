@@ -6,8 +6,8 @@ the watchdog, or else the supervisor, kills the ranks and then the agent.
                                                                                                  the agent, then to it
 
 A separate process enforces the lease, because a frozen agent cannot. The watchdog is a fork of the agent, made before
-all else, in a session of its own; the two die together. The supervisor that started the agent acts where the watchdog
-was frozen or killed as well.
+anything else, in a session of its own; if one of the two dies, so does the other. The supervisor that started the agent
+acts if the watchdog is frozen or killed as well.
 """
 
 import mmap

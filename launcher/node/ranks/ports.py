@@ -1,7 +1,7 @@
 """Hold a free port for MASTER_PORT: bound but not listening, outside the range from which the kernel assigns ports.
 
-The rank that listens on it later binds with SO_REUSEADDR, as torch's store does, which the kernel allows beside a bound
-socket that does not listen; no other program is given the port meanwhile.
+The rank that listens on the port later binds with SO_REUSEADDR, as torch's store does. The kernel permits that beside a
+bound socket that does not listen, and assigns the port to no other program meanwhile.
 """
 
 import random

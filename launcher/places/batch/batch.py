@@ -1,8 +1,7 @@
 """The base class of a batch system, and the states of its jobs. A kind of batch system is one subclass in one file:
 command lines, and how to parse their output.
 
-Everything else that a batch cluster does is in this folder. A kind fills in one `BatchSystem` in one file: command
-lines, and how to parse their answers.
+The other modules of this folder do everything that batch clusters have in common.
 """
 
 import os
@@ -179,7 +178,7 @@ class ExecHost(msgspec.Struct, frozen=True):
 
 
 class Fate(Enum):
-    """What the scheduler does with a job whose batch process it has asked to exit."""
+    """The ways in which a scheduler deals with a job whose batch process it has asked to exit."""
 
     QUEUED_AGAIN = auto()  # the scheduler itself has requeued it
     PREEMPTED = auto()  # its nodes go to other jobs, and the scheduler does not requeue it
@@ -330,7 +329,7 @@ class BatchSystem(ABC):
         """Return within how many seconds the scheduler may by itself requeue this job after the job lost a node; None
         if it never does.
 
-        Such a job keeps its position at the head of the queue.
+        A job requeued in this way stays at the head of the queue.
         """
         return None
 

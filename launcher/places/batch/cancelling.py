@@ -1,8 +1,5 @@
 """Cancel a run in a batch queue: first ask its own processes, by a file in its folder and a signal, then end its job.
 Only a job that shows the run's submit token is ended, because a job id may by now belong to another job.
-
-The scheduler is asked to end only a job with the run's submit token, as an id alone may belong to another user's job by
-now.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """The base class of clusters with a batch queue, whatever their scheduler; and `mend`, which completes what killed
 processes left undone, such as an attempt that was recorded but not submitted.
 
-An attempt with an intent and no job was left by a submitter that was killed. A second job with the token can only come
-from a client that was given up and succeeded later; it would find nothing to do.
+An attempt with an intent and no job was left by a submitter that was killed. A second job with the same token can only
+come from a submitting command that was given up and succeeded later; it would have nothing to do.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ in the job. This is for schedulers that show a job's environment to all users.
     python -m launcher.places.batch.environment [--warn-after SECONDS] COMMAND ...      in the batch script
     python -m launcher.places.batch.environment --packed TEXT      by qrsh, which quotes badly
 
-For schedulers that show a job's environment to everybody, and passwords with it: there it goes in a file.
+Without this, passwords in the environment would be visible to other users.
 """
 
 import json

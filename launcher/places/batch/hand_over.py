@@ -3,9 +3,9 @@ carries a submit token, by which it is found if the submitter was killed.
 
 intent (fsync) ─ lock ─ which cluster (fsync) ─ its client, which holds the lock too ─ job id (fsync) ─ unlock
 
-If there is an intent without a job id and the lock is free, no client is under way: the scheduler has a job with this
-token, or it has none. Several clusters may share one home directory and none sees another's jobs; so the record says
-which cluster it is.
+If there is an intent without a job id and the lock is free, no submitting command is running: the scheduler either has
+a job with this token or has none. Several clusters may share one home directory, and none shows another's jobs, so the
+record names the cluster.
 """
 
 import os

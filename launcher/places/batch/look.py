@@ -1,7 +1,7 @@
 """Ask a scheduler about runs: one query for all, and one to its accounting for jobs that it no longer shows. Nothing is
 changed.
 
-This changes nothing; what a killed submitter left undone is done in `mend`.
+Work that a killed submitter left undone is completed by `mend`.
 """
 
 import time

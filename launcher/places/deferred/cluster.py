@@ -1,9 +1,10 @@
 """The place of an attempt that waits on this machine (a deferred start), because the run's own cluster cannot see or
 count the runs that it waits for. A process here waits, and then opens the next attempt on that cluster.
 
-The attempt is over when the waiting process opens the next one on the run's cluster, as `launch resume` does
-(`submission/deferred_start.py`). Its number is given once, so there is one, whichever process is killed when. If a look
-finds that no process waits for a run, it starts one; of two the one with the lock goes on.
+The attempt ends when the waiting process opens the next one on the run's cluster, as `launch resume` does
+(`submission/deferred_start.py`). That attempt has a fixed number, so that there is only one, whichever process is
+killed at whichever moment. A command that finds no waiting process for a run starts one; of two, the one with the lock
+goes on.
 """
 
 from collections.abc import Sequence

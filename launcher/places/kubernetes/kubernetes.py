@@ -1,6 +1,6 @@
 """Run on Kubernetes: a run is a JobSet whose pods are its nodes, on a volume shared with the submitting machine.
 
-It uses kubectl, in the namespace of its current context. It has not been run on a real cluster.
+kubectl is used, in the namespace of its current context. The code has not been run on a real cluster.
 """
 
 import json

@@ -3,8 +3,8 @@ agent.
 
     python -m launcher.places.kubernetes.pod RUN_DIR      with what the JobSet has put into the environment
 
-A pod other than the first waits until an attempt has it among its nodes, and leaves when the run has ended. If one
-leaves with a code other than 0, or is lost, the JobSet ends all of them and starts them again.
+A pod other than the first waits until an attempt has it among its nodes, and exits when the run has ended. If one exits
+with a code other than 0, or is lost, the JobSet ends all pods and starts them again.
 """
 
 import os

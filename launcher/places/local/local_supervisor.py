@@ -1,9 +1,9 @@
 """The supervisor of a local run: one small process that is the parent of all agents of an attempt, and opens the next
 attempt.
 
-A submitter that dies closes GO_FD. The supervisor then checks whether the attempt's intent is on disk, and if so runs
-it all the same. So from the moment a run exists it has exactly one supervisor; before that, a supervisor changes
-nothing.
+A submitter that dies closes the pipe GO_FD. The supervisor then checks whether the attempt's intent is on disk, and if
+so runs the attempt. From the moment a run exists it therefore has exactly one supervisor; before that, a supervisor
+changes nothing.
 """
 
 import os

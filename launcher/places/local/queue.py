@@ -1,7 +1,8 @@
 """Make a local run wait until it may start: for other runs, a time, or free GPUs and cores (slots). Its own supervisor
 waits, and checks twice a second.
 
-Places in the queue and slots are sockets of that process and of the run's agents, so a killed run leaves none behind.
+Positions in the queue and slots are sockets of that process and of the run's agents, so that a killed run leaves none
+behind.
 """
 
 import time

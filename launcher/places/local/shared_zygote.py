@@ -5,9 +5,9 @@ gets a copy of it by fork.
                                                              └─ fork ─► its agent, by exec, when the supervisor says so
                                                                           └─ fork ─► the agent's zygote
 
-A process keeps its children over an exec, so every process has its usual parent: a supervisor has none, an agent its
-supervisor, a zygote its agent, with which it dies. If there is no shared zygote, or it imported other modules than a
-run would, that run's agent starts one of its own.
+A process keeps its children over an exec, so that every process has its usual parent: a supervisor none, an agent its
+supervisor, a zygote its agent, with which it dies. If there is no shared zygote, or it has imported other modules than
+the run needs, the run's agent starts a zygote of its own.
 """
 
 import contextlib
@@ -147,8 +147,8 @@ def _environment(plan: Plan, folder: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Lending:
-    """What this process shares among its runs: the zygote, the supervisor that was started in advance for the run
-    folder in `expected`, and how many runs were `started`. `hopeless` is True if no zygote can be had.
+    """The objects that this process shares among its runs: the zygote, the supervisor that was started in advance for
+    the run folder in `expected`, and how many runs were `started`. `hopeless` is True if no zygote can be had.
     """
 
     zygote: SharedZygote | None = None

@@ -146,7 +146,7 @@ class LoginCluster(Place):
         """Return the login node's answer about each attempt, and copy the run's new records here; None for an attempt
         that was only just sent.
 
-        All login nodes are asked at the same time, each once.
+        The login nodes are asked at the same time, each once.
         """
         asked: dict[Address, list[tuple[RunId, RunDir, AttemptDir]]] = {}
         words: dict[Path, ClusterAnswer] = {}

@@ -1,7 +1,7 @@
 """Send attempts to a login node, which starts them once per submit token, however often the request is repeated.
 
-Whatever fails before the request is sent raises NotStarted. From then on the result is unknown until there is an
-answer: then the attempt has a handle, or an end.
+An error before the request is sent raises NotStarted. After that the result is unknown until there is an answer, with
+which the attempt gets a handle or an end record.
 """
 
 import os

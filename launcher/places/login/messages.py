@@ -1,7 +1,7 @@
 """Requests to a login node about runs; after the arrow in a docstring stands the type of the answer. `on` is the
 cluster's name on the login node, `folder` its folder for code and runs.
 
-README.md has the picture; behind each request's arrow stands its answer. Login nodes with 0.1.0 understand all of them.
+README.md has a picture. Login nodes with version 0.1.0 understand all of these requests.
 """
 
 from typing import Annotated

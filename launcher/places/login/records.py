@@ -1,8 +1,5 @@
 """Copy the records of a run on a login node into its folder on this machine. This machine's own records (the run's
 place, name and plan) are not changed.
-
-What arrives is data of declared types; this machine's own records (where the run is, its name, its plan) stay as they
-are.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Run a command inside the container that the spec names: with Pyxis by options of srun, with apptainer by words before
 the command.
 
-What the launcher needs inside is mounted under its own path: the run's folder, the interpreter, the launcher itself.
+The run's folder, the interpreter and the launcher are mounted inside under their own paths.
 """
 
 import os

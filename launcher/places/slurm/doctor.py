@@ -42,8 +42,8 @@ WORDS = QueueNames(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a job can rely on: how many nodes of the chosen partitions take jobs, and the GPUs, memory and time limit
-    that all of them have.
+    """The resources on which a job can rely: how many nodes of the chosen partitions take jobs, and the GPUs, memory
+    and time limit that all of them have.
     """
 
     nodes: int  # number of nodes that take jobs

@@ -3,8 +3,8 @@ lets it wait for two minutes.
 
     python -m launcher.places.slurm.nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
 
-Only a waiting job can be changed, and it waits only once the batch process that requeued it has exited; so this process
-outlives it for a moment. If the site ends it with the job, Slurm's own delay stays.
+Slurm changes only a job that waits, and the job waits only once the batch process that requeued it has exited; so this
+process outlives that one for a moment. If the site ends this process together with the job, Slurm's own delay applies.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Build a run's batch script: sbatch's options, derived from the plan, and the one command to run. Pure functions.
 
-submitit renders it; nothing else of submitit goes into the job: no pickle, no handler, no state.
+submitit renders the script; nothing else of submitit goes into the job: no pickle, no handler, no state.
 """
 
 import math

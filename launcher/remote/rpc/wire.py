@@ -1,7 +1,7 @@
 """The form of messages between this machine and a program on another: a greeting, then JSON lines, and raw bytes where
 a line announces them.
 
-This module has what all requests have in common: the greeting, trees of code, the form of an answer.
+The parts that all requests have in common are here: the greeting, trees of code, the form of an answer.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Install the launcher on a host: this file is run there as text (`python -I -c TEXT ARGUMENTS`, with an archive on
 stdin), so it uses the standard library only.
 
-It creates a small virtual environment named by its content, with the standard library only.
+The result is a small virtual environment, named by the digest of its content.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ may change their copy.
     project ─ hash what changed ─► store/<digest>/ (pristine, read-only) ─ copy ─► <run>/code/ (private, writable)
        └── what the store does not have is read once, hashed, and written to both ──┘
 
-The digest names the content: same code, same folder, nothing stored a second time. What the store has is only taken
-for that code once its own bytes have been hashed: somebody who could write there once may have left something else.
-Code of many files is frozen once the store has it; whoever starts the ranks has `bring_code` copy it, after the submit.
+The digest identifies the content, so that the same code is stored once. A tree of the store is used only after its own
+bytes have been hashed, because another user may once have been able to write there. Code of many files is only stored
+at submit; the process that starts the ranks calls `bring_code` to copy it into the run.
 """
 
 import contextlib

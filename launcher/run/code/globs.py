@@ -1,7 +1,8 @@
 """The patterns of `code.include` and `code.exclude`: as in .gitignore, without its negations.
 
-`*.pt` and `wandb` are looked for at any depth; with a slash in it a pattern starts at the project (`data/*.json`);
-`**` stands for any folders; what names a folder takes everything below it; a slash at the end names folders only.
+`*.pt` and `wandb` match at any depth. A pattern with a slash in it is relative to the project (`data/*.json`). `**`
+stands for any folders. A pattern that matches a folder includes everything below it; one with a slash at its end
+matches folders only.
 """
 
 import re

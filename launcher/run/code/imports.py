@@ -1,8 +1,7 @@
 """Find which modules a script imports that are neither in the standard library nor the user's own code, by reading the
 text of files; nothing is run.
 
-Text is read and nothing is run. Preloading asks for everything that may be imported; the check for missing modules
-asks for what is certain to be.
+Preloading needs the modules that may be imported; the check for missing modules needs those that certainly are.
 """
 
 import ast

@@ -3,8 +3,6 @@ outside the frozen code. Found by looking at files; nothing is imported.
 
     pyproject.toml, src/, .pth files, finders of editable installs ─► folders in code/ that go onto PYTHONPATH
                                                                 └──► words about what stays live
-
-Found by looking at files; nothing is imported.
 """
 
 import ast

@@ -4,7 +4,7 @@ swapped with the old, and files that ranks wrote go along.
     project ─ freeze ─► attempts/N/code ─ swap ─► code/          the code that the attempts before ran with
                                   code/ ─ swap ─► attempts/N-1/code, kept
 
-A submitter that is killed in between leaves attempts/N/code: whoever resumes the run next finishes the swap.
+A submitter that is killed in between leaves attempts/N/code; the next resume of the run finishes the swap.
 """
 
 import os

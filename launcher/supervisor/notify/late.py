@@ -1,8 +1,7 @@
 """Send the notification of a run's end if no process of the run was left to send it, as after a job that was killed as
 a whole (`launch notify --due`).
 
-`launch notify --due` does this. Each message is sent once: it is recorded in the run's events, and one process sends at
-a time.
+Each message is sent once: it is recorded in the run's events, and only one process sends at a time.
 """
 
 import time

@@ -1,9 +1,9 @@
 """The process that sends an attempt's notifications: it reads the run's records and sends what is due. Each recipient
 has a thread, and each delivery is recorded in events.jsonl.
 
-Each recipient has a thread, so that one that hangs delays no other. A delivery is recorded in events.jsonl right after
-it, and the next leader has that record too. A crash between the two sends the message a second time, but never loses
-one.
+Because of the threads, a recipient that hangs delays no other. The record of a delivery is written right after it, and
+the next leader of a pool has that record too. A crash between the two sends the message a second time, but no message
+is lost.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ of abstract unix sockets, which the kernel shows to every user.
     launch/waits/19aa5d3f0c1.10/gpu/4/ann/vit-7k3f  one of priority 10 among the runs of its user
     launch/alone/ann/vit-9x2d                   it has lost its leader, and may have been ended elsewhere
 
-Uses only the standard library and runs on Python 3.8. A name is trusted as its owner wrote it.
+The file uses only the standard library and runs on Python 3.8. Names are not verified: each user writes their own.
 """
 
 from __future__ import annotations

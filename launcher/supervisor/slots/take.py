@@ -2,9 +2,8 @@
 it. A slot is an abstract unix socket, whose name only one process can bind; the kernel frees it when that process
 exits.
 
-A slot is held by an abstract unix socket: its name can be bound only once on the machine, by any user, without a file
-or a daemon, and the kernel frees it with the last process that has the socket. All users of a network namespace are
-seen: a container with a network of its own counts as another machine.
+No file and no daemon is needed, and all users in the same network namespace see the slots; a container with a network
+of its own counts as another machine.
 """
 
 import errno

@@ -1,13 +1,14 @@
 """Write the metrics that the ranks of a node report to a file for `launch metrics`: one JSON line each, with step and
-time. Of a long run only the newest and the extreme values are kept after the first 10,000 reports.
+time. After 10,000 reports of a rank, only the newest and the extreme values are kept.
 
     {"generation": 2}                                                      written by each new agent
     {"step": 120, "at": 1767225600.25, "rank": 0, "values": {"loss": 0.31}}
 
-A thread writes, so that no disk holds the agent up; what a full disk does not take is left out. The first 10,000
-reports of the same metrics by one rank are all kept. Of later ones that come in quick succession the newest is kept,
-ever further apart, and whichever has the least or the most of a metric so far: a run of a month costs megabytes, and
-its last and best values are exact. A line says how many were left out before it: `"left_out": 17`.
+A thread writes, so that no disk delays the agent; lines that a full disk refuses are dropped. The first 10,000 reports
+of the same metrics by one rank are all kept. After that, of reports in quick succession the newest is kept, at longer
+and longer intervals, and each that has the least or the largest value of a metric so far. A run of a month costs
+megabytes, and its last and best values are exact. A line says how many reports were left out before it: `"left_out":
+17`.
 """
 
 import math

@@ -3,15 +3,15 @@ fit into this job.
 
     python -m launcher.supervisor launcher.places.batch.job.batch_process:BatchSupervisor RUN_DIR KIND [SIGNAL]
 
-RUN_DIR is in an array the folder with the list of runs. SIGNAL has killed the supervisor before this one, in the same
-start of the job.
+In an array, RUN_DIR is the folder with the list of runs. SIGNAL is the signal that killed the previous batch process in
+the same start of the job.
 
-A start of the job claims the attempt that it was submitted for; a start after a requeue opens the next attempt, behind
-the fence. When an attempt ends and another is to follow, it follows in this allocation where that can be, else in the
-same job after a requeue, else in a new job. A run that has ended is never requeued.
+A start of the job claims the attempt for which the job was submitted; a start after a requeue opens the next attempt
+and raises the fence. When an attempt ends and another one is to follow, it runs in this allocation if possible, else in
+the same job after a requeue, else in a new job. A run that has ended is never requeued.
 
-A scheduler does not inform a job about nodes that an administrator drains, as after `launch nodes drain`. So the batch
-process asks twice a minute about all nodes at once, if the run has a spare to move to.
+A scheduler does not inform a job about nodes that an administrator drains, as `launch nodes drain` does. If the run has
+a spare node, the batch process therefore asks twice a minute about all nodes at once.
 """
 
 import math

@@ -3,8 +3,8 @@ signals on to it.
 
     python -m launcher.places.batch.job.guard KIND RUN_DIR [ends-with-0]
 
-Signals stay blocked until they are handled, here and in the batch process, which they would end while its Python
-starts. While the job is being ended nothing is restarted: the scheduler decides what follows.
+Signals stay blocked in this process and in the batch process until they are handled, because they would end a Python
+that is still starting. While the job is being ended nothing is restarted: the scheduler decides what follows.
 """
 
 import os

@@ -3,8 +3,8 @@ it leaves.
 
     python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     started by srun, or the scheduler's counterpart
 
-A job step reports a task's end only when all tasks have ended, and nothing else on the node would clean up after a
-killed agent.
+A job step reports the end of a task only when all its tasks have ended, and nothing else on the node would end the
+processes of a killed agent.
 """
 
 import contextlib
@@ -69,7 +69,8 @@ def keep(queue: BatchSystem, plan: Plan, run: RunDir, attempt: AttemptDir, index
     whether the attempt has ended.
 
     In a role other than the main one, the first node's agent coordinates that role, so that its end is the end of the
-    role's attempt. There the folder is read first, because the process that started it may be killed alone.
+    role's attempt. For such a role the folder is read first, because the process that started the agent may be killed
+    alone.
     """
     end_predecessor(run, attempt, index)
     agent = agent_process(plan, attempt, index)

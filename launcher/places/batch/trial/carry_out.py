@@ -4,7 +4,7 @@ and report through files in a folder.
 submit ─ script on the first node ─ on each node a shell looks, then `answer_questions`
                                        question in a file ─► answer in a file ─► what is known: `checks`
 
-They meet in a folder where runs will be: that they can is part of what is tried.
+The folder is one in which runs will be stored: whether nodes see it is part of the trial.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _ON_NODE = "launcher.places.batch.trial.on_node"
 
 
 def minutes(longest_s: float = math.inf) -> int:
-    """Return the minutes of run time that the trial's job requests, at most `longest_s`."""
+    """Return the time limit of the trial's job in whole minutes; `longest_s` is the partition's limit in seconds."""
     return int(max(1, min(_MINUTES, longest_s // 60)))
 
 
