@@ -88,7 +88,9 @@ class Uploads:
             self._work.more.set()
 
     async def settle(self) -> str:
-        """Wait until the newest checkpoint is in the store, or was given up; return "" or the reason."""
+        """Wait until the newest checkpoint is in the store, or was given up; return "", or why it is not in the
+        store.
+        """
         work = self._work
         if work is None:
             return ""

@@ -339,7 +339,9 @@ async def _opened(peer: socket.socket, decoder: msgspec.json.Decoder[In], line_b
 
 
 async def _challenge(peer: socket.socket, key: bytes) -> None:
-    """As the server, check the peer's proof and send our own; raise WireError if the peer lacks the key."""
+    """Check, as the server, the peer's proof that it has the key, and send our own; raise WireError if the peer lacks
+    the key.
+    """
     nonce, ends = secrets.token_hex(16), (_address_text(peer.getpeername()), _address_text(peer.getsockname()))
     await _send_line(peer, _Hello(WIRE_VERSION, nonce))
     proof = await _receive_line(peer, _Proof)
@@ -350,7 +352,9 @@ async def _challenge(peer: socket.socket, key: bytes) -> None:
 
 
 async def _prove(peer: socket.socket, key: bytes) -> None:
-    """As the client, prove the key to the server and check the server's proof; raise WireError if it lacks the key."""
+    """Prove, as the client, that we have the key, and check the server's proof; raise WireError if the server lacks
+    it.
+    """
     hello = await _receive_line(peer, _Hello)
     _check(hello.v == WIRE_VERSION, f"it speaks version {hello.v} of the wire, not {WIRE_VERSION}")
     nonce, ends = secrets.token_hex(16), (_address_text(peer.getsockname()), _address_text(peer.getpeername()))

@@ -119,31 +119,31 @@ def _ls_files(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def git_output(
-    folder: Path, words: Sequence[str], *, told: bytes = b"", timeout_s: float | None = None
+    folder: Path, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
     """Return what `git` with the arguments `words` prints, or None if git is missing, fails, or refuses the repository
     at the folder.
 
-    `told` is passed to git's standard input. Programs that the repository's configuration names, such as hooks, are not
+    `stdin` is passed to git's standard input. Programs that the repository's configuration names, such as hooks, are not
     started.
     """
     env = _environment()
     names = _run_git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), env, timeout_s=timeout_s)
     filters = {os.fsdecode(name).rpartition(".")[0] for name in (names or b"").split(b"\0") if name}
     settings = [(f"{one}.{key}", value) for one in sorted(filters) for key, value in _WITHOUT_FILTER.items()]
-    return _run_git(folder, words, _with_settings(env, settings), told, timeout_s)
+    return _run_git(folder, words, _with_settings(env, settings), stdin, timeout_s)
 
 
 def _run_git(
-    folder: Path, words: Sequence[str], env: dict[str, str], told: bytes = b"", timeout_s: float | None = None
+    folder: Path, words: Sequence[str], env: dict[str, str], stdin: bytes = b"", timeout_s: float | None = None
 ) -> bytes | None:
     """Return what git prints, or None if git is missing or fails; raise TimeoutExpired after `timeout_s` seconds.
-    `told` is its standard input.
+    `stdin` is its standard input.
     """
     command = ["git", *_NO_PROGRAMS, *words]
     try:
         done = subprocess.run(
-            command, cwd=folder, env=env, input=told, capture_output=True, check=False, timeout=timeout_s
+            command, cwd=folder, env=env, input=stdin, capture_output=True, check=False, timeout=timeout_s
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

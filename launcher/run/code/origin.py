@@ -74,11 +74,11 @@ def changes_since(commit: str, project: Path, code: CodeList, excluded: Sequence
 def _committed(commit: str, project: Path) -> dict[str, CommittedFile]:
     """Return the committed files of the project's folder, which need not be the repository's root."""
     words = ("ls-tree", "-r", "-z", "-l", commit)
-    told = git_output(project, words) if _NAME.fullmatch(commit) else None
-    if told is None:
+    output = git_output(project, words) if _NAME.fullmatch(commit) else None
+    if output is None:
         raise BadInput(f"git knows nothing of the commit {commit[:12]} in {project}")
     found = {}
-    for line in filter(None, os.fsdecode(told).split("\0")):
+    for line in filter(None, os.fsdecode(output).split("\0")):
         about, _, path = line.partition("\t")
         mode, _, blob, size = about.split()
         found[path] = CommittedFile(mode, blob, int(size) if size.isdecimal() else 0)
@@ -120,20 +120,20 @@ def _in_lfs(path: Path, committed: bytes | None) -> bool:
 def _texts(project: Path, blobs: Collection[str]) -> Mapping[str, bytes]:
     """Return the contents of the blobs by their ids."""
     wanted = sorted(blobs)
-    told = git_output(project, ("cat-file", "--batch"), told="".join(f"{blob}\n" for blob in wanted).encode()) or b""
-    return dict(_answers(wanted, told))
+    output = git_output(project, ("cat-file", "--batch"), stdin="".join(f"{blob}\n" for blob in wanted).encode()) or b""
+    return dict(_answers(wanted, output))
 
 
-def _answers(wanted: Iterable[str], told: bytes) -> "Iterable[tuple[str, bytes]]":
-    """Yield the id and content of each blob that git found, from the output `told` of `git cat-file --batch` for the
+def _answers(wanted: Iterable[str], output: bytes) -> "Iterable[tuple[str, bytes]]":
+    """Yield the id and content of each blob that git found, from the output `output` of `git cat-file --batch` for the
     ids in `wanted`.
     """
     at = 0
     for blob in wanted:
-        end = told.find(b"\n", at)
-        size, at = told[at:end].rpartition(b" ")[2], end + 1
+        end = output.find(b"\n", at)
+        size, at = output[at:end].rpartition(b" ")[2], end + 1
         if size.isdigit():  # else it is missing
-            yield blob, told[at : at + int(size)]
+            yield blob, output[at : at + int(size)]
             at += int(size) + 1
 
 
