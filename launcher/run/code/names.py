@@ -124,8 +124,8 @@ def git_output(
     """Return what `git` with the arguments `words` prints, or None if git is missing, fails, or refuses the repository
     at the folder.
 
-    `stdin` is passed to git's standard input. Programs that the repository's configuration names, such as hooks, are not
-    started.
+    `stdin` is passed to git's standard input. Git starts no program that the repository's configuration names, such as
+    a hook.
     """
     env = _environment()
     names = _run_git(folder, ("config", "-z", "--name-only", "--get-regexp", r"^filter\."), env, timeout_s=timeout_s)
