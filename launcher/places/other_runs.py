@@ -29,7 +29,7 @@ class OtherRuns:
         if not run_dir.is_dir():
             return OtherRun(None)
         facts = read_facts(run_dir)
-        status = derive(replace(facts, word=self._answer(facts)))
+        status = derive(replace(facts, answer=self._answer(facts)))
         if status.state is State.LOST and facts.asks:  # what may have been brought back, or is to be
             self._words.pop(facts.attempt_dir[1].path, None)
             word = self._answer(facts)
