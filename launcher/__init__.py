@@ -1,5 +1,6 @@
 """The job launcher: one YAML file, any machine. The Python API is `submit`, `runs` and `Run`."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from launcher.states import VERSION
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from launcher.apps.sweeps.sweep import Sweep as Sweep
     from launcher.apps.sweeps.sweep import sweep as sweep
     from launcher.run.addresses import peers as peers
+
+if sys.argv[:1] == ["-m"]:  # `python -m NAME` looks for NAME at this moment
+    from launcher.older_names import start_by_newer_name
+
+    start_by_newer_name()
 
 __version__ = VERSION
 __all__ = [

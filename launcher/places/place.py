@@ -233,8 +233,8 @@ class Place(ABC):
         return None
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> "Running":
-        """Start `launcher.node.inside.there`, which looks into ranks, on the node's machine, and return the connection
-        to it; raise Unreachable or Refused.
+        """Start `launcher.programs visit` on the machine of the node, and return the connection to it; raise
+        Unreachable or Refused.
         """
         raise self.not_supported("a program beside the ranks of a run")
 

@@ -36,7 +36,7 @@ def messengers(lab):
     """Return the notifying processes of a run."""
 
     def of(run=""):
-        words = (b"launcher.supervisor.notify", str(lab.project / ".launch" / "runs" / run).encode())
+        words = (b"launcher.programs\0notify", str(lab.project / ".launch" / "runs" / run).encode())
         return [pid for pid in all_pids() if all(word in command(pid) for word in words)]
 
     yield of

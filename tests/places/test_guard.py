@@ -45,8 +45,8 @@ def guard(tmp_path):
     package.mkdir(parents=True)
     for folder in (package, *list(package.parents)[:3]):
         (folder / "__init__.py").touch()
-    ours = Path(__file__).parents[2] / "launcher" / "places" / "batch" / "job" / "guard.py"
-    (package / "guard.py").write_bytes(ours.read_bytes())
+    for ours in ("programs.py", "places/batch/job/guard.py"):
+        (tmp_path / "launcher" / ours).write_bytes((Path(__file__).parents[2] / "launcher" / ours).read_bytes())
     supervisor = tmp_path / "launcher" / "supervisor"
     supervisor.mkdir()
     (supervisor / "__init__.py").touch()
@@ -54,7 +54,7 @@ def guard(tmp_path):
     made = []
 
     def begin(kind, *ends):
-        command = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", kind, str(tmp_path / "log"), *ends]
+        command = [sys.executable, "-P", "-m", "launcher.programs", "guard", kind, str(tmp_path / "log"), *ends]
         env = {**os.environ, "PYTHONPATH": str(tmp_path)}
         made.append(subprocess.Popen(["/bin/sh", "-c", "trap '' USR1 USR2; exec \"$@\"", "sh", *command], env=env))
         return made[-1]

@@ -16,7 +16,6 @@ import pytest
 
 from launcher.health.doctor_request import DoctorRequest
 from launcher.health.findings import Level
-from launcher.places.batch.trial import on_node
 from launcher.places.batch.trial.carry_out import try_nodes
 from launcher.places.batch.trial.checks import Expected, QueueNames, TrialJob, refused_finding, trial_findings
 from launcher.places.batch.trial.trial_jobs import NoTrial
@@ -62,8 +61,8 @@ class Here:
         return "7"
 
     def on_each_node(self, program):
-        assert on_node.__name__ in program
-        program = program.replace(on_node.__name__, "trial_node_here")
+        assert "-m launcher.programs trial " in program
+        program = program.replace("launcher.programs trial", "trial_node_here")
         return EACH.format(shlex.quote(f"export NODE; {program}"))
 
     def look(self, _job):

@@ -118,7 +118,7 @@ def test_the_dry_run_shows_the_script_and_what_slurm_says_of_it(desk, slurm):
     spec = two_nodes(desk, more="slurm:\n  partition: main\n  extra: {comment: nightly}\n")
     shown = desk.launch("submit", spec, "--on", "slurm", "--dry-run").stdout
     assert "#SBATCH --nodes=2" in shown and "#SBATCH --partition=main" in shown and " nightly" in shown
-    assert "-m launcher.places.batch.job.guard slurm" in shown
+    assert "-m launcher.programs guard slurm" in shown
     assert f"Slurm could start it at {time.strftime('%Y-')}" in shown, shown
     too_many = desk.launch("submit", spec, "--on", "slurm", "--set", "resources.nodes=9", check=2).stderr
     assert "resources.nodes: asks for 9, but there are 4 nodes" in too_many

@@ -25,7 +25,7 @@ def test_where_the_first_host_is_lost_the_next_tells_the_rest_and_nothing_twice(
     status = desk.wait(run)
     assert status["state"] == "succeeded" and status["attempt"] >= 2
     desk.until("its end is told", lambda: "ended" in kinds())
-    desk.until("the messenger has left", lambda: not desk.own("launcher.supervisor.notify"))
+    desk.until("the messenger has left", lambda: not desk.own("launcher.programs\0notify"))
     assert kinds() == ["started", "ended"]
 
 

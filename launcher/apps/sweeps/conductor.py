@@ -4,7 +4,6 @@ Its state is in the sweep's folder and in the runs: after a kill, the next condu
 """
 
 import os
-import sys
 import time
 import traceback
 from contextlib import ExitStack
@@ -16,7 +15,6 @@ from launcher.errors import Exit
 from launcher.run.durable import write_record
 from launcher.run.identity import this_process
 from launcher.run.locks import locked
-from launcher.supervisor.__main__ import main
 from launcher.supervisor.own_log import log_to
 from launcher.supervisor.strategy import Strategy
 
@@ -83,7 +81,3 @@ def conduct(rounds: "Round") -> None:
             if now - quiet_since > _BEGUN_S:
                 rounds.make_ready()
             rounds.runs.rest(min(_MOST_S, max(_LEAST_S, (now - quiet_since) / 10)))
-
-
-if __name__ == "__main__":  # the name by which a process of an older version starts it
-    sys.exit(main(["launcher.apps.sweeps.conductor:Conductor", *sys.argv[1:]]))

@@ -1,5 +1,4 @@
-"""`python -m launcher.node.inside.there RUN_DIR ATTEMPT NODE`: serve one request about the ranks of this node to a
-visitor, a `launch` command that connects over stdin and stdout.
+"""Serve one request about the ranks of a node, on that node: `python -m launcher.programs visit RUN_DIR ATTEMPT NODE`.
 
 The process answers one question and ends with the answer or when the visitor disconnects. The only permission that it
 needs is being started as this user.
@@ -10,9 +9,8 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -332,13 +330,9 @@ class NodeHost:
         run_for_visitor(self._visitor, argv, environment, folder_of_rank(rank), asked.window)
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Serve the visitor on stdin and stdout, and return the exit code."""
-    run = RunDir(Path(sys.argv[1]))
+    run = RunDir(Path(argv[0]))
     source, sink = take_stdio()
     become_subreaper()  # what a command leaves behind ends with it
-    return NodeHost(run, run.attempt(int(sys.argv[2])), int(sys.argv[3]), VisitorConnection(source, sink)).serve()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return NodeHost(run, run.attempt(int(argv[1])), int(argv[2]), VisitorConnection(source, sink)).serve()

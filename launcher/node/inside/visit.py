@@ -45,7 +45,7 @@ def host_command(python: str, run_dir: str, attempt: AttemptDir, node: int) -> l
     """Return the command line that starts the host process on a rank's node; `run_dir` is the run directory's path on
     that node.
     """
-    return [python, "-P", "-m", "launcher.node.inside.there", run_dir, str(attempt.number), str(node)]
+    return [python, "-P", "-m", "launcher.programs", "visit", run_dir, str(attempt.number), str(node)]
 
 
 def host_here(

@@ -73,15 +73,15 @@ def batch_command(kind: str, where: Path, *, guarded: bool = False) -> str:
     that restarts the batch process if it is killed.
     """
     if guarded:
-        words = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", kind, str(where)]
+        words = [sys.executable, "-P", "-m", "launcher.programs", "guard", kind, str(where)]
     else:
         words = supervisor_command("launcher.places.batch.job.batch_process:BatchSupervisor", where, kind)
     return f"exec {shlex.join(words)}"
 
 
 def node_command(kind: str, plan: "Plan", attempt: AttemptDir) -> list[str]:
-    """Return the command that a job runs once on every node but the first, to supervise the agent there."""
-    return [sys.executable, "-P", "-m", "launcher.places.batch.job.on_node", kind, plan.run_dir, str(attempt.number)]
+    """Return the command that a job runs once on every node but the first."""
+    return [sys.executable, "-P", "-m", "launcher.programs", "on-node", kind, plan.run_dir, str(attempt.number)]
 
 
 def nodes_asked(plan: "Plan", each: int = 1) -> str:

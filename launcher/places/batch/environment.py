@@ -1,8 +1,8 @@
 """Run a job's command with the environment that its user had at submit, read from a file, plus what the scheduler sets
 in the job. This is for schedulers that show a job's environment to all users.
 
-    python -m launcher.places.batch.environment [--warn-after SECONDS] COMMAND ...      in the batch script
-    python -m launcher.places.batch.environment --packed TEXT      by qrsh, which quotes badly
+    python -m launcher.programs environment [--warn-after SECONDS] COMMAND ...      in the batch script
+    python -m launcher.programs environment --packed TEXT      by qrsh, which quotes badly
 
 Without this, passwords in the environment would be visible to other users.
 """
@@ -14,11 +14,12 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.node.environment import cleaned
 from launcher.run.durable import write_bytes
 
-WITH_IT = (sys.executable, "-P", "-m", "launcher.places.batch.environment")
+WITH_IT = (sys.executable, "-P", "-m", "launcher.programs", "environment")
 FILE = "JOB_LAUNCH_ENVIRONMENT"  # the variable that names it
 HOST = "JOB_LAUNCH_HOST"  # on other hosts than the first, what the scheduler calls this one
 # A scheduler gives these variables values of its own that do not depend on the job.
@@ -70,9 +71,9 @@ def packed(file: str, host: str, command: Sequence[str]) -> tuple[str, ...]:
     return (*WITH_IT, "--packed", json.dumps([file, host, *command]).encode().hex())
 
 
-def main() -> None:
-    """Replace this process by the command in its arguments, with the environment from the file."""
-    command = sys.argv[1:]
+def main(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by the command, with the environment that was saved in the file."""
+    command = [*argv]
     if command[0] == "--packed":
         os.environ[FILE], os.environ[HOST], *command = json.loads(bytes.fromhex(command[1]))
         for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -83,7 +84,3 @@ def main() -> None:
     saved = json.loads(Path(os.environ[FILE]).read_bytes())
     of_the_job = {name: value for name, value in os.environ.items() if name not in _PLAIN}
     os.execvpe(command[0], command, {**saved, **of_the_job})  # noqa: S606 - it is what it is for
-
-
-if __name__ == "__main__":
-    main()

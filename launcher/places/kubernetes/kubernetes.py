@@ -179,7 +179,7 @@ def job_set(plan: Plan, submit_token: SubmitToken, where: Path) -> dict[str, Any
     container = {
         "name": "launch",
         "image": own.image,
-        "command": [sys.executable, "-P", "-m", "launcher.places.kubernetes.pod", str(where)],
+        "command": [sys.executable, "-P", "-m", "launcher.programs", "pod", str(where)],
         "env": [
             *({"name": key, "value": value} for key, value in told.items()),
             *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),

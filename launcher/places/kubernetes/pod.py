@@ -1,7 +1,7 @@
 """The program of every pod of a run's JobSet: the batch process in the first pod, and in every other pod its node's
 agent.
 
-    python -m launcher.places.kubernetes.pod RUN_DIR      with what the JobSet has put into the environment
+    python -m launcher.programs pod RUN_DIR      with what the JobSet has put into the environment
 
 A pod other than the first waits until an attempt has it among its nodes, and exits when the run has ended. If one exits
 with a code other than 0, or is lost, the JobSet ends all pods and starts them again.
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,14 +34,14 @@ YOUNG_S, LOOK_S = 5.0, 0.5
 _KIND = "k8s"
 
 
-def main() -> int:
-    """Run the batch process in the first pod, else the node's agents. Return 0 when the run has ended, or 1 if the pod
-    is being removed.
+def main(argv: Sequence[str]) -> int:
+    """Run the batch process in the first pod, else agents; return 0 when the run has ended, or 1 if the pod is being
+    removed.
     """
     os.umask(0o077)
-    run, index = RunDir(Path(sys.argv[1])), int(os.environ["JOB_COMPLETION_INDEX"])
+    run, index = RunDir(Path(argv[0])), int(os.environ["JOB_COMPLETION_INDEX"])
     if index == 0:
-        words = [sys.executable, "-P", "-m", "launcher.places.batch.job.guard", _KIND, str(run.path)]
+        words = [sys.executable, "-P", "-m", "launcher.programs", "guard", _KIND, str(run.path)]
         os.execv(sys.executable, words)  # noqa: S606 - it is what it is for
     name_this("launch-super")
     with waiting_for_disks():
@@ -124,7 +125,3 @@ def meet(folder: Path, count: int, within_s: float) -> dict[str, str]:
         if time.monotonic() >= deadline:
             raise LaunchError(f"{count - len(found)} of {count} pods did not come within {within_s:g} s")
         time.sleep(LOOK_S)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,14 @@
 """Make a requeued job start at a chosen time, by a short-lived process that outlives the batch process; otherwise Slurm
 lets it wait for two minutes.
 
-    python -m launcher.places.slurm.nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
+    python -m launcher.programs nudge JOB DELAY_S [HOSTS_TO_LEAVE_OUT]
 
 Slurm changes only a job that waits, and the job waits only once the batch process that requeued it has exited; so this
 process outlives that one for a moment. If the site ends this process together with the job, Slurm's own delay applies.
 """
 
-import sys
 import time
+from collections.abc import Sequence
 
 from launcher.errors import Unreachable
 from launcher.places.slurm.queries.jobs import update
@@ -21,9 +21,9 @@ _LIMIT_S = 30.0
 _STEP_S = 0.05
 
 
-def main() -> int:
-    """Change the requeued job's start and excluded hosts, once it is pending; return 0 if Slurm accepts that."""
-    job, delay_s, *hosts = sys.argv[1:]
+def main(argv: Sequence[str]) -> int:
+    """Change the job's start, and return 0 if Slurm accepted that."""
+    job, delay_s, *hosts = argv
     start = f"now+{max(_SAFE_S, round(float(delay_s)))}"
     left_out = ",".join(hosts)  # none: those that an earlier start avoided may be used again
     deadline = time.monotonic() + _LIMIT_S
@@ -35,7 +35,3 @@ def main() -> int:
             return 1
         time.sleep(_STEP_S)  # the job's old processes are still being ended, and no event shows their end
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

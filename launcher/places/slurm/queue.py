@@ -190,7 +190,7 @@ class SlurmSystem(BatchSystem):
         if delay_s is None:
             ask(update(job, ExcNodeList=",".join(left_out)))
             return
-        argv = [sys.executable, "-P", "-m", "launcher.places.slurm.nudge", job, str(delay_s), *left_out]
+        argv = [sys.executable, "-P", "-m", "launcher.programs", "nudge", job, str(delay_s), *left_out]
         nowhere, environ = subprocess.DEVNULL, clean_environment(os.environ)
         subprocess.Popen(
             ignoring_sigterm(argv), env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True

@@ -11,7 +11,6 @@ from launcher.places.ssh.facts import Surveyed
 from launcher.remote.shipping import bundle
 from launcher.spec.amounts import size
 
-_COMES_BACK = "launcher.places.ssh.comeback.there"
 CLOCK_S = 5.0
 SLOW_LOGIN_S = 5.0
 _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", "DISK FREE", "CLOCK", "TAKEN BY")
@@ -58,7 +57,7 @@ def reboot_finding(workdirs: Sequence[str]) -> Finding:
 
 def crontab_line(workdir: str) -> str:
     """Return the crontab line that restarts runs after a reboot with the newest launcher on the host."""
-    return f"@reboot $(ls -t {workdir}/lib/*/bin/python | head -n 1) -P -m {_COMES_BACK} {workdir}"
+    return f"@reboot $(ls -t {workdir}/lib/*/bin/python | head -n 1) -P -m launcher.programs come-back {workdir}"
 
 
 def _row(host: SeenHost) -> tuple[str, ...]:

@@ -171,7 +171,7 @@ class HostClient:
         """
         with self._lock:
             if self._server is None:
-                words = [self._python, "-P", "-m", "launcher.places.ssh.host.server"]
+                words = [self._python, "-P", "-m", "launcher.programs", "host"]
                 if words[0].startswith("~/"):
                     words = ["/bin/sh", "-c", 'exec "$HOME/$0" "$@"', words[0][2:], *words[1:]]
                 self._server = RpcClient(self._line.start(words), self.limits.answer_s)

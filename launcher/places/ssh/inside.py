@@ -27,7 +27,7 @@ def line_to(run: RunDir, node: int) -> tuple[Place, Line]:
 
 
 def reach(run: RunDir, attempt: AttemptDir, node: int) -> Running:
-    """Start `launcher.node.inside.there` for the node on its host, and return the connection to it; raise Unreachable
+    """Start `launcher.programs visit` for the node on its host, and return the connection to it; raise Unreachable
     if that fails.
     """
     place, line = line_to(run, node)

@@ -32,7 +32,8 @@ _PIECE_S = 60.0  # for a mebibyte behind an answer: many hosts at once may share
 _SAID_LINES = 8  # of the last output of ssh or a shell there
 _LONGEST_WORD, _MOST_LINES = 2000, 200  # of output that is no answer
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_NO_MODULE = "No module named 'launcher"  # Python's error for a version that has its modules elsewhere
+# Python's errors for a version that has its modules elsewhere: one for a program, one for its package
+_NO_MODULE = ("No module named launcher", "No module named 'launcher")
 
 T = TypeVar("T")
 
@@ -171,7 +172,9 @@ class RpcClient(ClosedAtTheEnd):
         """Return the error for a program that sent no valid greeting."""
         if isinstance(error, OtherVersion):
             return OtherVersion(f"{self._running.who}: {error.lines[0]}")
-        if isinstance(error, EOFError) and _NO_MODULE in "".join(self._running.last_error_lines()):
+        if isinstance(error, EOFError) and any(
+            sign in "".join(self._running.last_error_lines()) for sign in _NO_MODULE
+        ):
             return OtherVersion(f"{self._running.who}: another version of launch is there, without what {VERSION} asks")
         return self._garbled(error.lines[0]) if isinstance(error, Garbled) else self._broken(error)
 

@@ -7,12 +7,16 @@ is lost.
 """
 
 import contextlib
+import os
 import select
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
 
 from launcher.clock import boottime
 from launcher.errors import Fenced
@@ -232,6 +236,15 @@ def _events(run: RunDir) -> list[Event]:
     with contextlib.suppress(Damaged, OSError):
         return read_lines(run.events, Event)
     return []
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Send the notifications of one attempt, RUN_DIR ATTEMPT LINGER_S, at a low priority, and exit."""
+    os.umask(0o077)
+    os.nice(5)
+    send_all(RunDir(Path(argv[0])), int(argv[1]), float(argv[2]))
+    sys.stderr.flush()
+    os._exit(0)  # a thread that still waits for an answer is not waited for
 
 
 def send_all(run: RunDir, number: int, linger_s: float) -> None:

@@ -48,9 +48,9 @@ def test_two_hosts(tmp_path):
         "#$ -l h_rt=3600,gpu=4,hostname=!(n7|n9),mem_free=4G",
     ]  # fmt: skip
     words = shlex.split(command)
-    assert words[:5] == ["exec", sys.executable, "-P", "-m", "launcher.places.batch.environment"]
-    assert words[5:7] == ["--warn-after", "3480"]
-    assert words[7:] == [
+    assert words[:6] == ["exec", sys.executable, "-P", "-m", "launcher.programs", "environment"]
+    assert words[6:8] == ["--warn-after", "3480"]
+    assert words[8:] == [
         sys.executable,
         "-P",
         "-m",

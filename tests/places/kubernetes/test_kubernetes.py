@@ -54,7 +54,7 @@ def test_every_pod_runs_an_agent_and_asks_for_what_a_node_needs(tmp_path):
     assert (replicated["replicas"], job["completions"], job["parallelism"], job["backoffLimit"]) == (1, 2, 2, 0)
     pod = job["template"]["spec"]
     [container] = pod["containers"]
-    assert container["command"] == [sys.executable, "-P", "-m", "launcher.places.kubernetes.pod", str(RUN)]
+    assert container["command"] == [sys.executable, "-P", "-m", "launcher.programs", "pod", str(RUN)]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "4", "memory": "65536Mi"}
     assert container["resources"]["requests"]["cpu"] == "8"
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "runs"}

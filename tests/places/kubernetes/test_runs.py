@@ -31,7 +31,7 @@ def test_a_dry_run_prints_a_job_set_with_its_queue_and_creates_nothing(lab, clus
     job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (made["kind"], job["completions"]) == ("JobSet", 2)
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    assert job["template"]["spec"]["containers"][0]["command"][-2] == "launcher.places.kubernetes.pod"
+    assert job["template"]["spec"]["containers"][0]["command"][-3:-1] == ["launcher.programs", "pod"]
     assert "created (server dry run)" in said and not objects(cluster)
 
 

@@ -314,7 +314,7 @@ def test_the_script_takes_any_path_as_it_is(tmp_path, name):
     env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURMD_NODENAME": "node0"}
     done = subprocess.run(["/bin/sh"], input=text, cwd=tmp_path, env=env, text=True, check=False)
     assert done.returncode == 0
-    assert (path / "steps.log").read_text() == f"-P|-m|launcher.places.batch.trial.on_node|slurm|{path}|50|node0|"
+    assert (path / "steps.log").read_text() == f"-P|-m|launcher.programs|trial|slurm|{path}|50|node0|"
     assert (path / "seen").exists() and (path / "seen-node0").exists()
     assert not (tmp_path / "canary").exists()
 

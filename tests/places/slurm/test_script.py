@@ -52,7 +52,7 @@ def test_a_site_that_expedites_is_asked_to_and_its_job_never_fails(tmp_path):
     """Slurm puts an expedited job whose script fails back and holds it: a failed run would leave one in the queue."""
     text = script_of(plan_of(tmp_path), MARK, RUN, (), expedites=True)
     assert written(text)["requeue"] == "expedite"
-    assert text.rstrip().endswith(f"batch.job.guard slurm {RUN} ends-with-0")
+    assert text.rstrip().endswith(f"launcher.programs guard slurm {RUN} ends-with-0")
     assert written(script(tmp_path))["requeue"] is True
 
 
@@ -83,7 +83,7 @@ def test_roles_that_need_other_nodes_are_components_of_one_job():
         "job-name": "train-7k3f", "partition": "gpu", "exclude": "node7",
         "nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "6", "mem": "1000M", "gres": "gpu:2",
     }  # fmt: skip
-    assert second.count("launcher.places.batch.job.guard slurm") == 1
+    assert second.count("launcher.programs guard slurm") == 1
 
 
 THE_SAME = ("roles.learner.resources.gpus_per_node=2", "roles.actors.resources.memory_gb=2")
@@ -120,7 +120,7 @@ GOLDEN = f"""\
 # command
 export SUBMITIT_EXECUTOR=slurm
 trap '' USR1 USR2
-exec {PYTHON} -P -m launcher.places.batch.job.guard slurm /runs/train-7k3f
+exec {PYTHON} -P -m launcher.programs guard slurm /runs/train-7k3f
 """
 
 

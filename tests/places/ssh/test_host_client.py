@@ -61,16 +61,28 @@ def ask(client, workdir="/w", contents=()):
 class _OlderHost(_Host):
     """A host whose older launcher lacks the module."""
 
+    def __init__(self, complaint):
+        super().__init__()
+        self._complaint = complaint
+
     def read(self, _size, _limit_s):
         return b""
 
     def last_error_lines(self):
-        return ["  python: Error while finding module specification (No module named 'launcher.x')"]
+        return [f"  python: {self._complaint}"]
 
 
-def test_a_host_with_a_version_that_has_its_modules_elsewhere_gets_ours(host, monkeypatch):
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "Error while finding module specification for 'launcher.x.y' (No module named 'launcher.x')",
+        "No module named launcher.x",
+        "No module named launcher.x.__main__; 'launcher.x' is a package and cannot be directly executed",
+    ],
+)
+def test_a_host_with_a_version_that_has_its_modules_elsewhere_gets_ours(host, monkeypatch, complaint):
     """A pool's run that 0.1.0 had begun could not be seen any more."""
-    programs = {"python": _OlderHost(), "ours": host}
+    programs = {"python": _OlderHost(complaint), "ours": host}
     monkeypatch.setattr(host_client, "survey", lambda *_: None)
     monkeypatch.setattr(host_client, "settled_in", lambda *_: "ours")
     line = SimpleNamespace(start=lambda argv: programs[argv[0]])

@@ -17,7 +17,6 @@ a spare node, the batch process therefore asks twice a minute about all nodes at
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -46,7 +45,6 @@ from launcher.run.durable import readable, write_record
 from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import die_with, end_all, tagged_of_run
 from launcher.run.records import AttemptEnd, Handle, StopRequest
-from launcher.supervisor.__main__ import main
 from launcher.supervisor.agent_processes import AgentPlace
 from launcher.supervisor.allocation import Allocation
 from launcher.supervisor.attempt_end import ask_to_stop, cancelled, is_cancelled, write_end
@@ -275,8 +273,3 @@ def _jobs_of(plan: Plan) -> list[str]:
     newest_ones = (newest(RunDir(Path(one.run_dir))) for one in plan.awaited)
     handles = (readable(one.handle, Handle) for one in newest_ones if one is not None)
     return [handle.job_id for handle in handles if handle is not None and handle.job_id is not None]
-
-
-if __name__ == "__main__":  # scripts of an older version, which wait in a queue, have KIND RUN_DIR [SIGNAL]
-    kind, folder, *killed_by = sys.argv[1:]
-    sys.exit(main(["launcher.places.batch.job.batch_process:BatchSupervisor", folder, kind, *killed_by]))

@@ -1,7 +1,7 @@
 """The guard of a batch process: start the batch process of a job, restart it if it is killed, and pass the scheduler's
 signals on to it.
 
-    python -m launcher.places.batch.job.guard KIND RUN_DIR [ends-with-0]
+    python -m launcher.programs guard KIND RUN_DIR [ends-with-0]
 
 Signals stay blocked in this process and in the batch process until they are handled, because they would end a Python
 that is still starting. While the job is being ended nothing is restarted: the scheduler decides what follows.
@@ -10,6 +10,7 @@ that is still starting. While the job is being ended nothing is restarted: the s
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _STRATEGY = "launcher.places.batch.job.batch_process:BatchSupervisor"
@@ -17,14 +18,14 @@ ENDS_WITH_0 = "ends-with-0"  # the job does, however its run has ended: the sche
 _LIVES = 10  # a batch process that dies before it has an attempt has no other budget
 
 
-def main() -> int:
-    """Run the batch process until it or the job ends. Return its exit code, or 128 + n if signal n killed it; with the
-    argument `ends-with-0` return 0.
+def main(argv: Sequence[str]) -> int:
+    """Run the batch process until it or the job ends; return its exit code, 0 if `ends-with-0` is given, or 128 + the
+    signal that killed it.
     """
     with open("/proc/self/comm", "w") as name:  # as `launcher.run.processes.name_this`, without its imports
         name.write("launch-super")
     signal.pthread_sigmask(signal.SIG_BLOCK, {*HEARD, signal.SIGCHLD})
-    kind, folder, *ends = sys.argv[1:]
+    kind, folder, *ends = argv
     killed_by: list[str] = []
     for _ in range(_LIVES):
         words = [sys.executable, "-P", "-m", "launcher.supervisor", _STRATEGY, folder, kind, *killed_by]
@@ -51,7 +52,3 @@ def _watch(pid: int) -> tuple[int, bool]:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status), told
-
-
-if __name__ == "__main__":
-    sys.exit(main())

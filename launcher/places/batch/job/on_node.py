@@ -1,7 +1,7 @@
 """Supervise one node's agent in a batch job, on every node but the first: start it, restart it, and end processes that
 it leaves.
 
-    python -m launcher.places.batch.job.on_node KIND RUN_DIR ATTEMPT     started by srun, or the scheduler's counterpart
+    python -m launcher.programs on-node KIND RUN_DIR ATTEMPT     started by srun, or the scheduler's counterpart
 
 A job step reports the end of a task only when all its tasks have ended, and nothing else on the node would end the
 processes of a killed agent.
@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,12 +41,12 @@ _SURE_S = 3.0
 _LOOK_S = 5.0
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Supervise the agent until it has exited for good or this process is asked to exit; return 0."""
     name_this("launch-super")
     os.umask(0o077)
     with waiting_for_disks():
-        stay(queue_of(sys.argv[1]), RunDir(Path(sys.argv[2])), int(sys.argv[3]))
+        stay(queue_of(argv[0]), RunDir(Path(argv[1])), int(argv[2]))
     return 0
 
 
@@ -153,7 +154,3 @@ def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
             signal_process(handle.supervisor, signal.SIGTERM if wakeup.stop_asked else signal.SIGUSR1)
         select.select([end], [], [])
         os.close(end)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

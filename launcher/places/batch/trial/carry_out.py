@@ -42,7 +42,6 @@ _SPARE_S = 10.0  # of the job's time, for what is around the program
 _MINUTES = 3  # that a job asks for, at most
 _ANSWER_S = 40.0  # a node that has just died seems to run the job; file systems that cache may show a file that late
 _FOR_TALKING = 0.4  # the part of the remaining time in which a node must answer, twice
-_ON_NODE = "launcher.places.batch.trial.on_node"
 
 
 def minutes(longest_s: float = math.inf) -> int:
@@ -115,12 +114,13 @@ def batch_script(queue: TrialJobs, folder: Path, python: str, limit_s: float) ->
     A shell checks the folder and Python first, because without these no program of the launcher can report.
     """
     where, interpreter, log = (shlex.quote(str(path)) for path in (folder, python, folder / LOG))
+    kind = queue.words.queue.kind
     program = f"""\
 stopped() {{ echo "stopped $NODE $1"; exit "$1"; }}
 [ -d {where} ] || stopped {Stage.NOT_THERE:d}
 (: > {where}/"seen-$NODE") 2> /dev/null || stopped {Stage.NOT_WRITABLE:d}
 [ -x {interpreter} ] || stopped {Stage.NO_PYTHON:d}
-{interpreter} -P -m {_ON_NODE} {queue.words.queue.kind} {where} {limit_s:g} "$NODE" < /dev/null || stopped $?
+{interpreter} -P -m launcher.programs trial {kind} {where} {limit_s:g} "$NODE" < /dev/null || stopped $?
 """
     return f"""\
 #!/bin/sh

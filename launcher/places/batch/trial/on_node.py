@@ -1,12 +1,13 @@
 """Answer the questions of `launch doctor --try` through a folder, on each node of the trial's job.
 
-python -m launcher.places.batch.trial.on_node KIND FOLDER SECONDS NODE
+python -m launcher.programs trial KIND FOLDER SECONDS NODE
 """
 
 import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -63,16 +64,12 @@ def _hello(address: str, interface: str) -> Hello:
     return Hello(launcher_version(), platform.python_version(), time.time(), addresses, error)
 
 
-def main() -> None:
-    """Answer questions until the time is over; exit with 0, or with the error that prevented an answer."""
+def main(argv: Sequence[str]) -> None:
+    """Answer all questions; exit with 0, or with the error that prevented an answer."""
     os.umask(0o077)
-    kind, folder, limit_s, me = sys.argv[1:]
+    kind, folder, limit_s, me = argv
     try:
         address = queue_of(kind).hosts().get(me) or resolved(me, "hint: nodes have to know each other by name")
         answer_questions(Path(folder), float(limit_s), me, address)
     except LaunchError as error:
         sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Ask hosts that a run has lost to take part again: `python -m launcher.places.ssh.comeback.ask RUN_DIR HOST...`
+"""Ask hosts that a run has lost to take part again: `python -m launcher.programs ask-back RUN_DIR HOST...`
 
 It is a process of its own, so that a status command does not wait for hosts that are down.
 """
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.places.ssh.host_client import HostClient
@@ -36,7 +37,7 @@ def ask_lost(run: RunDir) -> None:
     lost = [node.host for node in last.nodes if node.host and (node.state in _NOT_HERE or (silent and node.node == 0))]
     if lost and _is_time(run):
         subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(run.path), *lost],
+            [sys.executable, "-P", "-m", "launcher.programs", "ask-back", str(run.path), *lost],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -44,9 +45,9 @@ def ask_lost(run: RunDir) -> None:
         )
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Ask the hosts named as arguments, all at once, to take part again; always return 0."""
-    run, hosts = RunDir(Path(sys.argv[1])), sys.argv[2:]
+    run, hosts = RunDir(Path(argv[0])), argv[1:]
     places = [place for place in places_of(run) if place.host.name in hosts]
 
     def come_back(client: HostClient) -> str:
@@ -72,7 +73,3 @@ def _is_time(run: RunDir) -> bool:
     except OSError:
         return False  # a full or failing disk must not prevent a status command
     return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Restart the supervisor of every run that this host took part in, after a reboot, without a user's help.
 
-    python -P -m launcher.places.ssh.comeback.there WORKDIR [RUN_ID]
+    python -P -m launcher.programs come-back WORKDIR [RUN_ID]
 
 This is for the host's crontab; `launch doctor POOL` prints the line. Each run's supervisor is started by the launcher
 version that it had.
@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import Exit, LaunchError
@@ -17,16 +18,16 @@ from launcher.ids import is_run_id
 from launcher.places.ssh.host import presence, receive
 from launcher.run.layout import RunDir
 
-_ME = "launcher.places.ssh.comeback.there"
+IN_ALL_VERSIONS = "launcher.clusters.ssh.comeback.there"  # the name by which each version starts this program
 _AGAIN_S, _GIVE_UP_S = 5.0, 300.0  # the network may come up later than we
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Restart the supervisors of all runs in WORKDIR, or of one, and return the exit code."""
     os.umask(0o077)
-    runs = Path(os.path.expanduser(sys.argv[1]), "runs")
-    if len(sys.argv) > 2:
-        return _come_back(RunDir(runs / sys.argv[2]))
+    runs = Path(os.path.expanduser(argv[0]), "runs")
+    if len(argv) > 1:
+        return _come_back(RunDir(runs / argv[1]))
     left = [RunDir(path) for path in sorted(runs.glob("*")) if is_run_id(path.name)]
     deadline = time.monotonic() + _GIVE_UP_S
     while True:
@@ -44,7 +45,7 @@ def _restart_supervisor(run: RunDir) -> bool:
     mine = presence.taken(found[0]) if found is not None else None
     if mine is None:
         return True
-    words = [mine.python, "-P", "-m", _ME, str(run.path.parent.parent), run.id]
+    words = [mine.python, "-P", "-m", IN_ALL_VERSIONS, str(run.path.parent.parent), run.id]
     return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode == Exit.OK
 
 
@@ -56,7 +57,3 @@ def _come_back(run: RunDir) -> int:
         sys.stderr.write(f"{run.id}: {error}\n")
         return Exit.UNREACHABLE
     return Exit.OK
-
-
-if __name__ == "__main__":
-    sys.exit(main())

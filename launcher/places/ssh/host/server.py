@@ -1,4 +1,4 @@
-"""`python -m launcher.places.ssh.host.server`: the host's side of a connection. It answers a submitter on stdin until
+"""`python -m launcher.programs host`: the host's side of a connection. It answers a submitter on stdin until
 that hangs up.
 
 Nothing that was begun depends on the connection, and nothing begins before GoAhead.
@@ -6,7 +6,6 @@ Nothing that was begun depends on the connection, and nothing begins before GoAh
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +84,7 @@ class _PlanHead(msgspec.Struct, frozen=True):
         return tuple(node.host for node in self.nodes)
 
 
-def main() -> int:
+def main(_argv: Sequence[str]) -> int:
     """Serve the submitter on stdin and stdout, and return the exit code."""
     os.umask(0o077)
     return serve(Request, HostServer().answer)
@@ -274,7 +273,3 @@ def _leader_was_here(attempt: AttemptDir) -> bool:
     """Return whether this host leads the attempt; on a shared disk only the leader knows how the run ended."""
     handle = readable(attempt.handle, Handle)
     return handle is None or handle.supervisor is None or alive(handle.supervisor) is not None
-
-
-if __name__ == "__main__":
-    sys.exit(main())
