@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from launcher.supervisor.notify.record import Notifying
 
 Spec = str | Path | Mapping[str, Any] | Any  # a file, or what would stand in one
-WATCH_S = 5.0  # how old an answer of a cluster may be for a command that watches
-_WAIT_STEP_S = 0.1
+WATCH_S = 5.0  # how old the word of a cluster may be for those who watch
+WAIT_STEP_S = 0.1
 UNLISTED = "it was submitted with another HOME or XDG_STATE_HOME, with which it can be asked, followed and ended"
 _answered: dict[Path, tuple[float, ClusterAnswer | None]] = {}
 
@@ -203,7 +203,7 @@ class Run:
         while not (status := lost.shown(self.status(fresh_s=WATCH_S))).state.ended:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.id} is still {status.state} after {timeout_s:g} s")
-            time.sleep(_WAIT_STEP_S)
+            time.sleep(WAIT_STEP_S)
         return status
 
     def result(self, timeout_s: float | None = None, *, unpickle: bool = False) -> Any:
@@ -957,4 +957,4 @@ def wait_any(runs_: Sequence[Run], timeout_s: float | None = None) -> Run:
                 return one
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeoutError(f"none of {len(runs_)} runs has ended after {timeout_s:g} s")
-        time.sleep(_WAIT_STEP_S)
+        time.sleep(WAIT_STEP_S)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.api import WATCH_S, Run, Spec, as_files, statuses
+from launcher.api import WAIT_STEP_S, WATCH_S, Run, Spec, as_files, statuses
 from launcher.errors import NoSuchRun, Refused
 from launcher.ids import RunId
 from launcher.run.graphs import GraphDir, GraphRecord, find_graph, graph_record
@@ -24,7 +24,6 @@ from launcher.status.derive import RunStatus
 if TYPE_CHECKING:
     from launcher.submission.graphs import StepPlan
 
-_WAIT_STEP_S = 0.1
 _MOVING = (State.UNKNOWN, State.RUNNING, State.REGROUPING, State.STARTING, State.QUEUED)
 _WORST = (State.FAILED, State.INTERRUPTED, State.LOST, State.CANCELLED)
 
@@ -92,7 +91,7 @@ class Graph:
         while not (state := self.state()).ended:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.id} is still {state} after {timeout_s:g} s")
-            time.sleep(_WAIT_STEP_S)
+            time.sleep(WAIT_STEP_S)
         return state
 
     def cancel(self) -> None:

@@ -81,6 +81,11 @@ class Arguments(argparse.ArgumentParser):
         """Declare the argument RUN for one or more runs; with `patterns`, patterns such as `lr-*` are allowed."""
         self.add_argument("runs", metavar="RUN", nargs="+", help=f"{RUN_HELP}; or {_PATTERN}" if patterns else RUN_HELP)
 
+    def takes_timeout(self) -> None:
+        """Declare --timeout, in seconds, which is infinite by default."""
+        text = "stop waiting after this time, with exit code 4"
+        self.add_argument("--timeout", metavar="SECONDS", type=seconds, default=float("inf"), help=text)
+
     def prints_json(
         self, answers: Answers, text: str, *, by_line: bool = False,
         among: "argparse._ActionsContainer | None" = None,

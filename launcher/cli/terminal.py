@@ -12,6 +12,7 @@ from launcher.states import State
 from launcher.status.text import escaped, plain
 
 safe = plain
+REDRAW_S = 1.0  # the time after which a command draws its screen again
 _PLACE = re.compile(r".+:\d+:\d+: ")
 _COLOURS = {
     "red": "31",

@@ -18,7 +18,7 @@ _SCARCE_BYTES, _NO_BYTES = 5_000_000_000, 100_000_000
 _SCARCE_FILES = 10_000
 _SMALL_MEMORY_BYTES = 512_000_000  # containers are given 64 MB
 _FEW_FILES = 1024
-_CLOCK_S = 5.0
+CLOCK_S = 5.0  # the difference of two machines' clocks from which times in logs confuse
 _SYSTEM = Path("/usr")  # every machine has its own
 
 
@@ -91,7 +91,7 @@ def folder_findings(about: str, folder: FolderFacts, variable: str) -> Iterable[
         yield problem(about, f"{where}: does not offer {', '.join(folder.refusals)}", elsewhere)
     else:
         yield space_finding(about, where, folder.free, folder.free_files, elsewhere)
-        if abs(folder.off_s) > _CLOCK_S:
+        if abs(folder.off_s) > CLOCK_S:
             text = f"the clock of its file system is {ahead(folder.off_s)} this machine's"
             yield warning(about, text, "the times of files and those in logs will differ by so much")
 

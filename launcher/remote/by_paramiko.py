@@ -27,9 +27,8 @@ from launcher.remote.paramiko_library import (
     read_key,
 )
 from launcher.remote.running import ClosedAtTheEnd, command_line
-from launcher.remote.target import TRY, Target, dropped, earlier, silent, who
+from launcher.remote.target import AUTHENTICATION_S, TRY, Target, dropped, earlier, silent, who
 
-AUTHENTICATION_S = 15.0  # LDAP and PAM may take their time; a command has 30 s, and more may be silent after this
 _MOST_KEYS = 5  # shown over one connection: sshd ends it at the sixth (MaxAuthTries)
 _MOST = 256 * 1024
 

@@ -22,10 +22,18 @@ from launcher.remote.failures import Broken, NoAccess, Silent
 from launcher.remote.known_hosts import HostKey
 from launcher.remote.program import ProgramChannel
 from launcher.remote.running import Running, command_line
-from launcher.remote.target import Target, configured, dropped, earlier, resolved, silent, who
+from launcher.remote.target import (
+    AUTHENTICATION_S,
+    CONNECT_TIMEOUT_S,
+    Target,
+    configured,
+    dropped,
+    earlier,
+    resolved,
+    silent,
+    who,
+)
 
-CONNECT_S = 10
-_LOGIN_S = 15.0
 _SSH_FAILED = 255
 _LONGEST_FOLDER = 60
 _MARK = "launch-connected"
@@ -40,7 +48,7 @@ _OPTIONS = (
     "RemoteCommand=none",
     "RequestTTY=no",
     "LogLevel=ERROR",  # no banners: its output is the reason of a failure
-    f"ConnectTimeout={CONNECT_S}",
+    f"ConnectTimeout={CONNECT_TIMEOUT_S:g}",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
 )
@@ -172,7 +180,9 @@ def connected(target: Target, deadline: float | None) -> OpenSshTransport:
         first, others = command.shared_by(folder / "way")
         master = first.start(f"echo {_MARK}; exec cat >/dev/null")
         try:
-            _wait_for_mark(target, Running(who(target), master), earlier(target.connect_timeout_s + _LOGIN_S, deadline))
+            _wait_for_mark(
+                target, Running(who(target), master), earlier(target.connect_timeout_s + AUTHENTICATION_S, deadline)
+            )
         except BaseException:
             master.close()
             raise
@@ -203,7 +213,7 @@ def shown_key(target: Target, deadline: float | None) -> HostKey:
         command = _command(target)
         refused = Running(who(target), replace(command, options=(*options, *command.options)).start("true"))
         try:
-            refused.finish(max(0.1, earlier(target.connect_timeout_s + _LOGIN_S, deadline) - time.monotonic()))
+            refused.finish(max(0.1, earlier(target.connect_timeout_s + AUTHENTICATION_S, deadline) - time.monotonic()))
         except Silent:
             raise silent(target) from None
         finally:
@@ -227,7 +237,12 @@ def _has_master(command: SshCommand) -> bool:
     argv = replace(command, flags=("-O", "check", *command.flags)).argv()
     try:
         done = subprocess.run(
-            argv, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=CONNECT_S
+            argv,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=CONNECT_TIMEOUT_S,
         )
     except FileNotFoundError:
         raise _no_ssh() from None

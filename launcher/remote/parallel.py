@@ -14,10 +14,10 @@ from typing import TypeVar
 from launcher.errors import LaunchError
 from launcher.remote.connect import Line, connect
 from launcher.remote.failures import Dropped
+from launcher.remote.running import TURN_S
 from launcher.remote.target import Target
 
 AT_ONCE = 8  # sshd drops at random from its tenth unfinished login on (MaxStartups 10:30:100)
-_TURN_S = 1.0
 _PATIENCE_S = 60.0  # with a host that hangs up at once: others who log in there have their turn meanwhile
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 
@@ -147,7 +147,7 @@ def _next(ended: "queue.SimpleQueue[str]") -> str:
     """
     while True:
         with contextlib.suppress(queue.Empty):
-            return ended.get(timeout=_TURN_S)
+            return ended.get(timeout=TURN_S)
 
 
 def _undo(undo: Callable[[T], None] | None, future: Future[T]) -> None:

@@ -28,6 +28,7 @@ from paramiko.ssh_exception import PartialAuthentication
 
 from launcher.errors import BadInput
 from launcher.remote.failures import why
+from launcher.remote.running import TURN_S
 
 BROKEN = (paramiko.SSHException, EOFError, OSError)  # whatever the end of a connection looks like
 Session = paramiko.Channel
@@ -37,7 +38,6 @@ NoChannel = paramiko.ChannelException
 _AGENT_S = 15.0  # a person may have to touch something
 _WINDOW = 4 * 1024 * 1024
 _LEAVE_S = 1.0
-_TURN_S = 1.0
 
 _reading = threading.Lock()
 _log = logging.getLogger("paramiko")
@@ -141,7 +141,7 @@ def _came(event: threading.Event, deadline: float) -> bool:
 
     Waiting is done in short turns, because Python handles a Ctrl-C that comes just before a wait only at its end.
     """
-    while not event.wait(min(_TURN_S, max(0.0, deadline - time.monotonic()))):
+    while not event.wait(min(TURN_S, max(0.0, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:
             return False
     return True

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-_LEAVE_S = 2.0
+LEAVE_S = 2.0  # for a program that is asked to exit, or whose connection has ended
 _CHUNK = 1 << 18
 _MOST_COMPLAINTS = 16 << 20
 
@@ -73,8 +73,8 @@ class ProgramChannel:
         if ready and not data:
             self._ended = True
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_LEAVE_S)
-        return data, self._new_stderr()
+                self.process.wait(LEAVE_S)
+        return data, self._complained()
 
     def code(self, wait_s: float) -> int | None:
         """Return the exit code, -1 after a signal, or None if the program has not ended within `wait_s`."""
@@ -117,7 +117,7 @@ def _end(process: "subprocess.Popen[Any]") -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LEAVE_S)
+            process.wait(LEAVE_S)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

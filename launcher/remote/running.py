@@ -14,7 +14,7 @@ _PACKET = 32 * 1024
 _TAIL_BYTES = 4096
 _MOST_UNREAD, _MOST_ERR = 64 << 20, 16 << 20  # how much output is kept, as a hostile program may print for ever
 _SLICE_S = 0.05
-_TURN_S = 1.0  # a Ctrl-C that comes just before a wait is noticed at its end only
+TURN_S = 1.0  # a Ctrl-C that comes just before a wait is noticed at its end only
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./=:,@+-")
 
 
@@ -158,7 +158,7 @@ class Running(ClosedAtTheEnd):
         deadline = time.monotonic() + limit_s
         while not there() and not self._ended:
             left = deadline - time.monotonic()
-            self._take(min(max(left, 0.0), _TURN_S))
+            self._take(min(max(left, 0.0), TURN_S))
             if left <= 0 and not there() and not self._ended:
                 raise self._no_answer_in_time()  # however much else it prints
 

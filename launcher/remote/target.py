@@ -22,6 +22,7 @@ from launcher.spec.model import SshHost
 TRY = "hint: is it up? a firewall in between, or a wrong port, looks the same"
 DEFAULT_PORT = 22
 CONNECT_TIMEOUT_S = 10.0
+AUTHENTICATION_S = 15.0  # LDAP and PAM may take their time; a command has 30 s, and more may be silent after this
 _MOST_JUMPS = 8
 _DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 _NOT_FOR_US = ("~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519_sk", "~/.ssh/id_xmss", "~/.ssh/id_dsa")

@@ -24,7 +24,7 @@ from launcher.status.facts import read_facts
 from launcher.status.log_choice import LogChoice, begin_at
 from launcher.status.rank_log import RankLog, StampedLine
 
-_POLL_S = 0.1
+POLL_S = 0.1
 _PATIENCE = 10  # reads that a new generation's lines may wait until it is known where its ranks run
 _Key = tuple[int, int, int]  # attempt, generation, rank
 
@@ -120,7 +120,7 @@ def merged_logs(
     # Asked before each read, so that the read after the last answer misses nothing.
     while not ask() and follow:
         yield from reader.read(final=False)
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
     yield from reader.read(final=True)
 
 

@@ -19,7 +19,7 @@ from launcher.supervisor.roles import AgentsOf, RolesOfRun
 from launcher.supervisor.wakeup import Wakeup
 
 _FAREWELL_S = 5.0
-_SURE_S = 8.0  # beyond the spec's grace, before a stop is made sure
+SURE_S = 8.0  # beyond the spec's grace, before a stop is made sure
 
 
 class EndRequests(Protocol):
@@ -127,7 +127,7 @@ class Allocation:
             self._agents.wait_for_others(self._own, _FAREWELL_S)
         goes_on = State.QUEUED in {one.state for one in (self._by_roles, known) if one}
         is_lost = self._plan.elects and (known.cause is Cause.NODE_LOST if known else self._by_roles is None)
-        self._roles.stop(_SURE_S, goes_on=goes_on or is_lost, at_once=is_lost)
+        self._roles.stop(SURE_S, goes_on=goes_on or is_lost, at_once=is_lost)
         self._agents.end(standbys_of=self._own)
         self._roles.close()
         if self._by_roles is not None and write_known_end(self._run, self._attempt, self._plan) is None:
@@ -158,7 +158,7 @@ class Allocation:
                 if self._by_roles is not None or stopping:
                     return None
             if not stopping and self._requests.to_end():
-                self._sure_at = time.monotonic() + self._plan.spec.recovery.grace_s + _SURE_S
+                self._sure_at = time.monotonic() + self._plan.spec.recovery.grace_s + SURE_S
                 if self._own[0].pid is None:
                     return None
                 self._agents.signal_first()

@@ -20,7 +20,7 @@ from launcher.run.processes import TAG, forbid_core_dumps
 from launcher.run.umask import make_files_private
 
 _LAST_LINES = 10
-_BOOT_S = 30.0
+BOOT_S = 30.0
 _SETTINGS = ("LAUNCH_CLUSTERS", "LAUNCH_RUNS", "LAUNCH_SSH_CONFIG")  # by which one that waits looks at other runs
 
 
@@ -89,7 +89,7 @@ class StandbySupervisor:
 
     def start(self, attempt: int) -> None:
         """Have the supervisor run attempt number `attempt`; raise LaunchError if the supervisor did not start."""
-        self.report(_BOOT_S)
+        self.report(BOOT_S)
         self.send(f"{attempt}\n".encode())
         self.close()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from launcher.api import Spec, as_files
+from launcher.api import WAIT_STEP_S, Spec, as_files
 from launcher.apps.sweeps.folder import (
     Point,
     SweepDir,
@@ -49,7 +49,6 @@ from launcher.submission.opening import counted
 from launcher.submission.requests import Request, check_on_cluster, read_request, taken
 from launcher.supervisor.standby import StandbySupervisor
 
-_WAIT_STEP_S = 0.1
 _CONDUCTOR = "launcher.apps.sweeps.conductor:Conductor"
 _OF_FILES = ("SLURM_CONF", "LAUNCH_CLUSTERS", "LAUNCH_SSH_CONFIG")
 _MOST_TRIED = 64  # of the values of an option, before anything exists
@@ -289,7 +288,7 @@ class Sweep:
         while (status := self.status()).state == "running":
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.id} is still running after {timeout_s:g} s")
-            time.sleep(_WAIT_STEP_S)
+            time.sleep(WAIT_STEP_S)
         return status
 
     def _conduct(self) -> None:

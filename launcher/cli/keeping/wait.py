@@ -4,10 +4,9 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from math import inf
 
 from launcher import api
-from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.arguments import Arguments
 from launcher.cli.graphs.members import graph_called, refuse_missing
 from launcher.cli.looking.page import headline
 from launcher.cli.looking.selection import chosen
@@ -28,9 +27,7 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch wait`."""
     arguments.takes_runs()
     arguments.add_argument("--any", action="store_true", help="return when the first run has ended, with its exit code")
-    arguments.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, help="stop waiting after this time, with exit code 4"
-    )
+    arguments.takes_timeout()
     arguments.prints_json(lambda: {"": list[RunStatus]}, "those that have ended, as `launch status` has them")
 
 
@@ -55,24 +52,19 @@ def run(options: argparse.Namespace) -> int:
     return next((code for code in map(exit_code_of, over) if code != Exit.OK), Exit.OK)
 
 
-def _each(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Yield the status of each run once it has ended, in the order given.
-
-    Raise TimeoutError, which names the first run that has not ended, after `timeout_s`.
+def _each(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
+    """Yield the status of each run once it has ended, in order; raise TimeoutError, which names the first run that has
+    not.
     """
-    end = inf if timeout_s is None else time.monotonic() + timeout_s
+    end = time.monotonic() + timeout_s
     for one in runs:
-        left_s = end - time.monotonic()
         try:
-            yield one.wait(None if left_s == inf else max(0.0, left_s))
+            yield one.wait(max(0.0, end - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"{one.id} is still {one.status().state} after {timeout_s:g} s") from None
 
 
-def _first(runs: Sequence[api.Run], timeout_s: float | None) -> Iterator[RunStatus]:
-    """Wait until at least one run has ended, and yield the status of each that has.
-
-    Raise TimeoutError if none has after `timeout_s`.
-    """
+def _first(runs: Sequence[api.Run], timeout_s: float) -> Iterator[RunStatus]:
+    """Yield the status of every run that has ended, once at least one has; raise TimeoutError if none does in time."""
     api.wait_any(runs, timeout_s)
     yield from (status for status in api.statuses(runs, api.WATCH_S) if status.state.ended)

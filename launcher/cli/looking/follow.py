@@ -14,10 +14,9 @@ from launcher.errors import Exit
 from launcher.run.layout import RunDir
 from launcher.status.derive import RunStatus, exit_code_of, state_text
 from launcher.status.log_choice import LogChoice
-from launcher.status.logs import LogReader
+from launcher.status.logs import POLL_S, LogReader
 from launcher.status.restarts import RestartReader
 
-_POLL_S = 0.1
 _BARS = 4
 
 
@@ -65,7 +64,7 @@ def _show(run: Run, choice: LogChoice, footer: "Footer") -> RunStatus:
         if status.state.ended:
             return status
         footer.show([*_bars(reader.moving()), status_line(status)], alarm=bool(status.not_finite))
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def _bars(moving: dict[int, str]) -> list[str]:

@@ -19,7 +19,7 @@ from launcher.cli.graphs.tree import graph_facts, graph_page, heading
 from launcher.cli.looking.page import page
 from launcher.cli.looking.run_columns import MORE, OURS, USUAL, RunRow, cell, in_order, refuse_unknown, with_about
 from launcher.cli.looking.selection import age, declare_selection, selected, selects
-from launcher.cli.terminal import Screen, fitting, is_terminal, paint, state_colour, to_json, width_of
+from launcher.cli.terminal import REDRAW_S, Screen, fitting, is_terminal, paint, state_colour, to_json, width_of
 from launcher.errors import BadInput, Exit, NoSuchRun
 from launcher.run.graphs import known_graphs, missing_of
 from launcher.run.layout import RunDir
@@ -34,7 +34,6 @@ EXAMPLES = """
   launch status --name 'lr*' --state failed --since 2d    only these
   launch status --columns lr,val_loss,commit --sort val_loss --limit 20    with arguments and results as columns
 """
-_WATCH_S = 1.0
 _NAMED = 8
 _NEWEST = 20
 # What goes first where a terminal is too narrow; the others are cut.
@@ -280,7 +279,7 @@ def _watch(options: argparse.Namespace) -> int:
         screen.show(lines, last=ended)
         if ended:
             return Exit.OK
-        time.sleep(_WATCH_S)
+        time.sleep(REDRAW_S)
 
 
 def _graph_page(graph: Graph) -> tuple[list[str], bool]:

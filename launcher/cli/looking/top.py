@@ -16,7 +16,7 @@ from launcher.cli.answers import list_of, merged
 from launcher.cli.arguments import Arguments
 from launcher.cli.looking.page import headline
 from launcher.cli.looking.role_option import parts_of, refuse_several, takes_role
-from launcher.cli.terminal import Screen, columns, is_terminal, paint, safe, to_json
+from launcher.cli.terminal import REDRAW_S, Screen, columns, is_terminal, paint, safe, to_json
 from launcher.errors import Exit, Refused
 from launcher.run.hangs import LastRank
 from launcher.run.records import GpuLoad, NodeLoad
@@ -35,7 +35,6 @@ Where ranks of torch.distributed wait for one of them, the second line says for 
 """
 _HEAD = ("", "CPU", "MEMORY", "READ", "WRITTEN", "RECEIVED", "SENT")
 _GPU_HEAD = ("GPU", "GPU MEMORY")
-_WATCH_S = 1.0
 
 
 def declare(arguments: Arguments) -> None:
@@ -85,7 +84,7 @@ def _watch(parts: Sequence[api.Part]) -> None:
     statuses = api.statuses(runs, api.WATCH_S)
     while not all(status.state.ended for status in statuses):
         screen.show(_tables(parts, statuses))
-        time.sleep(_WATCH_S)
+        time.sleep(REDRAW_S)
         statuses = api.statuses(runs, api.WATCH_S)
     screen.show([*map(headline, statuses)], last=True)
 

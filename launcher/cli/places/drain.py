@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from launcher import api
-from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import tell, to_json
 from launcher.errors import Exit, Refused
 from launcher.states import State
@@ -16,7 +16,6 @@ EXAMPLES = """
   launch nodes drain resnet gpu07          the node by the name of its machine, as `launch status` shows it
   launch nodes drain last 1 --timeout 60   exit code 4 if no other node could get them by then
 """
-_LOOK_S = 0.2
 
 
 class DrainedNode(msgspec.Struct, frozen=True):
@@ -31,13 +30,7 @@ def declare(arguments: Arguments) -> None:
     """Declare the arguments of `launch nodes drain`."""
     arguments.takes_run()
     arguments.add_argument("node", metavar="NODE", help="number of the node, or name of its machine")
-    arguments.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=float("inf"),
-        help="stop waiting after this time, with exit code 4",
-    )
+    arguments.takes_timeout()
     arguments.prints_json(lambda: {"": DrainedNode}, "which nodes have the ranks now, as JSON")
 
 
@@ -58,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
             told = True
         if time.monotonic() >= end:
             raise Refused(f"no other node could have the ranks of node {index} yet", f"hint: launch status {one.id}")
-        time.sleep(_LOOK_S)
+        time.sleep(api.WAIT_STEP_S)
     there = tuple(node.node for node in status.nodes if node.ranks)
     if options.json:
         print(to_json(DrainedNode(one.id, index, there)))

@@ -13,6 +13,7 @@ from launcher.cli.arguments import Arguments
 from launcher.cli.places.trust_host import trust
 from launcher.cli.terminal import fitting, paint, safe, show_news, to_json, width_of
 from launcher.errors import BadInput, Exit, LaunchError
+from launcher.health.checks import CLOCK_S
 
 if TYPE_CHECKING:
     from launcher.places.ssh.facts import Surveyed
@@ -22,7 +23,6 @@ EXAMPLES = """
   launch nodes list             every pool of the clusters file: reachable, free, taken and by which run
   launch nodes list mypool      of this one
 """
-_CLOCK_S = 5.0
 _HEAD = ("HOST", "STATE", "GPUS", "CPUS", "TAKEN BY", "PYTHON", "TORCH", "DISK FREE", "CLOCK")
 _LESS = ("CLOCK", "PYTHON", "TORCH", "DISK FREE", "CPUS")  # what goes first where a terminal is too narrow
 
@@ -116,7 +116,7 @@ def _row(one: "Surveyed") -> tuple[str, ...]:
         ".".join(map(str, facts.version)),
         facts.torch or "-",
         disk,
-        "ok" if abs(one.clock_off_s) < _CLOCK_S else f"{one.clock_off_s:+.0f} s",
+        "ok" if abs(one.clock_off_s) < CLOCK_S else f"{one.clock_off_s:+.0f} s",
     )
 
 

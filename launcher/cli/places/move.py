@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from launcher import api
-from launcher.cli.arguments import Arguments, seconds
+from launcher.cli.arguments import Arguments
 from launcher.cli.terminal import to_json
 from launcher.errors import Exit, Refused
 from launcher.run.records import MOVED
@@ -15,7 +15,6 @@ EXAMPLES = """
   launch nodes move last 1                    its ranks move to a spare node, and it becomes a spare
   launch nodes move resnet gpu07 --to gpu12   nodes by the names of their machines, as `launch status` shows them
 """
-_LOOK_S = 0.2
 
 
 class MovedNode(msgspec.Struct, frozen=True):
@@ -31,13 +30,7 @@ def declare(arguments: Arguments) -> None:
     arguments.takes_run()
     arguments.add_argument("node", metavar="NODE", help="number of the node, or name of its machine")
     arguments.add_argument("--to", metavar="SPARE", help="the spare that gets the ranks (default: any that is ready)")
-    arguments.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=float("inf"),
-        help="stop waiting after this time, with exit code 4",
-    )
+    arguments.takes_timeout()
     arguments.prints_json(lambda: {"": MovedNode}, "what has moved, as JSON")
 
 
@@ -52,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             raise Refused(f"{one.id} is {status.state}", hint)
         if time.monotonic() >= end:
             raise Refused(f"the ranks of node {moving.node} have not moved yet; they may still do so", hint)
-        time.sleep(_LOOK_S)
+        time.sleep(api.WAIT_STEP_S)
     if answer.kind != MOVED:
         raise Refused(f"{one.id}: {answer.text}", hint)
     print(to_json(MovedNode(one.id, moving.node, answer.text)) if options.json else f"{one.id}: {answer.text}")

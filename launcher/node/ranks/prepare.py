@@ -20,7 +20,7 @@ from launcher.node.ranks.checkup import AFTER_FAILURE_S, AT_START_S, Checkup, No
 from launcher.node.ranks.group import Home
 from launcher.node.ranks.ports import HeldPort
 from launcher.node.ranks.reaper import Death, Reaper
-from launcher.node.ranks.reports.logfile import LogFile
+from launcher.node.ranks.reports.logfile import LAST_S, LogFile
 from launcher.node.ranks.reserve import FromReserve, Note, Reserve
 from launcher.node.ranks.start import OrdinaryStarter, Starter, ZygoteStarter
 from launcher.node.ranks.zygote_link import Order, ZygoteLink, spawn
@@ -33,7 +33,6 @@ T = TypeVar("T")
 _TAKE_OVER_S = 10.0  # for what takes milliseconds
 _DEATH_S = 5.0
 _REST_S = 60.0
-_LAST_S = 1.0  # for what takes milliseconds; a disk that hangs is not waited for
 _PORT_S = 0.2  # how often a port is tried that another program has
 _NAMED = 2
 _MOST_LETTERS = 100
@@ -215,7 +214,7 @@ class Preparation:
     async def close(self) -> None:
         """End the zygote and the reserve processes."""
         if self._noting is not None:
-            self._noting.join(_LAST_S)
+            self._noting.join(LAST_S)
         self._decline()
         self._renewal.cancel()
         self.reserve.close()

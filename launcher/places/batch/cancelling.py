@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.errors import Unreachable
-from launcher.places.batch.batch import BatchSystem, Phase, QueuedJob
+from launcher.places.batch.batch import SUBMIT_S, BatchSystem, Phase, QueuedJob
 from launcher.places.batch.hand_over import ThisCluster, submit_token_on, submit_tokens_of
 from launcher.places.place import CancelReport
 from launcher.plan.model import Plan
@@ -23,7 +23,6 @@ from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, 
 
 _SURE_S = 10.0
 _GONE_S = 60.0
-_HANDED_OVER_S = 90.0  # longer than a submitter waits for its client
 _STEP_S = 0.1
 _LOOK_S = 1.0
 _SHOWN = 8
@@ -121,7 +120,7 @@ class Cancelling:
         if intent is None or readable(self._attempt.handle, Handle) is not None or not lock.parent.is_dir():
             yield
             return
-        deadline = time.monotonic() + _HANDED_OVER_S
+        deadline = time.monotonic() + 1.5 * SUBMIT_S  # longer than a submitter waits for its client
         while True:
             with locked(lock, optional=True) as held:
                 if held is not None:

@@ -18,7 +18,7 @@ from launcher.places.login import files, records, waiting
 from launcher.places.login.address import KIND, Address, address_of, as_planned, now
 from launcher.places.login.files import remote_runs
 from launcher.places.login.handover import finish, hand_over, remote_spec, send_code, withdraw
-from launcher.places.login.lines import ask, ask_all, persistently, silent
+from launcher.places.login.lines import ANSWER_S, ask, ask_all, persistently, silent
 from launcher.places.login.messages import (
     AskHosts,
     AskMachine,
@@ -51,7 +51,6 @@ from launcher.supervisor.handover import Handover, is_being_handed
 _LONG_S = 1200.0  # it may have to ask further hosts, whose disks are walked
 _MOST_WHERE = 200
 LIMIT_S = 13.0  # for all login nodes together to report on their runs
-_ANSWER_S = 120.0
 _TREE_S = 600.0
 _MANY = 10_000
 
@@ -86,7 +85,7 @@ class LoginCluster(Place):
             address, without = at(spec.login), [secret.name for secret in spec.secrets]
             request = AskMachine(address.on, spec)
             machine = persistently(
-                address, lambda line: line.ask(request, Machine, timeout_s=_ANSWER_S), without=without
+                address, lambda line: line.ask(request, Machine, timeout_s=ANSWER_S), without=without
             )
             self._offered = (spec, replace(machine, own_python=True))
         return self._offered[1]
@@ -128,7 +127,7 @@ class LoginCluster(Place):
             """Send the code, ask for the preview and return it."""
             send_code(line, code, digest, address.folder, _TREE_S)
             request = AskPreview(address.folder, address.on, digest, spec)
-            return line.ask(request, RemotePreview, timeout_s=_ANSWER_S)
+            return line.ask(request, RemotePreview, timeout_s=ANSWER_S)
 
         there = persistently(address, work, without=plan.secrets)
         handed = there.handed or Preview("", "")
@@ -206,7 +205,7 @@ class LoginCluster(Place):
         handle = read_record(attempt.handle, Handle)
         if handle is None or (there := handle.run_there()) is None:
             return CancelReport((), already=True)
-        limit_s = grace_s_of(plan) + _ANSWER_S
+        limit_s = grace_s_of(plan) + ANSWER_S
         report = ask(address, EndRun(there), CancelReport, timeout_s=limit_s)
         self.look([(run, attempt)])
         return report
@@ -216,7 +215,7 @@ class LoginCluster(Place):
         attempt = newest(run)
         if attempt is not None and (handle := read_record(attempt.handle, Handle)) and (there := handle.run_there()):
             request = IncludeNodes(there, tuple(hosts))
-            ask(address_of(run, attempt), request, list[Exclusion], timeout_s=_ANSWER_S)
+            ask(address_of(run, attempt), request, list[Exclusion], timeout_s=ANSWER_S)
 
     def reach(self, run: RunDir, attempt: AttemptDir, node: int) -> Running:
         """Return a connection to the node, which `launch _inside` on the login node relays in both directions."""

@@ -16,6 +16,7 @@ from launcher.remote.parallel import for_all
 from launcher.remote.rpc.client import Broken, RemoteLaunch, Silent
 from launcher.remote.rpc.wire import Garbled
 
+ANSWER_S = 120.0  # for an answer that needs no disk to be walked and no tree to be sent
 _PAUSES_S = (0.5, 2.0, 5.0)  # before each further try
 
 T = TypeVar("T")

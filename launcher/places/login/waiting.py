@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from launcher.errors import LaunchError, Refused
 from launcher.places.login.address import KIND, Address, address_of
-from launcher.places.login.lines import ask, persistently
+from launcher.places.login.lines import ANSWER_S, ask, persistently
 from launcher.places.login.messages import AskQueue, AskRunsFolder, ReleaseRun
 from launcher.plan.facts import Misfit
 from launcher.plan.model import AwaitedRun, Plan
@@ -19,7 +19,6 @@ from launcher.run.records import Handle
 from launcher.spec.model import Predecessor, QueueOptions
 from launcher.supervisor.waiting import WAITS_HERE, not_followed
 
-_ANSWER_S = 120.0
 _USUAL = QueueOptions()
 
 
@@ -38,7 +37,7 @@ def queue_problems(address: Address, queue: QueueOptions, awaited: Sequence[Awai
     if problems:
         return problems
     question = AskQueue(address.on, queue, tuple(follows))
-    found = persistently(address, lambda line: line.ask(question, list[Misfit], timeout_s=_ANSWER_S), without=())
+    found = persistently(address, lambda line: line.ask(question, list[Misfit], timeout_s=ANSWER_S), without=())
     return [Misfit(one.key if one.key.startswith("queue.") else "queue", one.reason, one.hint) for one in found]
 
 
@@ -59,7 +58,7 @@ def remote_options(plan: Plan, address: Address, *, again: bool = False) -> tupl
 def runs_folder(address: Address) -> str:
     """Return the folder on the login node that contains the folders of all runs."""
     question = AskRunsFolder(address.folder)
-    return persistently(address, lambda line: line.ask(question, str, timeout_s=_ANSWER_S), without=())
+    return persistently(address, lambda line: line.ask(question, str, timeout_s=ANSWER_S), without=())
 
 
 def release(run: RunDir, attempt: AttemptDir) -> None:
@@ -68,7 +67,7 @@ def release(run: RunDir, attempt: AttemptDir) -> None:
     there = handle.run_there() if handle is not None else None
     if there is None:
         raise Refused(f"{run.id} is being handed to its login node", f"hint: launch status {run.id}")
-    ask(address_of(run, attempt), ReleaseRun(there), type(None), timeout_s=_ANSWER_S)
+    ask(address_of(run, attempt), ReleaseRun(there), type(None), timeout_s=ANSWER_S)
 
 
 def _run_on_login_node(one: AwaitedRun, address: Address) -> Predecessor:

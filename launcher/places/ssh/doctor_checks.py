@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import LaunchError
-from launcher.health.checks import space_finding
+from launcher.health.checks import CLOCK_S, space_finding
 from launcher.health.findings import Finding, Level, ahead, ok, problem, some, warning
 from launcher.health.machine_there import MachineFacts, Torch
 from launcher.places.ssh.facts import Surveyed
 from launcher.remote.shipping import bundle
 from launcher.spec.amounts import size
 
-CLOCK_S = 5.0
 SLOW_LOGIN_S = 5.0
 _HEAD = ("HOST", "LOGIN", "KEY", "PYTHON", "TORCH", "LAUNCHER", "GPUS", "CPUS", "DISK FREE", "CLOCK", "TAKEN BY")
 

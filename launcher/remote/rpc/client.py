@@ -14,17 +14,17 @@ from launcher.decoding import OutOfBounds, within_bounds
 from launcher.errors import Exit, LaunchError, Unreachable
 from launcher.remote.connect import Line, connect
 from launcher.remote.failures import Broken, Silent
-from launcher.remote.openssh import CONNECT_S, SshCommand, hint
+from launcher.remote.openssh import SshCommand, hint
+from launcher.remote.program import LEAVE_S
 from launcher.remote.rpc.wire import WIRE, Garbled, Incoming, OtherVersion, Reply, decoded, encoded
 from launcher.remote.running import ClosedAtTheEnd, Running
-from launcher.remote.target import target_of
+from launcher.remote.target import CONNECT_TIMEOUT_S, target_of
 from launcher.spec.model import SshHost
 from launcher.states import VERSION
 
 __all__ = ["Broken", "RemoteLaunch", "RpcClient", "Silent", "remote_error", "remote_program"]
 
 GREETING_S = 30.0  # Python may start slowly from a login node's file system
-_LEAVE_S = 2.0
 _TAKEN_S = 600.0
 _PIECE = 1 << 20
 _LONGEST_REPLY = 32 << 20
@@ -227,7 +227,7 @@ class RemoteLaunch(RpcClient):
         words = self._running.last_error_lines(_SAID_LINES)
         if isinstance(error, Silent):
             return Silent(f"{_who(self.login)} does not answer", *words)
-        code = self._running.code(_LEAVE_S)
+        code = self._running.code(LEAVE_S)
         if code in (_NOT_FOUND, _NOT_EXECUTABLE):
             more = f"hint: `launch: ~/path/to/launch` of {self.login.cluster} in the clusters file says where it is"
             return Unreachable(f"{_who(self.login)}: there is no `{self.login.launch}`", *words, more)
@@ -289,7 +289,7 @@ def remote_version(login: RemoteProgram) -> str:
     with contextlib.suppress(LaunchError):
         way, running = started(login, "--version")
         with running, way or contextlib.nullcontext():
-            done = running.finish(CONNECT_S)
+            done = running.finish(CONNECT_TIMEOUT_S)
         words = done.out.decode(errors="replace").split()
         if done.code == 0 and words:
             return words[-1][:40]

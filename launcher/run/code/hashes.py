@@ -20,7 +20,7 @@ from launcher.run.durable import NOT_JSON
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # A file changed this very moment may change once more without its times telling (git's racy index).
-_RACY_NS = 2_000_000_000
+RACY_NS = 2_000_000_000
 StrPath = str | os.PathLike[str]
 _BECAME_SOMETHING_ELSE = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO)
 
@@ -95,7 +95,7 @@ class CodeIndex:
         key = _key(name)
         if known not in (self._known.get(key), self._fresh.get(key)):
             self.hashed_bytes += known.size
-        if at_rest or max(known.mtime_ns, known.ctime_ns) < self._now_ns - _RACY_NS:
+        if at_rest or max(known.mtime_ns, known.ctime_ns) < self._now_ns - RACY_NS:
             self._fresh[key] = known
         return digest
 

@@ -17,12 +17,13 @@ from launcher.run.layout import RunDir
 from launcher.run.locks import locked
 from launcher.run.records import NOT_TOLD, TOLD, AttemptEnd, Event, RunState, StopRequest
 from launcher.status.derive import RunStatus
+from launcher.supervisor.messenger import LINGER_S
 from launcher.supervisor.notify.delivery import NotDelivered, deliver
 from launcher.supervisor.notify.due import Glance, due, note_of, settled
 from launcher.supervisor.notify.message import Message, cleaned
 from launcher.supervisor.notify.record import Notifying
 
-LATE_S = 900.0  # a run's own process sends notifications for ten minutes after its end
+LATE_S = 1.5 * LINGER_S  # a run's own process sends notifications for that long after its end
 
 
 class Delivery(msgspec.Struct, frozen=True):

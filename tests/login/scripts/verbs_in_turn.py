@@ -24,7 +24,7 @@ from launcher.places.login import cluster, files, handover, lines
 from launcher.remote.rpc import client
 
 # So that silence is noticed within seconds; what is looked at is that it is noticed.
-client.GREETING_S = cluster.LIMIT_S = cluster._ANSWER_S = files._ANSWER_S = files._LONG_S = files._STOCK_S = 2.0
+client.GREETING_S = cluster.LIMIT_S = cluster.ANSWER_S = files._ANSWER_S = files._LONG_S = files._STOCK_S = 2.0
 lines._PAUSES_S = (0.05,)
 handover._PATIENT = handover._HASTY = handover._Patience(2.0, 2.0)
 

@@ -19,13 +19,13 @@ from launcher.apps.board.measured.measured_runs import MeasuredRuns
 from launcher.apps.board.rows import BoardRow, Figures, board_row, figures_of
 from launcher.apps.redacted import known_secrets, redacted_record
 from launcher.run import registry
+from launcher.run.code.hashes import RACY_NS
 from launcher.run.layout import RunDir
 from launcher.status.about import About
 from launcher.status.derive import RunStatus
 from launcher.status.series import size
 
 _ANEW_S = 4.0  # its names are looked at all the same: not every file system tells of a change by a folder's time
-_SETTLED_NS = 2_000_000_000  # a folder's time that is older than this is not given to a later change too
 
 _ENDED_S = 4.0  # how often those that have ended are looked at: one may be resumed, or given a tag
 _SILENT_S = 1.0  # how often those that go on are read of which no record has changed: a process may have died
@@ -359,7 +359,7 @@ class ListedRuns:
             self._read_at = self._clock()
             is_other = registry.names() != self._names
         if is_other:
-            settled = 0 < stamp < self._wall_ns() - _SETTLED_NS
+            settled = 0 < stamp < self._wall_ns() - RACY_NS
             self._stamp, self._read_at = stamp if settled else None, self._clock()
             self._names = registry.names()  # first: what comes in between makes them differ
             self._runs = {str(one.id): one for one in api.runs()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.coordinator.tracebacks import crash_in
 from launcher.run.layout import times_of
 
-_LAST_S = 1.0
+LAST_S = 1.0  # for a last write of what takes milliseconds; a disk that hangs is not waited for
 
 _TAIL_BYTES = 64 * 1024  # faulthandler writes up to 100 frames of each of 100 threads
 _TAIL_LINES = 20
@@ -37,7 +37,7 @@ class WriteBehind:
         """Wait for the queued writes, but only for a limited time, as a disk may hang."""
         if self._thread is not None:
             self._writes.put(None)
-            self._thread.join(_LAST_S)
+            self._thread.join(LAST_S)
             self._thread = None
 
     def _work(self) -> None:

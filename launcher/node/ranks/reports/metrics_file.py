@@ -22,10 +22,11 @@ from pathlib import Path
 
 import msgspec
 
+from launcher.node.ranks.reports.logfile import LAST_S
+
 KEPT_WHOLE = 10_000  # reports of the same names by one rank: about a megabyte
 _LEAST_S = 0.05  # between two later ones
 _SPREAD = 20_000  # about so many at that pace; later ones are further apart, in proportion to the time
-_LAST_S = 1.0
 _Key = tuple[int, frozenset[str]]
 
 
@@ -125,7 +126,7 @@ class MetricsFile:
         self._series.clear()
         self._over = True
         self._lines.put(b"")
-        self._thread.join(_LAST_S)
+        self._thread.join(LAST_S)
 
     def _work(self) -> None:
         """Write the queued lines, many at a time."""

@@ -35,7 +35,7 @@ from launcher.places.batch.hand_over import run_of_element
 from launcher.places.batch.job.claims import claim
 from launcher.places.batch.job.guard import HEARD
 from launcher.places.batch.job.next_job import NextJob
-from launcher.places.batch.job.nodes import with_allocated_hosts
+from launcher.places.batch.job.nodes import ASK_S, with_allocated_hosts
 from launcher.places.other_runs import OtherRuns
 from launcher.plan.model import Plan
 from launcher.plan.queueing import begun
@@ -60,7 +60,6 @@ _DRAINS_LOOK_S = 30.0
 _MOST = 200  # characters of what an administrator gives as the reason
 _END_REQUESTS_LOOK_S = 2.0
 _EARLIEST_S = 120.0
-_ASK_S = 5.0
 
 
 class JobEndRequests:
@@ -105,7 +104,7 @@ class JobEndRequests:
         A warning signal may come up to a minute early.
         """
         try:
-            jobs = self._queue.jobs([self._job], limit_s=_ASK_S)
+            jobs = self._queue.jobs([self._job], limit_s=ASK_S)
         except Unreachable:
             return 0.0
         ends_at = next((job.ends_at for job in jobs if job.ends_at is not None), None)

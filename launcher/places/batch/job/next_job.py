@@ -13,7 +13,7 @@ from launcher.errors import Exit, NotStarted, Refused, Unreachable
 from launcher.places.batch.batch import BatchSystem, Fate
 from launcher.places.batch.hand_over import hand_over
 from launcher.places.batch.job.claims import cancel, next_attempt, owner_of
-from launcher.places.batch.job.nodes import is_back, lost_nodes, unfit_nodes
+from launcher.places.batch.job.nodes import ASK_S, is_back, lost_nodes, unfit_nodes
 from launcher.plan.model import Plan
 from launcher.run.attempts import new_attempt, newest
 from launcher.run.avoided import avoid, avoided
@@ -31,7 +31,6 @@ _TAKEN_AS = {
     Fate.QUEUED_AGAIN: Cause.PREEMPTED,
     Fate.TIMED_OUT: Cause.TIME_LIMIT,
 }
-_ASK_S = 5.0
 _AGAIN_S = 10.0
 _LAST_S = 120.0  # how long a requeued job waits for the scheduler to end it
 
@@ -113,7 +112,7 @@ class NextJob:
         deadline = time.monotonic() + within_s
         while fate in (Fate.RUNS, Fate.UNKNOWN) and time.monotonic() < deadline and not is_cancelled(attempt):
             stopped = self._wakeup.stop_asked
-            self._wakeup.wait(_ASK_S)
+            self._wakeup.wait(ASK_S)
             fate = self._fate()
             if stopped:
                 break
@@ -139,7 +138,7 @@ class NextJob:
         """Return whether the scheduler reports one of these hosts as down; return False if it does not answer."""
         hosts = [one.host for one in lost]
         with contextlib.suppress(Unreachable):
-            return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=_ASK_S).values())
+            return bool(hosts) and any(node.down for node in self._queue.nodes(hosts, limit_s=ASK_S).values())
         return False
 
     def _gone(self, attempt: AttemptDir, lost: Sequence[Exclusion]) -> list[Exclusion]:

@@ -14,7 +14,7 @@ from launcher.run.layout import AttemptDir
 from launcher.run.records import NODE_UNFIT, AgentRecord, Endpoint, Event, Exclusion
 from launcher.states import Cause
 
-_ASK_S = 5.0
+ASK_S = 5.0  # how long a job's own supervisor waits for an answer about the job or its nodes
 _REACH_S = 1.0
 _SIGN_S = 2.0  # an agent leaves when its lease runs out, which is when it is lost here, and is back at once
 _STEP_S = 0.1
@@ -47,7 +47,7 @@ def what_took_the_node(queue: BatchSystem, host: str, since: float) -> tuple[Cau
     if not host:
         return Cause.PREEMPTED, taken
     try:
-        node = queue.nodes([host], limit_s=_ASK_S).get(host)
+        node = queue.nodes([host], limit_s=ASK_S).get(host)
     except Unreachable:
         return Cause.PREEMPTED, taken
     if node is not None and node.down:

@@ -32,7 +32,7 @@ from launcher.places.batch.trial.checks import (
     silence_finding,
     trial_findings,
 )
-from launcher.places.batch.trial.mailbox import AT_WORK, LOG, Mailbox, trial_output
+from launcher.places.batch.trial.mailbox import AT_WORK, LATE_S, LOG, Mailbox, trial_output
 from launcher.places.batch.trial.trial_jobs import JobOnTrial, NoTrial, TrialJobs
 from launcher.remote.parallel import for_all
 from launcher.run import drafts
@@ -40,7 +40,6 @@ from launcher.run.durable import make_dir
 
 _SPARE_S = 10.0  # of the job's time, for what is around the program
 _MINUTES = 3  # that a job asks for, at most
-_ANSWER_S = 40.0  # a node that has just died seems to run the job; file systems that cache may show a file that late
 _FOR_TALKING = 0.4  # the part of the remaining time in which a node must answer, twice
 
 
@@ -149,7 +148,7 @@ def _folder(runs_root: Path) -> Iterator[Path]:
 def _talk(trial: Trial, job: JobOnTrial, folder: Path, request: DoctorRequest, until: float) -> None:
     """Ask every node all questions and record the answers in `trial`, until the time `until` or the end of the job."""
     trial.hosts = job.queue.hosts(job.state.nodes) if job.state.nodes else ()
-    patience_s = min(_ANSWER_S, _FOR_TALKING * (until - time.monotonic()))
+    patience_s = min(LATE_S, _FOR_TALKING * (until - time.monotonic()))
     boxes = {host: Mailbox(host, folder, job) for host in trial.hosts}
 
     def meet(host: str, box: Mailbox) -> None:

@@ -20,7 +20,9 @@ from launcher.run.durable import write_record
 T = TypeVar("T")
 AT_WORK = "at-work"  # as long as it is there nodes wait for questions; the interface that they are asked about
 LOG = "steps.log"
-_LATE_S = 40.0  # after a good end answers are there, even if a file system that caches shows them late
+LATE_S = (
+    40.0  # how late file systems that cache may show an answer; a node that has just died seems to run the job, too
+)
 _MOST_BYTES = 1_000_000
 
 
@@ -50,7 +52,7 @@ class Mailbox:
             if now >= until or state.restarts or self.name in read_stopped(trial_output(self._folder)):
                 raise Unreachable(f"nothing more came from {self.name}")
             if state.has_ended:
-                until = min(until, now + (_LATE_S if state.exit_code == 0 and state.nodes else 0.0))
+                until = min(until, now + (LATE_S if state.exit_code == 0 and state.nodes else 0.0))
             time.sleep(LOOK_S)
 
 

@@ -17,6 +17,7 @@ from launcher.places.ssh.host.leader import (
 )
 from launcher.places.ssh.host.roles_on_host import RolesOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, SupervisorStatus, statuses
+from launcher.places.ssh.host.supervisor_rpc import HEAR_S
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.run.attempts import newest
 from launcher.run.avoided import avoid
@@ -24,13 +25,12 @@ from launcher.run.durable import readable
 from launcher.run.records import AttemptEnd, Exclusion
 from launcher.states import Cause, State
 from launcher.supervisor.agent_processes import AgentProcesses
+from launcher.supervisor.allocation import SURE_S
 from launcher.supervisor.attempt_end import cancelled, is_cancelled, write_end, write_failure
 from launcher.supervisor.wakeup import Wakeup
 
-_SURE_S = 8.0
 _LOOK_S = 0.5
 _ROLES_S = 0.1  # a shared disk does not wake us
-_ASK_S = 1.0  # who does not answer may be the one that is gone
 
 
 class Follower:
@@ -94,7 +94,7 @@ class Follower:
 
     def _wind_up(self) -> None:
         """Ask the agent to exit, and set the time at which it will be killed."""
-        self._sure_at = time.monotonic() + self._supervisor.plan.spec.recovery.grace_s + _SURE_S
+        self._sure_at = time.monotonic() + self._supervisor.plan.spec.recovery.grace_s + SURE_S
         self._agents.signal_first()
 
     def _is_left(self) -> bool:
@@ -130,7 +130,7 @@ class Follower:
         if not self._is_left():
             return False
         supervisor = self._supervisor
-        leader = supervisor.rpc.ask_one(Ask(), self._leader, _ASK_S)
+        leader = supervisor.rpc.ask_one(Ask(), self._leader, HEAR_S)
         if isinstance(leader, SupervisorStatus):
             if not leader.leaderless:  # else it waits for another leader
                 self._leader_heard_at = boottime()
@@ -178,7 +178,7 @@ class TakeOver:
         Return the number of the next attempt, or None if there is none yet.
         """
         supervisor = self._supervisor
-        own, answers = supervisor.status(), statuses(supervisor.rpc.ask(Ask(), limit_s=_ASK_S))
+        own, answers = supervisor.status(), statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S))
         supervisor.check_part_in(max((one.attempt for one in answers.values() if one.leads), default=0))
         rules = supervisor.plan.spec.recovery
         answers = supervisor.ballot.without_dead_leaders(answers, supervisor.attempt.number, rules.lease_s / 2)

@@ -25,7 +25,7 @@ from launcher.places.ssh.host.follower import Follower, TakeOver, leader_of
 from launcher.places.ssh.host.leader import Leader, propose, send_end, send_end_to_others
 from launcher.places.ssh.host.runs_here import RunsOnHost
 from launcher.places.ssh.host.supervisor_messages import Ask, Commit, Prepare, SupervisorStatus, granted, statuses
-from launcher.places.ssh.host.supervisor_rpc import WIRE, SupervisorRpc
+from launcher.places.ssh.host.supervisor_rpc import HEAR_S, WIRE, SupervisorRpc
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.places.ssh.messages import GoAhead, Opened, Supervisors
 from launcher.plan.model import Plan
@@ -45,7 +45,7 @@ _TURN_S = 0.5
 _SOON_S, _SOON_FOR_S = 0.03, 3.0
 _OTHERS_S = 30.0  # how long a supervisor that was not told to begin looks for one that was
 _NOBODY_TIMES = 3  # rounds without any answer after which no other supervisor is assumed
-_LEADER_EVERY_S, _LEADER_ASK_S = 2.0, 1.0
+_LEADER_EVERY_S = 2.0
 
 
 class HostSupervisor(Strategy):
@@ -289,10 +289,10 @@ class QueueWatch:
         supervisor = self._supervisor
         if supervisor.leads:
             if supervisor.ready.gpus is None:  # else it is looked at before all begin
-                supervisor.check_lead(statuses(supervisor.rpc.ask(Ask(), limit_s=_LEADER_ASK_S)))
+                supervisor.check_lead(statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S)))
             return
         preparation = supervisor.ready.preparations
-        leader = supervisor.rpc.ask_one(Ask(), leader_of(supervisor), _LEADER_ASK_S)
+        leader = supervisor.rpc.ask_one(Ask(), leader_of(supervisor), HEAR_S)
         if isinstance(leader, SupervisorStatus) and not leader.leaderless:  # else it waits for another leader
             self._heard_at = boottime()
             self._follow(leader, preparation)

@@ -23,6 +23,7 @@ from launcher.places.ssh.host.supervisor_messages import (
     granted,
     statuses,
 )
+from launcher.places.ssh.host.supervisor_rpc import HEAR_S
 from launcher.places.ssh.host.supervisor_state import SupervisorState
 from launcher.places.ssh.quorum.core import may_start_from
 from launcher.plan.model import Plan
@@ -41,7 +42,6 @@ from launcher.supervisor.attempt_end import ask_to_stop, cut_short, write_end
 from launcher.supervisor.wakeup import Wakeup
 
 _AGAIN_S = 1.0
-_HEAR_S = 1.0
 
 
 class HostWatch:
@@ -67,13 +67,13 @@ class HostWatch:
     def _work(self) -> None:
         """Check the hosts at intervals until `close` is called."""
         with waiting_for_disks():
-            while not self._over.wait(_HEAR_S):
+            while not self._over.wait(HEAR_S):
                 self.look()
 
     def look(self) -> None:
         """Ask all hosts for their state, and act on those that are silent or late."""
         supervisor, now = self._supervisor, self._clock.now()
-        there = statuses(supervisor.rpc.ask(Ask(), limit_s=_HEAR_S))
+        there = statuses(supervisor.rpc.ask(Ask(), limit_s=HEAR_S))
         number = supervisor.attempt.number
         self._heard_at |= {one: now for one, status in there.items() if status.attempt == number}
         lease_s = supervisor.plan.spec.recovery.lease_s
@@ -117,9 +117,9 @@ def send_attempt(supervisor: SupervisorState, there: Mapping[int, SupervisorStat
     here = {one: status for one, status in there.items() if status.attempt == number}
     late = [one for one, status in here.items() if one in voters and status.accepted < number]
     if late and (said := supervisor.running_attempt()) is not None:
-        supervisor.rpc.ask(said, late, _HEAR_S)
+        supervisor.rpc.ask(said, late, HEAR_S)
     if unsettled := [one for one, status in here.items() if status.accepted == number and not status.settled]:
-        supervisor.rpc.ask(Settled(number, supervisor.node), unsettled, _HEAR_S)
+        supervisor.rpc.ask(Settled(number, supervisor.node), unsettled, HEAR_S)
 
 
 def avoid_silent(supervisor: SupervisorState, gone: Collection[int]) -> None:

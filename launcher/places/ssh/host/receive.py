@@ -26,11 +26,10 @@ from launcher.run.fence import raise_fence
 from launcher.run.layout import RunDir
 from launcher.run.records import Event
 from launcher.supervisor.attempt_end import has_ended
-from launcher.supervisor.standby import StandbySupervisor
+from launcher.supervisor.standby import BOOT_S, StandbySupervisor
 
 _SUPERVISOR = "launcher.places.ssh.host.host_supervisor:HostSupervisor"
 _RETURNS = "launcher.places.ssh.comeback.returning_supervisor:ReturningSupervisor"
-_STARTS_S = 30.0
 
 
 class _PlanNode(msgspec.Struct, frozen=True):
@@ -103,7 +102,7 @@ def come_back(run: RunDir) -> str:
         return "this host's place in the run is another host's of the same name"
     with presence.held(run) as lock:
         supervisor = StandbySupervisor(_RETURNS, run.path, [str(found[0].number)], keep=[lock.fileno()])
-        supervisor.report(_STARTS_S)
+        supervisor.report(BOOT_S)
         supervisor.close()
     return ""
 

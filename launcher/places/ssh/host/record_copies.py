@@ -25,7 +25,7 @@ from launcher.decoding import decoder_of
 from launcher.errors import LaunchError
 from launcher.ids import attempt_token, role_secret
 from launcher.places.ssh.host.supervisor_messages import Replica, granted
-from launcher.places.ssh.host.supervisor_rpc import SupervisorRpc
+from launcher.places.ssh.host.supervisor_rpc import HEAR_S, SupervisorRpc
 from launcher.plan.on_hosts import quorum
 from launcher.run.attempts import attempts
 from launcher.run.durable import NOT_JSON, make_dir, readable, sync_dir, write_bytes
@@ -35,7 +35,7 @@ from launcher.run.shared_event import SharedEvent
 
 _WHOLE = -1
 _PIECE = 256 << 10
-_ASK_S, QUIET_S = 1.0, 5.0
+QUIET_S = 5.0
 _EVERY_S, _AWAITED_LOOK_S = 0.5, 0.005
 
 EVENTS, ENDPOINT = "events", "endpoint"
@@ -348,7 +348,7 @@ class RecordReplicator:
 
     def _send_to(self, replica: Replica, whom: list[int]) -> list[int]:
         """Send the message and return the hosts that accepted it; skip the others for a while."""
-        taken = granted(self._rpc.ask(replica, whom, _ASK_S))
+        taken = granted(self._rpc.ask(replica, whom, HEAR_S))
         now = time.monotonic()
         self._quiet_until |= {number: now + self._quiet_s for number in whom if number not in taken}
         return taken

@@ -19,8 +19,7 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.records import Intent
 from launcher.states import LOCAL
 from launcher.supervisor.agent_processes import AgentProcess, AgentProcesses
-
-_SURE_S = 8.0  # beyond the spec's grace, as its coordinator has asked the agents to leave
+from launcher.supervisor.allocation import SURE_S
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ class RolesOnHost:
     def _let_leave(self, name: str, here: _Here) -> None:
         """End the agents of an attempt that has ended, if they have not exited within the grace period of its ranks."""
         if here.sure_at is None:
-            here.sure_at = time.monotonic() + here.plan.spec.recovery.grace_s + _SURE_S
+            here.sure_at = time.monotonic() + here.plan.spec.recovery.grace_s + SURE_S
         if all(agent.pid is None for agent in here.agents) or time.monotonic() >= here.sure_at:
             self._end(name, here)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 WIRE = "keepers"
 ASK_S = 3.0
+HEAR_S = 1.0  # for a host whose silence means something: it may be the one that is gone
 _LINE_BYTES = 4 << 20
 _MOST_ASKERS = 1024  # all others may ask at once, and each is answered only when it is its turn
 _SERVE_S = 30.0
