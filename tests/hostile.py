@@ -14,6 +14,10 @@ from lab import all_pids, command
 
 from tests.sizes import SEED
 
+OF_THE_RUN = {  # variables of a rank's environment whose values are others in each run
+    "LAUNCH_ARTIFACTS", "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "LAUNCH_CONTROL",
+    "LAUNCH_NOTES_DIR", "MASTER_PORT", "PWD", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
+}  # fmt: skip
 NASTY = [
     "; touch canary", "$(touch canary)", "`touch canary`", "a\nb", "tab\there", "quote'd", 'double"d', "--flag", "-",
     "", " lead and trail ", "*", "~", "$HOME", "\\", "%n%x", "é漢字🎉", "a=b", "#no comment", "| touch canary",

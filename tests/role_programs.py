@@ -1,7 +1,23 @@
-"""Programs of a run with roles: a learner, which asks the others whether they are there, and a server."""
+"""Programs of a run with roles, and their parts: a learner, which asks the others whether they are there; a server."""
 
-LEARNER = """
-import json, os, pathlib, socket, time, urllib.request
+STEPS = """
+import json, os, pathlib, time
+wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
+step = 0
+while not pathlib.Path("enough").exists():
+    step += 1
+    wire.write(json.dumps({"step": step}) + "\\n")
+    time.sleep(0.05)
+"""
+HEALTH = """
+import http.server
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+"""
+_ASKS = """
+import json, os, socket, time, urllib.request
 names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_ADDR_ACTORS", "LAUNCH_ADDR_REWARD")
 said = {name: os.environ[name] for name in names}
 others = {"host": socket.gethostname(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
@@ -13,24 +29,18 @@ for address in (said["LAUNCH_ADDR_REWARD"], *said["LAUNCH_ADDR_ACTORS"].split(",
             break
         except OSError:
             time.sleep(0.1)
-wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-step = 0
-while not pathlib.Path("enough").exists():
-    step += 1
-    wire.write(json.dumps({"step": step}) + "\\n")
-    time.sleep(0.05)
 """
-SERVER = """
-import http.server, json, os, socket
+LEARNER = _ASKS + STEPS
+SERVER = (
+    HEALTH
+    + """
+import json, os, socket
 names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_PORT")
 others = {"host": socket.gethostname(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
 print(json.dumps({name: os.environ[name] for name in names} | others), flush=True)
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
 http.server.HTTPServer(("", int(os.environ["LAUNCH_PORT"])), Health).serve_forever()
 """
+)
 
 
 def place_of(state):

@@ -12,6 +12,7 @@ import pytest
 from hostile import (
     CANARY,
     NASTY,
+    OF_THE_RUN,
     command_lines,
     drawn,
     files_with,
@@ -25,12 +26,6 @@ from lab import Lab, environment
 pytestmark = pytest.mark.nightly
 
 PLACED = {"ranks_per_node": 2}
-# Of a rank's environment: what is another one's in each run.
-OF_THE_RUN = {
-    "LAUNCH_ARTIFACTS",
-    "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_CONTROL", "LAUNCH_NOTES_DIR", "LAUNCH_PROGRESS",
-    "MASTER_PORT", "PWD", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
-}  # fmt: skip
 POISON = {
     "RANK": "7", "WORLD_SIZE": "99", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1", "LOCAL_RANK": "5",
     "SLURM_NTASKS": "99", "SBATCH_TIMELIMIT": "7", "SRUN_CPUS_PER_TASK": "3", "SLURM_CPU_BIND": "quiet",

@@ -8,22 +8,18 @@ import signal
 import pytest
 from lab import command, kill, log_of
 
+from tests.role_programs import HEALTH, STEPS
 from tests.sizes import SEED
 
-LEARNER = """
-import json, os, pathlib, sys, time, urllib.request
+ASKS = """
+import json, os, urllib.request
 import launcher
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_GENERATION")
 print(json.dumps({name: os.environ[name] for name in names} | {"actors": launcher.peers("actors")}))
 [reward] = launcher.peers("reward", "http")
 print("reward says", urllib.request.urlopen(f"http://{reward}/health").status)
-wire = open(os.environ["LAUNCH_PROGRESS"], "w", buffering=1)
-step = 0
-while not pathlib.Path("enough").exists():
-    step += 1
-    wire.write(json.dumps({"step": step}) + "\\n")
-    time.sleep(0.05)
 """
+LEARNER = ASKS + STEPS
 ACTOR = """
 import json, os, time
 names = ("RANK", "WORLD_SIZE", "LAUNCH_ROLE", "LAUNCH_ROLE_RANK", "LAUNCH_GENERATION", "LAUNCH_PORT", "MASTER_PORT")
@@ -31,14 +27,13 @@ print(json.dumps({name: os.environ[name] for name in names}), flush=True)
 while True:
     time.sleep(0.05)
 """
-REWARD = """
-import http.server, os, pathlib, time
-class Health(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
+REWARD = (
+    HEALTH
+    + """
+import os
 http.server.HTTPServer(("127.0.0.1", int(os.environ["LAUNCH_PORT_HTTP"])), Health).serve_forever()
 """
+)
 SPEC = """
 name: three
 resources: {gpus_per_node: 0}

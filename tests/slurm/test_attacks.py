@@ -7,6 +7,7 @@ import pytest
 from hostile import (
     CANARY,
     NASTY,
+    OF_THE_RUN,
     command_lines,
     drawn,
     files_with,
@@ -25,12 +26,8 @@ from tests.sizes import SCALE
 pytestmark = pytest.mark.nightly
 
 PLACED = {"nodes": 2, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0, "time": "10m"}
-# Of a rank's environment: what is another one's in each run, and what is the machine's.
-OF_THE_RUN = {
-    "LAUNCH_ARTIFACTS", "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "LAUNCH_CONTROL",
-    "LAUNCH_NOTES_DIR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
-}  # fmt: skip
-OF_THE_MACHINE = {"_", "PWD", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LAUNCH_DEFAULTED"}
+# Of a rank's environment: what is the machine's.
+OF_THE_MACHINE = {"_", "TMPDIR", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LAUNCH_DEFAULTED"}
 
 
 # What Slurm says of the job, and of the node that the rank is on: another one's in each job.

@@ -13,6 +13,7 @@ import pytest
 from hostile import (
     CANARY,
     NASTY,
+    OF_THE_RUN,
     command_lines,
     drawn,
     files_with,
@@ -42,12 +43,6 @@ from tests.sizes import SCALE, SEED
 pytestmark = pytest.mark.nightly
 
 PLACED = {"nodes": 2, "ranks_per_node": 1}
-# Of a rank's environment: what is another one's in each run.
-OF_THE_RUN = {
-    "LAUNCH_ARTIFACTS", "LAUNCH_RUN_ID", "LAUNCH_RUN_DIR", "LAUNCH_CHECKPOINT_DIR", "LAUNCH_PROGRESS", "LAUNCH_CONTROL",
-    "LAUNCH_NOTES_DIR", "MASTER_PORT", "PWD",
-    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
-}  # fmt: skip
 OF_THE_HOST = {"MASTER_ADDR", "SSH_CONNECTION", "SSH_CLIENT", "TMPDIR"}
 
 
