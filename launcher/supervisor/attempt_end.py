@@ -32,6 +32,8 @@ from launcher.run.records import AttemptEnd, Event, Failure, Intent, ProcessId, 
 from launcher.spec.model import Recovery
 from launcher.states import Action, Cause, State, exit_of
 
+CANCEL_SURE_S = 10.0  # beyond the grace, until a cancel ends by force what its supervisor should have ended
+
 
 def write_end(
     run: RunDir, attempt: AttemptDir, end: AttemptEnd, plan: Plan | None, failure: Failure | None = None

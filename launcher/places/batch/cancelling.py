@@ -19,9 +19,8 @@ from launcher.run.locks import locked
 from launcher.run.records import AttemptEnd, Handle, Intent
 from launcher.run.registry import registered
 from launcher.spec.model import Recovery
-from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
+from launcher.supervisor.attempt_end import CANCEL_SURE_S, ask_to_stop, grace_s_of, has_ended, write_cancelled
 
-_SURE_S = 10.0
 _GONE_S = 60.0
 _STEP_S = 0.1
 _LOOK_S = 1.0
@@ -82,7 +81,7 @@ class Cancelling:
         if job.phase is Phase.RUNNING and not job.suspended:  # the processes of a suspended job cannot answer
             if ours:
                 self._queue.warn(job.id)
-            self._wait_for_the_end(grace_s_of(self._plan) + _SURE_S)
+            self._wait_for_the_end(grace_s_of(self._plan) + CANCEL_SURE_S)
         if not ours:
             self._refuse_other_job(job)
         elif not self._is_gone(job.id):

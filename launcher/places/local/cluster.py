@@ -24,14 +24,12 @@ from launcher.run.layout import AttemptDir, RunDir
 from launcher.run.processes import descendants, end_all, open_process, signal_process, tagged_of_run
 from launcher.run.records import AgentRecord, ClusterAnswer, Handle, ProcessId, RunState
 from launcher.spec.model import JobSpec
-from launcher.supervisor.attempt_end import ask_to_stop, grace_s_of, has_ended, write_cancelled
+from launcher.supervisor.attempt_end import CANCEL_SURE_S, ask_to_stop, grace_s_of, has_ended, write_cancelled
 from launcher.supervisor.slots.table import CPU, GPU, occupancy
 from launcher.supervisor.standby import StandbySupervisor
 
 if TYPE_CHECKING:
     from launcher.remote.running import Running
-
-_SURE_S = 10.0
 
 
 class LocalCluster(Place):
@@ -142,7 +140,7 @@ def end_here(
         close_tier(run.path, attempt.number)  # no other process may be left to do it
         return CancelReport((), already=True)
     ask_to_stop(attempt, "cancel")
-    _stop(_supervisors(attempt) or _topmost(before), grace_s_of(plan) + _SURE_S)
+    _stop(_supervisors(attempt) or _topmost(before), grace_s_of(plan) + CANCEL_SURE_S)
     _, stubborn = end_all(lambda: _processes_of(run, attempt))
     if stubborn:
         pids = ", ".join(str(one.pid) for one in stubborn)

@@ -8,7 +8,6 @@ from launcher.api import Run
 from launcher.copies import news
 from launcher.copies.mirror.fetch import settle_for
 from launcher.errors import LaunchError, NotStarted, Refused, Unreachable
-from launcher.places.local import cluster as local
 from launcher.places.place import CancelReport
 from launcher.places.ssh import host_clients, run_hosts
 from launcher.places.ssh.host import late_messages
@@ -27,6 +26,7 @@ from launcher.run.records import ANEW, ClusterAnswer, Event
 from launcher.spec.model import Recovery
 from launcher.states import State
 from launcher.submission import reopening
+from launcher.supervisor.attempt_end import CANCEL_SURE_S
 from tests.places.ssh.near_hosts import RUN, NearHosts, on_hosts
 from tests.run_folder import RunFolder, dead_process, plan_of
 from tests.saved_checkpoints import save_part
@@ -75,7 +75,7 @@ def test_a_host_may_take_as_long_as_its_ranks_have(hosts, run):
     hosts.mirror.write(hosts.run.plan, msgspec.structs.replace(plan, cluster_kind="ssh", spec=spec))
     hosts.on("node1").attempt(supervisor=dead_process())
     run.cancel()
-    assert min(max(line.limits) for line in hosts.lines.values()) > 300.0 + local._SURE_S
+    assert min(max(line.limits) for line in hosts.lines.values()) > 300.0 + CANCEL_SURE_S
 
 
 def test_who_cannot_be_reached_is_told_from_who_says_nothing(hosts, run):

@@ -17,7 +17,7 @@ from launcher.states import Cause
 ASK_S = 5.0  # how long a job's own supervisor waits for an answer about the job or its nodes
 _REACH_S = 1.0
 _SIGN_S = 2.0  # an agent leaves when its lease runs out, which is when it is lost here, and is back at once
-_STEP_S = 0.1
+STEP_S = 0.1
 
 
 def with_allocated_hosts(plan: Plan, hosts: Mapping[str, str]) -> Plan:
@@ -106,7 +106,7 @@ def _has_a_new_agent(plan: Plan, agent: Path, lost_at: float) -> bool:
     since = lost_at - plan.spec.recovery.lease_s / 2
     deadline = time.monotonic() + min(_SIGN_S, lost_at + _SIGN_S - time.time())
     while not (is_new := agent.stat().st_mtime > since) and time.monotonic() < deadline:
-        time.sleep(_STEP_S)
+        time.sleep(STEP_S)
     return is_new
 
 

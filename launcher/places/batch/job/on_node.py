@@ -21,7 +21,7 @@ from launcher.errors import Unreachable
 from launcher.places.batch.batch import BatchSystem
 from launcher.places.batch.cluster import queue_of
 from launcher.places.batch.job.next_job import start_again
-from launcher.places.batch.job.nodes import index_of
+from launcher.places.batch.job.nodes import STEP_S, index_of
 from launcher.plan.model import Plan
 from launcher.run.attempts import attempts, read_plan
 from launcher.run.durable import make_dir, read_record, readable
@@ -36,7 +36,6 @@ from launcher.supervisor.attempt_end import settle_end
 from launcher.supervisor.own_log import log_to
 from launcher.supervisor.wakeup import Wakeup
 
-_STEP_S = 0.1
 _SURE_S = 3.0
 _LOOK_S = 5.0
 
@@ -142,7 +141,7 @@ def listen(attempt: AttemptDir, wakeup: Wakeup) -> None:
     With a GraceTime, Slurm signals a preemption only to the tasks of steps, so that the first node needs a task for it.
     """
     while (agent := read_record(attempt.agent(0), AgentRecord)) is None and not wakeup.stop_asked:
-        wakeup.sleep(_STEP_S)
+        wakeup.sleep(STEP_S)
     if agent is None:
         return
     with contextlib.suppress(ProcessLookupError):
