@@ -12,9 +12,10 @@ import msgspec
 from launcher.errors import NoSuchRun
 from launcher.ids import RunId, is_run_id, parse_run_id
 from launcher.run import drafts, registry
-from launcher.run.durable import make_dir, read_record, readable, sync_dir
+from launcher.run.durable import read_record, readable
 from launcher.run.layout import NamedFile, RunDir
-from launcher.run.ownership import refuse_exposed
+
+_GRAPHS = "graphs"  # the name of the user's list of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,7 @@ def step_run(graph: RunId, step: str) -> RunId:
 
 def register_graph(graph: GraphDir) -> None:
     """Register the graph's id with its folder. Raise FileExistsError if the id is taken."""
-    folder = _links()
-    make_dir(folder)
-    refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
-    (folder / graph.id).symlink_to(graph.path.absolute())
-    sync_dir(folder)
+    registry.register(graph.id, graph.path, among=_GRAPHS)
 
 
 def forget_graph(graph: GraphDir) -> None:
@@ -181,5 +178,5 @@ def remove_empty_graph(graph: GraphDir) -> None:
 
 
 def _links() -> Path:
-    """Return the folder that has one symbolic link per graph of this user."""
-    return registry.state_folder() / "graphs"
+    """Return the folder with the user's list of graphs."""
+    return registry.state_folder() / _GRAPHS

@@ -77,9 +77,12 @@ def _one_contains_other(one: Path, other: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
-def register(run_id: RunId, path: Path, *, fsync: bool = True) -> None:
-    """Register a run's id with its folder, durably with `fsync`; raise FileExistsError if the id is taken."""
-    folder = _folder()
+def register(run_id: RunId, path: Path, *, fsync: bool = True, among: str = "runs") -> None:
+    """Register a run's id with its folder, durably with `fsync`; raise FileExistsError if the id is taken.
+
+    `among` is the list: the user's runs, or graphs or sweeps, whose ids have the form of a run's.
+    """
+    folder = state_folder() / among
     make_dir(folder)
     refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of runs")
     (folder / run_id).symlink_to(path.absolute())

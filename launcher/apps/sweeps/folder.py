@@ -10,14 +10,14 @@ import msgspec
 
 from launcher.errors import BadInput, NoSuchRun
 from launcher.ids import LAST, RunId, is_run_id, parse_run_id
-from launcher.run.durable import make_dir, read_record, readable, sync_dir
+from launcher.run.durable import read_record, readable
 from launcher.run.identity import alive
 from launcher.run.layout import NamedFile
-from launcher.run.ownership import refuse_exposed
 from launcher.run.records import ProcessId
-from launcher.run.registry import state_folder
+from launcher.run.registry import register, state_folder
 from launcher.spec.model import SweepOptions, Word
 
+_SWEEPS = "sweeps"  # the name of the user's list of them
 _TRIAL = re.compile(r"(.+)-t[0-9]{4,}")
 Point = dict[str, Word]  # the value of each option that a trial has
 
@@ -120,11 +120,7 @@ def record_of(sweep: SweepDir) -> SweepRecord:
 
 def register_sweep(sweep: SweepDir) -> None:
     """Register the sweep's id with its folder; raise FileExistsError if the id is taken."""
-    folder = _links()
-    make_dir(folder)
-    refuse_exposed(folder, "state", "hint: XDG_STATE_HOME names another folder for what is known of sweeps")
-    (folder / sweep.id).symlink_to(sweep.path.absolute())
-    sync_dir(folder)
+    register(sweep.id, sweep.path, among=_SWEEPS)
 
 
 def known_sweeps() -> list[SweepDir]:
@@ -170,5 +166,5 @@ def find_sweep(ref: str) -> SweepDir:
 
 
 def _links() -> Path:
-    """Return the folder in which this user's sweeps are registered, as links."""
-    return state_folder() / "sweeps"
+    """Return the folder in which sweeps are registered."""
+    return state_folder() / _SWEEPS
