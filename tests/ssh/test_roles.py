@@ -286,10 +286,6 @@ def test_a_run_that_moves_counts_the_attempts_of_its_roles_on(desk, three):
         ]
 
 
-def attempts_of_roles(desk, run):
-    return [one["attempt"] for one in desk.status(run)["roles"].values() if one["state"] == "running"]
-
-
 @pytest.mark.daily
 def test_the_dry_run_shows_the_hosts_of_each_role_and_what_no_host_sees_is_refused(desk):
     desk.script("learner.py", LEARNER)

@@ -46,7 +46,6 @@ from launcher.submission.requests import Request
 Rows = dict[int, dict[str, float]]
 TAG = "scale"
 _OPTIONS = "add_options"  # of the trainer: a script that has it takes the options of all settings
-_OFF = 0.1  # of a batch: by so much measured samples may differ from those that were asked for
 
 
 def scale(
