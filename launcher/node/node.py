@@ -13,24 +13,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import Exit, said_by_the_system
-from launcher.health.evidence import Fitness
-from launcher.health.kernel_log import KernelLog, device_error
 from launcher.node.lifeline import Lifeline
 from launcher.node.load.sampler import KEPT_SAMPLES, Sampler
-from launcher.node.notice import HostNotice
-from launcher.node.ranks.checkup import NodeUnfit
 from launcher.node.ranks.group import Home, Pids, RankGroup
 from launcher.node.ranks.lease import AfterSuspend, LeaseWatch, Watchdog
 from launcher.node.ranks.ports import HeldPort
-from launcher.node.ranks.prepare import PortTaken, Preparation, SetupFailed
 from launcher.node.ranks.reaper import Death, Reaper
 from launcher.node.ranks.reports.metrics_file import MetricsFile
-from launcher.node.ranks.reserve import ReserveEvent
+from launcher.node.readiness import Readiness
 from launcher.run.durable import readable
 from launcher.run.identity import this_process
 from launcher.run.patience import DISK_ERRORS, say
@@ -48,8 +42,6 @@ if TYPE_CHECKING:
     from trainer.checkpoint_files.object_store import ObjectStore
 
 NEWS_S = 0.1
-_DUE_S = 0.05
-_KERNEL_S = 1.0  # interval at which the kernel log and the host's notice are read
 _PATIENCE_S = 10.0  # beyond the lease: a member that is lost ends the generation before a fetch from it is given up
 # A batch system may send any of these to every process of a job, some time before it takes the nodes back.
 # No descriptor, no process, no memory was left for a rank: nothing that its script has done.
@@ -69,7 +61,8 @@ class NodeAgent:
         self._token = token
         self._reaper = reaper
         self._line = Lifeline(home, token, watchdog.lease)
-        self._preparation = Preparation(home, reaper, self._report_reserve)
+        self._readiness = Readiness(home, reaper, self._line)
+        self._preparation = self._readiness.preparation
         self._group: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._opens = 0  # the generation of which no rank runs here yet
@@ -79,14 +72,6 @@ class NodeAgent:
         self._buddies: Buddies | None = None  # only where what is in memory has copies on other nodes
         self._uploads: Uploads | None = None  # only where checkpoints have copies in a store
         self._prober: Prober | None = None  # only where links are measured
-        self._failing = ""  # a device error in the kernel log
-        notice, code = home.plan.spec.notice, home.workdir
-        self._notice = HostNotice(notice, code, home.environment, reaper) if notice.is_given else None
-        self._noticed = asyncio.Event()  # it was looked at once
-        self._due = asyncio.Event()  # ranks may start
-        if not (home.plan.spec.roles and home.plan.elects and home.node.index == 0):
-            self._due.set()
-        self._leaves = ""  # why this host is about to leave
         self._work: set[asyncio.Task[None]] = set()
         self._port = HeldPort(home.node.address)
         self._old_ports: list[HeldPort] = []
@@ -114,18 +99,12 @@ class NodeAgent:
         if self._home.plan.spec.recovery.health and len(self._home.plan.nodes) > 1:
             self._prober = await _open_prober(self._home, self._token)
         for life in (
-            self._prepare(),
-            self._wait_until_due(),
+            *self._readiness.tasks(),
             self._line.keep(self._introduce, self._obey),
             self._keep_heartbeat(),
             self._watch_lease(),
         ):
             self._start_task(life)
-        if self._home.plan.spec.recovery.health:
-            self._start_task(self._watch_kernel())
-        if self._notice is not None:
-            self._notice.watch_signal()
-            self._start_task(self._watch_notice(self._notice))
         code = await self._over
         for task in self._work:
             task.cancel()
@@ -163,95 +142,6 @@ class NodeAgent:
         if not self._over.done():
             self._over.set_result(code)
 
-    # -- the node itself
-
-    async def _prepare(self) -> None:
-        """Prepare the node and send Ready, or a Fault with the reason why it cannot be prepared; then replace each
-        zygote that dies.
-        """
-        if self._home.node.votes_only:
-            return
-        try:
-            await self._preparation.run()
-        except (SetupFailed, NodeUnfit, PortTaken) as failure:
-            self._line.send(_fault_of(self._home, failure))
-            return
-        self._report_health()
-        if self._notice is not None:
-            await self._noticed.wait()  # else ranks would begin on a host that goes
-        await self._due.wait()
-        self._line.send(messages.Ready(self._home.node.index))
-        await self._preparation.stay_warm()
-
-    async def _wait_until_due(self) -> None:
-        """Wait until the run's other roles are ready, if this role's ranks have to wait for them.
-
-        In a pool of hosts, the coordinator on this node works meanwhile, because it has to count which hosts of the
-        attempt answer.
-        """
-        while not (self._due.is_set() or self._home.attempt.due.exists()):  # noqa: ASYNC110 - it is a file
-            await asyncio.sleep(_DUE_S)
-        self._due.set()
-
-    async def _is_still_fit(self, suspects: list[int]) -> bool:
-        """Check the devices of the local ranks in `suspects`, which have failed; report the result to the coordinator,
-        and return whether the node can run ranks again.
-        """
-        try:
-            await self._preparation.check_again(suspects)
-        except NodeUnfit as unfit:
-            self._line.send(_fault_of(self._home, unfit))
-            return False
-        self._report_health()
-        return True
-
-    def _report_health(self) -> None:
-        """Send the coordinator the result of the newest check of each device of the node."""
-        node = self._home.node.index
-        for one in self._preparation.health:
-            if one.fitness is Fitness.FIT:
-                self._line.note(messages.Noted(node, "node_fit", f"node {node} is fit: {one.text}"))
-            else:
-                self._line.note(messages.Noted(node, "health_unknown", f"node {node} was not checked: {one.text}"))
-
-    async def _watch_kernel(self) -> None:
-        """Watch the kernel log, and send the coordinator the first report of a failing device, so that ranks leave the
-        node before the device fails.
-        """
-        node, gpus = self._home.node.index, self._home.plan.gpus_per_node > 0
-        try:
-            with closing(KernelLog()) as log:
-                while not self._failing:
-                    await asyncio.sleep(_KERNEL_S)
-                    self._failing = next(filter(None, (device_error(one, gpus=gpus) for one in log.news())), "")
-        except OSError as error:
-            why = said_by_the_system(error)
-            text = f"the kernel log of node {node} cannot be read for failing devices: {why}"
-            self._line.note(messages.Noted(node, "health_unknown", text))
-        else:
-            self._line.send(messages.DeviceFails(node, self._failing))
-
-    async def _watch_notice(self, notice: HostNotice) -> None:
-        """Watch for the notice that the host is about to go away, and send each change to the coordinator."""
-        node, problem = self._home.node.index, ""
-        while True:
-            leaves = await notice.look()
-            if leaves != self._leaves:
-                self._leaves = leaves
-                self._line.send(messages.HostLeaves(node, leaves))
-            if notice.problem and notice.problem != problem:
-                text = f"notice.command gives no answer whether the host of node {node} leaves: {notice.problem}"
-                self._line.note(messages.Noted(node, "notice_failed", text))
-            problem = notice.problem or problem
-            self._noticed.set()
-            await asyncio.sleep(_KERNEL_S)
-
-    def _report_reserve(self, kind: ReserveEvent, text: str) -> None:
-        """Send the coordinator an event about the processes in reserve (`recovery.reserve`), with `text` as its
-        explanation.
-        """
-        self._line.note(messages.Noted(self._home.node.index, kind, text))
-
     def _forward_stop_request(self) -> None:
         """Send the coordinator the request to stop this attempt that the supervisor has written; without a connection,
         end the agent at once.
@@ -275,14 +165,7 @@ class NodeAgent:
         port_of_links = self._prober.port if self._prober is not None else 0
         ports = port_of_replicas, port_of_links
         self._line.join(messages.Join(node.index, node.address, me, port, self._generation, self._buried, *ports))
-        if self._notice is not None:  # also when it stays after all: that message may be lost
-            self._line.send(messages.HostLeaves(node.index, self._leaves))
-        if self._preparation.failure is not None:
-            self._line.send(_fault_of(self._home, self._preparation.failure))
-        elif self._preparation.done and self._due.is_set() and (self._notice is None or self._noticed.is_set()):
-            self._line.send(messages.Ready(node.index))
-        if self._failing:
-            self._line.send(messages.DeviceFails(node.index, self._failing))
+        self._readiness.report()
 
     def _obey(self, message: messages.ToAgent) -> None:
         """Carry out a message of the coordinator."""
@@ -365,7 +248,7 @@ class NodeAgent:
         if self._buddies is not None:
             await self._buddies.follow(message.start)
         await self._preparation.renew()
-        if not await self._is_still_fit(group.suspects):
+        if not await self._readiness.is_still_fit(group.suspects):
             return  # this generation will be closed
         keep, waiting = self._other_processes
         await self._begin(message.start, group.continue_in_place(message, self._preparation.starter, keep, waiting))
@@ -420,7 +303,7 @@ class NodeAgent:
             self._send_heartbeat()
             await group.stop(stop.grace_s, stop.hung, *self._other_processes)
             if not stop.grace_s:
-                await self._is_still_fit(group.suspects)
+                await self._readiness.is_still_fit(group.suspects)
             if self._group is not group:
                 return  # another stop was quicker, and has sent Stopped
             group.close()
@@ -493,10 +376,11 @@ class NodeAgent:
         ranks = group.heartbeats() if group is not None else ()
         fetched = self._replication.fetched if self._replication is not None else None
         keeps = self._replication is not None and self._replication.keeps
-        doing = self._preparation.doing or ("" if self._due.is_set() else "waits until other roles are ready")
         load = self._sampler.fresh() if self._line.is_up else None
         node = self._home.node.index
-        self._line.heartbeat(messages.Heartbeat(node, 0, self._generation, ranks, fetched, keeps, doing, load))
+        self._line.heartbeat(
+            messages.Heartbeat(node, 0, self._generation, ranks, fetched, keeps, self._readiness.doing, load)
+        )
 
     def _rank_pids(self) -> dict[int, int]:
         """Return the pids of the live ranks; called by the sampler's thread."""
@@ -617,12 +501,3 @@ def fault_of_start(node: int, error: OSError) -> messages.Fault | None:
         return None
     text = f"node {node} could not start ranks: {said_by_the_system(error)}"
     return messages.Fault(node, False, text, disk=error.errno in DISK_ERRORS)
-
-
-def _fault_of(home: Home, failure: SetupFailed | NodeUnfit | PortTaken) -> messages.Fault:
-    """Return the fault to report for a preparation that failed."""
-    if isinstance(failure, PortTaken):
-        return messages.Fault(home.node.index, False, str(failure), port=True)
-    if isinstance(failure, NodeUnfit):
-        return messages.Fault(home.node.index, False, str(failure), unfit=True)
-    return messages.Fault(home.node.index, True, str(failure), failure.log)
