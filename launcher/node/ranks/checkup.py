@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from launcher.clock import WakingClock
+from launcher.coordinator.closing import CLOSE_S
 from launcher.errors import LaunchError, said_by_the_system
 from launcher.health.evidence import DEVICE_CHECK, DeviceHealth, Ending, Fitness, devices_of, judge
 from launcher.node.ranks.group import Home
@@ -18,7 +19,7 @@ from launcher.run.identity import process_id
 from launcher.run.processes import signal_process
 
 AT_START_S = 60.0  # for what takes less than one, and perhaps the import of torch
-AFTER_FAILURE_S = 15.0  # a node that has not ended its ranks within 30 s is given up
+AFTER_FAILURE_S = CLOSE_S / 2  # a node that has not ended its ranks within CLOSE_S is given up
 _LOOK_S = 1.0
 _LAST_S = 1.0  # a process in the hands of a driver that hangs cannot be killed, and is not waited for
 _MOST_NAMED, _MOST_BYTES = 4, 1 << 20
