@@ -74,7 +74,7 @@ class ProgramChannel:
             self._ended = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(LEAVE_S)
-        return data, self.()
+        return data, self._new_stderr()
 
     def code(self, wait_s: float) -> int | None:
         """Return the exit code, -1 after a signal, or None if the program has not ended within `wait_s`."""
