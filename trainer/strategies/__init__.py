@@ -1,4 +1,4 @@
-"""The strategies by which ranks share the work: a name in the settings, one object for the loop."""
+"""The strategies by which ranks share a training's work: a name in the settings, and one object for the loop."""
 
 from trainer.strategies.build import EvaluatedModel, build, build_for_evaluation, summary
 from trainer.strategies.deferred_init import is_deferred, make_deferred
@@ -17,7 +17,7 @@ from trainer.strategies.settings import (
     needs_group,
 )
 from trainer.strategies.strategy import Strategy, number_of
-from trainer.strategies.turns import Turns, refuse_to_turn
+from trainer.strategies.turns import Turns, refuse_own_step
 
 __all__ = [
     "KEPT",
@@ -39,7 +39,7 @@ __all__ = [
     "make_deferred",
     "needs_group",
     "number_of",
-    "refuse_to_turn",
+    "refuse_own_step",
     "reporting_repetitions",
     "summary",
     "warn_of_low_weights",

@@ -1,4 +1,4 @@
-"""Older ways to parallelise a training, which `launch scale` measures beside today's.
+"""Older ways to parallelise a training, which `launch scale` measures for comparison.
 
 An environment variable selects one, as they are no options of the Trainer:
 
@@ -23,22 +23,22 @@ _MASTER, _GPUS, _DEVICES = "master", "dp=", "mp="
 
 
 def has_master(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether one rank gathers all gradients and updates, in place of an all-reduce."""
+    """Return whether TRAINER_BASELINE asks that one rank gathers all gradients and updates (`master`)."""
     return _asked(environ) == _MASTER
 
 
 def gpus(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many GPUs nn.DataParallel uses; None means all of them."""
+    """Return how many GPUs TRAINER_BASELINE asks nn.DataParallel to use; None means all of them."""
     return _number(_GPUS, _asked(environ))
 
 
 def devices(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return over how many devices of one process the model's layers are spread; None if they are on one."""
+    """Return over how many devices TRAINER_BASELINE asks to spread the model's layers; None: over one."""
     return _number(_DEVICES, _asked(environ))
 
 
 def _number(kind: str, asked: str) -> int | None:
-    """Return the number in `dp=4` or `mp=4` if the text is of this kind and the number above 0, else None."""
+    """Return the number in text such as `dp=4` if it begins with `kind` and the number is above 0, else None."""
     number = asked.removeprefix(kind)
     if number == asked or not number.isdecimal():
         return None
@@ -46,7 +46,7 @@ def _number(kind: str, asked: str) -> int | None:
 
 
 def _asked(environ: Mapping[str, str]) -> str:
-    """Return the value of TRAINER_BASELINE, or "". Raises BadSettings."""
+    """Return the value of TRAINER_BASELINE, or "". Raises BadSettings for an invalid value."""
     asked = environ.get(VARIABLE, "")
     if asked in ("", _MASTER) or _number(_GPUS, asked) or _number(_DEVICES, asked):
         return asked
@@ -54,9 +54,9 @@ def _asked(environ: Mapping[str, str]) -> str:
 
 
 def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a bucket on the first rank, as a DDP hook in place of its all-reduce.
+    """Average a gradient bucket on rank 0, as a DDP hook in place of its all-reduce.
 
-    The other ranks keep their own bucket, which they do not use.
+    The other ranks get their own bucket back, which they do not use.
     """
     mine, many = bucket.buffer(), dist.get_world_size(group)
     got = [torch.empty_like(mine) for _ in range(many)] if dist.get_rank(group) == 0 else None
@@ -79,9 +79,9 @@ def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torc
 def place_on_devices(module: nn.Module, blocks: Sequence[nn.Module], many: int, first: torch.device) -> None:
     """Place the layers on `many` devices, as `.to("cuda:1")` in a model's own code does: naive model parallelism.
 
-    Each device gets equally many blocks, and a layer outside of them goes with the block before it. The output is on
-    the first device, where the loss is. One device works at a time while the others wait, which is what is measured. A
-    CPU is one device; each part gets as many cores as a rank would, so that it is as fast as a rank.
+    Each device gets equally many blocks, and a layer outside of blocks goes with the block before it. The output is on
+    `first`, where the loss is. One device works at a time while the others wait, which is what is measured. A CPU is
+    one device; each part gets as many cores as a rank would, so that it is as fast as a rank.
     """
     if first.type == "cuda":
         others = [index for index in range(torch.cuda.device_count()) if index != first.index]

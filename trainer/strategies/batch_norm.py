@@ -33,7 +33,7 @@ def sync_batch_norm(module: nn.Module, world: World) -> None:
 
 
 def _check(name: str, kind: type[Norm]) -> None:
-    """Raise BadSettings for a layer with a forward of its own, whose extra work would be left out."""
+    """Raise BadSettings for a layer class with a forward of its own, whose extra work would be left out."""
     if kind.forward is not _OF_TORCH and kind not in _classes.values():
         raise BadSettings(
             f"sync_batchnorm: {name or 'the model'}: expected torch's own forward, got that of {kind.__qualname__}\n"
@@ -42,7 +42,7 @@ def _check(name: str, kind: type[Norm]) -> None:
 
 
 def _over_ranks(kind: type[Norm]) -> type[Norm]:
-    """Return a subclass of the layer that normalises over all ranks in training."""
+    """Return a subclass of the BatchNorm class that normalises over all ranks in training."""
 
     def forward(self: Norm, x: Tensor) -> Tensor:
         """Normalise over all ranks in training, and as usual in evaluation."""
@@ -78,7 +78,7 @@ def _update_running_statistics(norm: Norm, mean: Tensor, variance: Tensor) -> No
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all ranks as an autograd function."""
+    """An autograd function: the sum over all ranks, whose gradients are summed over all ranks as well."""
 
     @staticmethod
     def forward(_: Any, values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ _SMALLEST_SHARE = 0.02  # of the largest block; smaller ones are not worth a mes
 
 
 def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
-    """Return the wanted blocks, else the children of the containers that hold most of the parameters."""
+    """Return the blocks that `wanted` names, else the children of the containers that hold most of the parameters."""
     if wanted:
         return chosen(module, wanted)
     found = list(dict.fromkeys(_contained(module)))
@@ -24,7 +24,10 @@ def blocks_of(module: nn.Module, wanted: Choice = ()) -> list[nn.Module]:
 
 
 def without_shared_parameters(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that share no parameter; tied ones have to be sharded together, by the root."""
+    """Return those of the blocks that share no parameter with other parts of the model.
+
+    Tied parameters have to be sharded together, with the root.
+    """
     everywhere = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     return [block for block in blocks if _owns_all(block, everywhere)]
 
@@ -55,7 +58,10 @@ def _only_contains(module: nn.Module) -> bool:
 
 
 def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[nn.Module]:
-    """Return the modules that a user's setting names, outermost only. Raises BadSettings if a name fits none."""
+    """Return the modules that a setting names by pattern, class or rule, without modules inside of others.
+
+    `setting` is its name, for the BadSettings that is raised if a name fits none.
+    """
     if not callable(wanted):
         _refuse_strangers(module, wanted, setting)
     found: dict[str, nn.Module] = {}
@@ -71,7 +77,7 @@ def chosen(module: nn.Module, wanted: Choice, setting: str = "blocks") -> list[n
 
 
 def _fits(name: str, part: nn.Module, wanted: Choice) -> bool:
-    """Return whether the module fits one of the wanted names, patterns or classes."""
+    """Return whether the module fits one of the wanted names, patterns or classes, or the wanted rule."""
     if callable(wanted):
         return wanted(name, part)
     return any(type(part).__name__ == pattern or fnmatchcase(name, pattern) for pattern in wanted)

@@ -12,7 +12,7 @@ _MESSAGE_BYTES = 64 * 2**20
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Copy rank 0's values to every rank; all ranks call it, with tensors of the same shapes.
 
-    `group` spans all ranks and is given if it is not the group of the gradients.
+    `group` is a group of all ranks to use in place of the default one.
     """
     with torch.no_grad():
         for some in _messages(tensors):
@@ -20,7 +20,10 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
 
 class PersistentBuffers:
-    """The buffers that are saved in a checkpoint; others (masks, tables) are made by each start and do not change."""
+    """The buffers of a module that a checkpoint contains.
+
+    Others (masks, tables) are made by each start and do not change.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         # Found once: to walk through a large model costs milliseconds, in every step. Not by state_dict(), which under
@@ -33,13 +36,13 @@ class PersistentBuffers:
         ]
 
     def tensors(self) -> list[Tensor]:
-        """Return the current buffers, each once, as a module may replace them."""
+        """Return the current persistent buffers, each once; a module may replace them between calls."""
         found = (part._buffers[name] for part, name in self._places)  # noqa: SLF001 - getattr() might ask a descriptor
         return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
 
 
 def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors to send together, larger elements first so that each is aligned to its own size."""
+    """Yield lists of tensors to send in one message each, larger elements first so that each is aligned."""
     some: list[Tensor] = []
     size = 0
     for tensor in sorted(tensors, key=lambda tensor: -tensor.element_size()):

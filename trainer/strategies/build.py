@@ -19,11 +19,11 @@ from trainer.strategies.batch_norm import sync_batch_norm
 from trainer.strategies.blocks import blocks_of, chosen
 from trainer.strategies.compiling import compile_parts
 from trainer.strategies.deferred_init import WeightsWanted, agreed, done_without_weights, make_deferred
-from trainer.strategies.optimizers import Optimizers, checked, refuse_offloaded, shared_out
+from trainer.strategies.optimizers import Optimizers, checked, refuse_offloaded, zero1_optimizer
 from trainer.strategies.parameters import Parameters, parameters_of
 from trainer.strategies.precision import low_dtype, scaler_for, set_fp32
 from trainer.strategies.recompute import recompute
-from trainer.strategies.replicas import alike, over_all_gpus, replicated
+from trainer.strategies.replicas import over_all_gpus, replicated, with_first_weights
 from trainer.strategies.settings import REPLICAS, SHARDS, StrategySettings, check, shard_size
 from trainer.strategies.strategy import Strategy
 from trainer.strategies.wrapped import Wrapped
@@ -54,11 +54,11 @@ def build(
 ) -> Strategy:
     """Return the strategy for a model, which is changed in place; all ranks call it and rank 0's weights count.
 
-    `own_step`: gradients are reduced by `Turns`, part by part, in the user's order. `tp_plan`: how layers are divided
-    over ranks that work together, by default the model's own plan. `cuts`: what is needed to cut a pipeline by time.
-    `restored`: a checkpoint is about to replace the weights. If all ranks say so and nothing else depends on the
-    weights, they are not initialised, and the strategy is `deferred`. A rank that joins others gets theirs and decides
-    alone. `made`: the model, if it has been made without weights already.
+    `own_step`: gradients are reduced by `Turns`, in the order of the user's own training step. `tp_plan`: how layers
+    are divided over tensor-parallel ranks, by default the model's own plan. `cuts`: the interface to cut a pipeline by
+    measured time. `restored`: a checkpoint is about to replace the weights. If all ranks pass it and nothing else
+    depends on the weights, they are not initialised, and the strategy is `deferred`. A rank that joins others gets
+    their weights and decides alone. `made`: the model, if it was made without weights before.
     """
     check(settings, world)
     if own_step and world.together > 1:
@@ -118,13 +118,13 @@ def _build(
     if settings.compile:
         compile_parts(_parts_to_compile(module, blocks, settings, pipeline))
     wrapped = (
-        alike(module, world, deferred=deferred)
+        with_first_weights(module, world, deferred=deferred)
         if own_step
         else _wrap(module, blocks, world, settings, rows, division, pipeline, deferred=deferred)
     )
     scaler = scaler_for(settings.precision, world.device)
     if pipeline is not None:
-        pipeline.settle(module, nullcontext if division is None else division.around, scaler)
+        pipeline.finish_setup(module, nullcontext if division is None else division.around, scaler)
     if deferred and not world.anew:  # else it has been tried
         made = _try_optimizer(module, make_optimizer)
         if not agreed(world, made is not None) or made is None:
@@ -135,18 +135,21 @@ def _build(
     if settings.offload:
         refuse_offloaded(optimizers, world, shard_size(settings, world))
     if settings.strategy == "zero1" and world.size > 1:
-        optimizers = {name: shared_out(optimizer) for name, optimizer in optimizers.items()}
+        optimizers = {name: zero1_optimizer(optimizer) for name, optimizer in optimizers.items()}
     return Strategy(settings, world, module, wrapped, optimizers, scaler, len(blocks), deferred, pipeline)
 
 
 def _try_optimizer(module: nn.Module, make_optimizer: MakeOptimizer) -> Optimizer | Optimizers | None:
-    """Return the optimizer, or None if it depends on weights that are still to be loaded."""
+    """Return the new optimizer, or None if making it depends on weights that are still to be loaded."""
     return done_without_weights(module, lambda: make_optimizer(parameters_of(module)))
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A model for evaluation without training, as this rank has it."""
+    """A model for evaluation without training, as this rank has it.
+
+    `module` is the one to call and to load weights into, unless there is a `pipeline`: then batches go through that.
+    """
 
     module: nn.Module  # to call, and to load weights into
     pipeline: "Pipeline | None" = None  # the model is in stages: it is asked through this
@@ -163,8 +166,8 @@ def build_for_evaluation(
     """Return the model for evaluation: in stages, divided and sharded as the settings say, or whole.
 
     `tp_plan` says how layers are divided, `cuts` where stages begin; None: as the model itself says. All ranks call it.
-    If they share the model, they must call the model together and equally often. What a divided model returns is whole
-    on each rank.
+    With a sharded or divided model, all ranks must call the model together and equally often. The output of a divided
+    model is whole on each rank.
     """
     if settings.strategy not in SHARDS and world.together == 1:
         return EvaluatedModel((model if isinstance(model, nn.Module) else model()).to(world.device).eval())
@@ -176,11 +179,13 @@ def build_for_evaluation(
     division = _divide_layers(module, world, settings, tp_plan, pipeline)
     _wrap(module, _blocks(module, world, settings), world, settings, rows, division, pipeline)
     if pipeline is not None:
-        pipeline.settle(module, nullcontext, None)
+        pipeline.finish_setup(module, nullcontext, None)
     elif division is not None:
-        from trainer.strategies.tensor_parallel import give_whole  # late: with what it takes to divide a model
+        from trainer.strategies.tensor_parallel import (
+            return_whole_outputs,  # late: with what it takes to divide a model
+        )
 
-        give_whole(module)
+        return_whole_outputs(module)
     return EvaluatedModel(module.eval(), pipeline)
 
 
@@ -215,7 +220,10 @@ def summary(strategy: Strategy) -> str:
 def _make_module(
     model: nn.Module | Callable[[], nn.Module], world: World, settings: StrategySettings
 ) -> tuple[nn.Module, dict[str, Tensor] | None]:
-    """Return the module, and this rank's rows of its parameters, or None for these if the module is whole."""
+    """Return the module, and this rank's rows of its parameters, or None in their place if the module is whole.
+
+    With `by_parts` the module's own parameters are on the meta device.
+    """
     if not settings.by_parts:
         return (model if isinstance(model, nn.Module) else model()), None
     if isinstance(model, nn.Module):
@@ -228,7 +236,7 @@ def _make_module(
 
 
 def _check_module(module: nn.Module) -> None:
-    """Raise BadSettings for a model that cannot be trained."""
+    """Raise BadSettings for a model without parameters to train, or with parameters that have no values yet."""
     for name, part in module.named_modules():
         tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         if any(map(is_lazy, tensors)):
@@ -244,7 +252,7 @@ def _check_module(module: nn.Module) -> None:
 
 
 def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list[nn.Module]:
-    """Return the blocks that are sharded, recomputed or compiled separately."""
+    """Return the blocks that are sharded, recomputed or compiled separately, or an empty list if nothing is."""
     by_blocks = (
         settings.activation_checkpointing or settings.strategy in SHARDS or (settings.compile and world.stages > 1)
     )
@@ -262,7 +270,7 @@ def _blocks(module: nn.Module, world: World, settings: StrategySettings) -> list
 def _parts_to_compile(
     module: nn.Module, blocks: list[nn.Module], settings: StrategySettings, pipeline: "Pipeline | None"
 ) -> list[nn.Module]:
-    """Return what is compiled separately; in a pipeline these are this rank's blocks, as a stage has FSDP2's hooks."""
+    """Return the modules to compile separately; in a pipeline these are the blocks of this rank's stages."""
     if pipeline is not None:
         here = {part for stage in pipeline.stages.values() for part in stage.modules()}
         return [block for block in blocks if block in here]
@@ -276,7 +284,10 @@ def _cut_into_stages(
     rows: dict[str, Tensor] | None,
     cuts: "Cuts | None" = None,
 ) -> "Pipeline | None":
-    """Cut the model into stages, or return None if each rank has all of it."""
+    """Cut the model into stages, or return None without pipeline parallelism.
+
+    `rows` are this rank's rows of a model on the meta device, `cuts` the interface to cut by measured time.
+    """
     if world.stages == 1:
         return None
     from trainer.strategies.pipeline import staged  # late: meshes of ranks take a while to import
@@ -286,7 +297,10 @@ def _cut_into_stages(
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """How the layers of a model are divided over ranks."""
+    """The division of a model's layers over ranks.
+
+    `around` returns the context for forward and backward passes.
+    """
 
     mesh: "DeviceMesh"
     around: Callable[[], AbstractContextManager[None]]  # forward and backward passes
@@ -295,7 +309,7 @@ class _Division:
 def _divide_layers(
     module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None", pipeline: "Pipeline | None"
 ) -> _Division | None:
-    """Divide the layers over the ranks that work on the same samples; return None if each rank works alone."""
+    """Divide the layers over tensor-parallel ranks; return None without tensor parallelism."""
     if world.dividing == 1:
         if plan and not settings.mesh:
             raise BadSettings("tp_plan: expected with a mesh that has tp, got it without\nhint: mesh='tp=2'")
@@ -329,7 +343,10 @@ def _wrap(
     *,
     deferred: bool = False,
 ) -> Wrapped:
-    """Wrap the model as the strategy has it; with `deferred`, ranks do not get rank 0's weights yet."""
+    """Wrap the model for its strategy; with `deferred`, ranks do not get rank 0's weights yet.
+
+    `rows` are this rank's rows of a model on the meta device.
+    """
     units = chosen(module, settings.units, "units") if settings.units else []
     parts = list(dict.fromkeys([*units, *blocks]))
     if pipeline is not None:

@@ -11,7 +11,7 @@ _SHAPES = 64
 
 
 def compile_parts(parts: Sequence[nn.Module]) -> None:
-    """Compile each part for each shape of input; parts of one class share a graph if it fits."""
+    """Compile each part in place, anew for each shape of its input; parts of one class share graphs that fit."""
     from torch._dynamo import config  # late: a second or more, and only some want it
 
     # torch counts for each class, not for each part: where parts differ by an attribute (their place in the model)
@@ -27,7 +27,7 @@ def compile_parts(parts: Sequence[nn.Module]) -> None:
 
 
 def warn_of_eager_parts() -> bool:
-    """Return whether torch has left something uncompiled, and log it."""
+    """Log the first reason why torch left something uncompiled; return whether there is one."""
     from torch._dynamo.utils import counters  # late: the same
 
     for kind in ("graph_break", "unimplemented"):

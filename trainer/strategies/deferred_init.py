@@ -81,7 +81,10 @@ class WeightsWanted(BaseException):
 
 
 class _DeferredInit(TorchDispatchMode):
-    """Skips draws into fresh memory, and raises WeightsWanted if an operation would read them."""
+    """A dispatch mode that skips random draws into fresh memory, which stays uninitialised.
+
+    It raises WeightsWanted if an operation would read such memory.
+    """
 
     def __init__(self, *, made_before: nn.Module | None = None) -> None:
         """Watch `made_before`, a module whose weights are not initialised, and skip nothing more."""
@@ -121,17 +124,17 @@ class _DeferredInit(TorchDispatchMode):
         return _storage(value)._cdata in self._memory  # noqa: SLF001 - its identity
 
     def still_there(self) -> set[int]:
-        """Return the uninitialised memory that is still in use."""
+        """Return the identities of the uninitialised memory that is still in use."""
         return {identity for identity, held in self._memory.items() if not held.expired()}
 
     def give_up(self) -> None:
-        """Raise WeightsWanted, and record that it was raised."""
+        """Raise WeightsWanted, and set `was_wanted`, in case model code catches it."""
         self.was_wanted = True
         raise WeightsWanted
 
 
 class _PastOperations(TorchFunctionMode):
-    """Raises WeightsWanted if a function that torch's dispatcher does not see reads uninitialised memory.
+    """A function mode that raises WeightsWanted for reads of uninitialised memory that dispatch does not see.
 
     Such functions are `__array__`, `__deepcopy__` and the like.
     """
@@ -150,7 +153,7 @@ _at_work: list[_DeferredInit] = []
 
 
 def is_deferred() -> bool:
-    """Return whether the model being made gets its weights from a checkpoint, so that trying it out is useless."""
+    """Return whether a model is being made whose weights come from a checkpoint, so that trying it out is useless."""
     return bool(_at_work)
 
 
@@ -166,7 +169,7 @@ def make_deferred(make: Callable[[], nn.Module]) -> nn.Module | None:
 
 
 def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
-    """Return what `act` returns, or None if it depends on weights still to be loaded, or draws random numbers."""
+    """Return the result of `act`, or None if it depends on weights still to be loaded, or draws random numbers."""
     deferred = _DeferredInit(made_before=module)
     with _watched(deferred):
         try:
@@ -177,7 +180,10 @@ def done_without_weights(module: nn.Module, act: Callable[[], T]) -> T | None:
 
 
 def agreed(world: World, yes: bool) -> bool:
-    """Return whether `yes` is True on all ranks; all call it, but a rank that joins others decides alone."""
+    """Return whether `yes` is True on all ranks, which all call this.
+
+    A rank that joins others in the middle of a training decides alone.
+    """
     if world.anew:
         return yes
     vote = torch.tensor([yes], dtype=torch.uint8)
@@ -188,7 +194,7 @@ def agreed(world: World, yes: bool) -> bool:
 
 @contextmanager
 def _watched(deferred: _DeferredInit) -> Iterator[None]:
-    """Watch all operations in this context."""
+    """Watch all torch operations in this context for reads of uninitialised memory."""
     _at_work.append(deferred)
     try:
         with deferred, _PastOperations(deferred):
@@ -198,7 +204,7 @@ def _watched(deferred: _DeferredInit) -> Iterator[None]:
 
 
 def _replaced(module: nn.Module) -> set[int]:
-    """Return the memory that a checkpoint fills completely."""
+    """Return the identities of the memory that loading a checkpoint fills completely."""
     return {
         tensor.untyped_storage()._cdata  # noqa: SLF001 - its identity
         for tensor in _kept(module)

@@ -13,7 +13,10 @@ from trainer.strategies.optimizers import parameters_in
 
 
 class Skips:
-    """Counts skipped steps, in all and in a row; on a GPU the numbers stay there until read."""
+    """Counts skipped steps, in all and in a row; on a GPU the counts stay there until read.
+
+    `learned` says whether the last step was not skipped.
+    """
 
     def __init__(self) -> None:
         self._total: int | Tensor = 0
@@ -21,14 +24,14 @@ class Skips:
         self.learned: bool | Tensor = False  # whether the last step was not skipped
 
     def note(self, finite: bool | Tensor) -> None:
-        """Count a step, by whether it was finite."""
+        """Count a step as skipped unless `finite` is true."""
         self.learned = finite
         skipped = (~finite).long() if isinstance(finite, Tensor) else int(not finite)
         self._total = self._total + skipped
         self._in_a_row = (self._in_a_row + skipped) * skipped
 
     def read(self) -> tuple[int, int]:
-        """Return how many steps were skipped, in all and in a row until now."""
+        """Return how many steps were skipped: in all, and in a row up to the last step."""
         return int(self._total), int(self._in_a_row)
 
     def state_dict(self) -> dict[str, int]:
@@ -42,7 +45,7 @@ class Skips:
 def first_gradient(loss: Tensor) -> Tensor | None:
     """Return the gradient that a backward pass starts with: NaN if the loss is not finite, else None, which means 1.
 
-    All ranks that add up the gradients learn of it that way.
+    NaN spreads to all ranks whose gradients are summed. On a GPU a tensor is returned in place of None.
     """
     if loss.numel() != 1:
         raise TrainerError(
@@ -54,11 +57,11 @@ def first_gradient(loss: Tensor) -> Tensor | None:
 
 
 def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return as a tensor on the gradients' device whether all of them are finite.
+    """Return, as a tensor on the gradients' device, whether all of them are finite.
 
-    With `shared`, those of all ranks in `group`, which meet here.
+    With `shared`, those of all ranks in `group`, which all call it.
     """
-    flags = [_infinite(tensors, device) for (device, _), tensors in alike(gradients).items()]
+    flags = [_infinite(tensors, device) for (device, _), tensors in by_device_and_type(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())
     for other in flags[1:]:
         flag = torch.maximum(flag, other.to(flag.device))
@@ -68,7 +71,7 @@ def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.Process
 
 
 def _can_skip_itself(optimizer: Optimizer) -> bool:
-    """Return whether the optimizer takes a flag on the device that skips a step, as torch's fused ones do."""
+    """Return whether the optimizer can skip a step by a flag on the device, as torch's fused ones do."""
     return getattr(optimizer, "_step_supports_amp_scaling", False) is True
 
 
@@ -98,7 +101,7 @@ def step_fused(finite: Tensor, optimizer: Optimizer) -> None:
 
 
 def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Step any other optimizer on a GPU, with zero gradients if they are not finite.
+    """Step an optimizer that is not fused on a GPU, with zero gradients if they are not finite.
 
     Weights stay finite, while momentum and weight decay still act.
     """
@@ -110,12 +113,12 @@ def step_with_zeros(finite: Tensor, optimizer: Optimizer, parameters: Iterable[T
 
 def multiply(gradients: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply gradients in place, with few kernels."""
-    for (device, _), tensors in alike(gradients).items():
+    for (device, _), tensors in by_device_and_type(gradients).items():
         torch._foreach_mul_(tensors, factor.to(device))
 
 
-def alike(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
-    """Return this rank's values of the gradients by device and type."""
+def by_device_and_type(gradients: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    """Return this rank's values of the gradients, grouped by device and type."""
     found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         numbers = plain(gradient)
@@ -132,7 +135,7 @@ def plain(gradient: Tensor) -> Tensor:
 
 
 def _infinite(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """Return 1 if any value is not finite, else 0, with the single kernel that GradScaler uses."""
+    """Return 1 as a tensor if any value is not finite, else 0, with the single kernel that GradScaler uses."""
     found, one = torch.zeros((), device=device), torch.ones((), device=device)
     if device.type == "meta":
         return found

@@ -1,4 +1,4 @@
-"""Reduce and clip gradients where neither DDP nor FSDP2 nor torch's own clipping does it."""
+"""Reduce and clip gradients in the cases that DDP, FSDP2 and torch's own clipping do not cover."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,16 +7,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.checkpoint.stand_ins import has_values
-from trainer.strategies.finite import alike, multiply, plain
+from trainer.strategies.finite import by_device_and_type, multiply, plain
 from trainer.world import World
 
 
 def reduce_gradients(
     parameters: Sequence[nn.Parameter | Tensor], world: World, group: dist.ProcessGroup | None = None, ranks: int = 0
 ) -> None:
-    """Average the gradients over ranks in one message; a rank without a gradient counts as zero.
+    """Average the gradients over ranks in one message per type; a rank without a gradient counts as zero.
 
-    All ranks call it with the same parameters. `group`, of `ranks` ranks, is given where it is not all of them.
+    All ranks call it with the same parameters. `group`, of `ranks` ranks, limits the average to these; by default it is
+    over all.
     """
     ranks = ranks or world.size
     if ranks == 1:
@@ -41,13 +42,13 @@ _LEAST = 1e-6  # as torch's own has it: no division by zero
 
 def clip_values(gradients: Iterable[Tensor], most: float) -> None:
     """Clip each value of this rank's gradients in place to between `-most` and `most`."""
-    for numbers in alike(gradients).values():
+    for numbers in by_device_and_type(gradients).values():
         torch._foreach_clamp_min_(numbers, -most)
         torch._foreach_clamp_max_(numbers, most)
 
 
 def clip_offloaded(gradients: Iterable[Tensor], most: float | None, world: World, copies: int) -> Tensor:
-    """Return the norm over all ranks, which meet here, and scale this rank's shards if it is over `most`.
+    """Return the norm over all ranks, which all call it, and scale this rank's shards if it is over `most`.
 
     `copies` is the number of ranks that have each shard; with `most` None nothing is scaled.
     """

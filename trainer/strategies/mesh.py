@@ -1,4 +1,4 @@
-"""Describe a mesh of ranks: `pp=2,dp=2,tp=2` is two copies of the training, of four ranks each.
+"""Describe a mesh of ranks: `pp=2,dp=2,tp=2` is two copies of the model, of four ranks each.
 
 Neighbouring ranks divide each layer (tp), so that they are on one node; next to them are those with other samples (dp);
 and pipeline stages (pp), which exchange the least, are farthest apart.
@@ -28,7 +28,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def mesh_of(given: str | Mesh | None) -> Mesh:
-    """Return the mesh as a dict, empty if there is none."""
+    """Return the mesh, given as text or as a mapping, as a dict; an empty one for None."""
     return parse_mesh(given) if isinstance(given, str) else dict(given or {})
 
 
@@ -47,12 +47,12 @@ def is_mesh(value: object) -> bool:
 
 
 def together(mesh: Mesh) -> int:
-    """Return how many ranks work on the same samples."""
+    """Return how many ranks work on the same samples: pp times tp."""
     return mesh.get("pp", 1) * mesh.get("tp", 1)
 
 
 def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
-    """Yield why the mesh does not fit this number of ranks."""
+    """Yield each reason why the mesh does not fit this number of ranks."""
     for name in mesh:
         if name in _OF_OTHERS:
             yield f"mesh: {name}: {_OF_OTHERS[name]} cannot be trained here yet\nhint: pp, dp and tp can"
@@ -66,12 +66,12 @@ def problems_of(mesh: Mesh, ranks: int) -> Iterator[str]:
 
 
 def _product(mesh: Mesh, *names: str) -> str:
-    """Return the named dimensions as text, such as `pp=2 x tp=2`."""
+    """Return the named dimensions that the mesh has as text, such as `pp=2 x tp=2`."""
     return " x ".join(f"{name}={mesh[name]}" for name in names if name in mesh)
 
 
 def on_mesh(world: World, given: str | Mesh | None) -> World:
-    """Return the world with its ranks on the mesh. Raises BadSettings with all problems."""
+    """Return the world with the mesh's pipeline stages and tensor-parallel ranks. Raises BadSettings if it misfits."""
     mesh = mesh_of(given)
     if found := list(problems_of(mesh, world.size)):
         raise BadSettings("\n".join(found))

@@ -1,4 +1,4 @@
-"""The optimizers of a training: one, or several by name."""
+"""Check the optimizers of a training: one, or several by name."""
 
 import inspect
 import logging
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_]+")
 def checked(made: Optimizer | Optimizers, module: nn.Module, world: World, *, own_step: bool = False) -> Optimizers:
     """Return the optimizers that the user's function made, by name. Raises BadSettings if they cannot train the model.
 
-    `own_step`: the user's own function steps them.
+    A single one has the name "". `own_step`: the user's own training step steps them.
     """
     optimizers = {"": made} if isinstance(made, Optimizer) else _named(made)
     if not own_step:
@@ -62,12 +62,15 @@ def parameters_in(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
-    """Return whether any of its parameters has a gradient."""
+    """Return whether any of the optimizer's parameters has a gradient."""
     return any(one.grad is not None for one in parameters_in(optimizer))
 
 
 def refuse_offloaded(optimizers: Optimizers, world: World, shards: int) -> None:
-    """Raise BadSettings if ranks would exchange parameters that are offloaded to the host, which NCCL cannot send."""
+    """Raise BadSettings if an optimizer would send parameters that are offloaded to the host, which NCCL cannot.
+
+    `shards` is the number of ranks over which parameters are sharded.
+    """
     if world.device.type != "cuda" or shards == 1:
         return
     for optimizer in optimizers.values():
@@ -79,7 +82,7 @@ def refuse_offloaded(optimizers: Optimizers, world: World, shards: int) -> None:
 
 
 def _named(made: object) -> Optimizers:
-    """Return several optimizers by name. Raises BadSettings for anything else."""
+    """Return `made`, which has to be a mapping of optimizers by name. Raises BadSettings for anything else."""
     if not isinstance(made, Mapping) or not made:
         raise BadSettings(f"optimizer: expected an optimizer, or several by name, got {type(made).__name__}")
     for name, one in made.items():
@@ -91,7 +94,10 @@ def _named(made: object) -> Optimizers:
 
 
 def _owners(optimizers: Optimizers, names: Mapping[int, str]) -> dict[int, str]:
-    """Return the optimizer of each parameter. Raises BadSettings if there are two."""
+    """Return the name of each parameter's optimizer, by the parameter's id. Raises BadSettings if there are two.
+
+    `names` are the parameters' names by id.
+    """
     owners: dict[int, str] = {}
     for key, optimizer in optimizers.items():
         for one in parameters_in(optimizer):
@@ -111,8 +117,8 @@ def _warn_of_unoptimized(names: list[str]) -> None:
         )
 
 
-def shared_out(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
-    """Return the user's optimizer, with this rank's part of the parameters, in a ZeroRedundancyOptimizer."""
+def zero1_optimizer(optimizer: Optimizer) -> ZeroRedundancyOptimizer:
+    """Return the user's optimizer in a ZeroRedundancyOptimizer, which gives each rank a part of the parameters."""
     groups = [dict(group) for group in optimizer.param_groups]
     parameters = [parameter for group in groups for parameter in group["params"]]
     dtypes = {str(parameter.dtype) for parameter in parameters}

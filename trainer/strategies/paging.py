@@ -33,7 +33,8 @@ _OVERWRITES = {
 def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return the model, with parameters on the meta device, and this rank's rows of each by name.
 
-    All ranks call it and make the same model. The values are those that `make` gives anywhere else.
+    All ranks call it and make the same model, with the values that `make` alone would give. Parameters are divided into
+    `count` parts.
     """
     paging = _Paging(world, count)
     with _registering(paging), paging:
@@ -45,7 +46,10 @@ def made_by_parts(make: Callable[[], nn.Module], world: World, count: int) -> tu
 
 
 class _Page:
-    """A parameter of which this rank has all, or only its rows."""
+    """A parameter of which this rank has all, or only its rows.
+
+    `rows` is None while it is whole; `digest` is of its values when it was last reduced to rows.
+    """
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameter = parameter  # held, so that its storage's address is nobody else's
@@ -55,12 +59,12 @@ class _Page:
 
     @property
     def whole(self) -> Tensor:
-        """The parameter as a tensor, whose memory is empty while it is put away."""
+        """The parameter as a tensor, whose memory is empty while only its rows are kept."""
         return self.parameter.detach()
 
 
 class _Paging(TorchDispatchMode):
-    """Makes parameters whole for each operation that uses them, and reduces the others to rows."""
+    """A dispatch mode that makes parameters whole for operations that use them, and reduces others to rows."""
 
     def __init__(self, world: World, count: int) -> None:
         super().__init__()
@@ -93,7 +97,7 @@ class _Paging(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _wanted(self, values: Any) -> Iterator[tuple[_Page, Tensor]]:
-        """Yield a managed parameter and the argument for each of an operation's arguments that lies in its memory."""
+        """Yield (managed parameter, argument) for each of an operation's arguments in a managed parameter's memory."""
         for value in tree_iter(values):
             if isinstance(value, Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
                 page = self._pages.get(value.untyped_storage()._cdata)  # noqa: SLF001 - its identity
@@ -101,7 +105,7 @@ class _Paging(TorchDispatchMode):
                     yield page, value
 
     def _bring(self, page: _Page, *, replaced: bool) -> None:
-        """Make a parameter whole, from the rows of all ranks, which all call this; do nothing if it is.
+        """Make a parameter whole from the rows of all ranks, which all call this; do nothing if it is whole.
 
         With `replaced`, only memory is allocated, as its values are about to be overwritten.
         """
@@ -176,7 +180,7 @@ def _registering(paging: _Paging) -> Iterator[None]:
 
 
 def _leave_empty(module: nn.Module) -> None:
-    """Replace each parameter by one on the meta device, keeping ties."""
+    """Replace each parameter by one on the meta device; parameters that were tied stay tied."""
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() would ask hooks and descriptors
@@ -194,7 +198,7 @@ def bring_whole(
 ) -> None:
     """Replace the wanted parameters on the meta device, given by id, by their whole values, one by one.
 
-    All ranks call it with their rows of all parameters, and send each other theirs.
+    All ranks call it with their rows of all parameters, which are broadcast and removed from `rows`.
     """
     brought: dict[int, nn.Parameter] = {}
     for name, empty in list(module.named_parameters()):

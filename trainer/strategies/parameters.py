@@ -21,7 +21,10 @@ class Parameters(list[nn.Parameter]):
         super().__init__(self.named.values())
 
     def split(self, wanted: str | Rule) -> tuple["Parameters", "Parameters"]:
-        """Return the parameters that fit a pattern (`*.bias`) or a rule `(name, parameter) -> bool`, and the others."""
+        """Return the parameters that fit a pattern (`*.bias`) or a rule `(name, parameter) -> bool`, and the others.
+
+        Raises BadSettings if none fits.
+        """
         chosen = self._having(wanted)
         if not chosen:
             shown = repr(wanted) if isinstance(wanted, str) else "the rule"
@@ -29,9 +32,9 @@ class Parameters(list[nn.Parameter]):
         return chosen, self._without(chosen)
 
     def groups(self, by_pattern: Mapping[str, Mapping[str, Any]]) -> list[Group]:
-        """Return parameter groups, one per name pattern with its options, after one of all other parameters.
+        """Return parameter groups for an optimizer: one of all other parameters, then one per name pattern.
 
-        The first pattern that fits counts.
+        Each pattern is given with its group's options; of several patterns that fit a parameter the first one counts.
         """
         found: list[Group] = []
         rest = self
@@ -43,7 +46,7 @@ class Parameters(list[nn.Parameter]):
         return [group for group in ({"params": list(rest)}, *found) if group["params"]]
 
     def _having(self, wanted: str | Rule) -> "Parameters":
-        """Return the parameters that fit."""
+        """Return the parameters that fit the pattern or rule."""
 
         def fits(name: str, one: nn.Parameter) -> bool:
             """Return whether a parameter fits the pattern or rule."""
@@ -62,6 +65,6 @@ def parameters_of(module: nn.Module) -> Parameters:
 
 
 def few(names: Collection[str]) -> str:
-    """Return the first few of the names, as text for a message."""
+    """Return up to five of the names, as text for a message, or `none`."""
     first = list(names)[:5]
     return ", ".join([*first, *([f"and {len(names) - 5} more"] if len(names) > 5 else [])]) or "none"

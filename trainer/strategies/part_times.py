@@ -27,10 +27,11 @@ def part_times(
     casting: Casting,
     recomputed: Collection[nn.Module] = (),
 ) -> list[float]:
-    """Return the seconds of each part in this process; the last one includes the loss.
+    """Return the seconds of each part's forward and backward pass; the last part's include the loss.
 
-    Neither the model nor random generators change. Parameters on the meta device, which others have, are measured with
-    arbitrary numbers. Raises BadSettings if a part cannot be measured.
+    Neither the model nor random generators change. Parameters on the meta device, whose values are on other ranks, are
+    measured with arbitrary numbers. `recomputed` are the parts with activation checkpointing. Raises BadSettings if a
+    part cannot be measured.
     """
     generators = state_of_generators(device)
     try:
@@ -46,7 +47,7 @@ def _each(
     casting: Casting,
     recomputed: Collection[nn.Module],
 ) -> Iterator[float]:
-    """Yield the seconds of each part."""
+    """Yield the seconds of each part, the median of several passes."""
     given = sample.inputs.to(device)
     for place, (name, part) in enumerate(parts):
         loss_of = sample.loss_of if place == len(parts) - 1 else None
@@ -96,7 +97,10 @@ def _one_turn(
     device: torch.device,
     casting: Casting,
 ) -> tuple[float, Tensor]:
-    """Return the seconds of one forward and backward pass, and the output."""
+    """Return the seconds of one forward and backward pass, and the output.
+
+    `loss_of` makes the loss of the output; None: the output itself is where the backward pass starts.
+    """
     given = given.detach().requires_grad_(given.is_floating_point())
     began = _now(device)
     with casting():
@@ -115,5 +119,5 @@ def _now(device: torch.device) -> float:
 
 
 def _unmeasured(why: str) -> BadSettings:
-    """Return the error for a model that cannot be measured."""
+    """Return the error for a model whose parts cannot be measured, for the reason `why`."""
     return BadSettings(f"pp_cut: time: {why}\nhint: pp_cut: layers, or the parts with which stages begin")

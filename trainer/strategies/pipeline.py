@@ -30,7 +30,7 @@ from trainer.strategies.finite import multiply, plain
 from trainer.strategies.gradients import reduce_gradients
 from trainer.strategies.paging import bring_whole
 from trainer.strategies.part_times import part_times
-from trainer.strategies.pipeline_cutting import Cut, Cuts, Sample, how_cut
+from trainer.strategies.pipeline_cutting import Cut, Cuts, Sample, choose_cut
 from trainer.strategies.pipeline_schedule import STAGES_OF_RANK, bubble, drawn, fits, micro_batches, parts_of, picture
 from trainer.strategies.precision import autocasting, low_dtype
 from trainer.strategies.settings import SHARDS, StrategySettings
@@ -61,7 +61,11 @@ class StageParts(nn.Module):
 
 @dataclass(slots=True, eq=False)
 class Pipeline:
-    """The stages of a model that this rank has, and its connections to the other stages."""
+    """The stages of a model that this rank has, and its connections to the other stages.
+
+    `stages` has this rank's stages by number, and `layers` is the number of layers over all stages. `casting` returns
+    the context of a forward pass's number type.
+    """
 
     world: World
     settings: StrategySettings
@@ -102,7 +106,7 @@ class Pipeline:
     def shard(self, module: nn.Module, parts: Sequence[nn.Module]) -> None:
         """Shard each stage of this rank over the ranks that have it, each of `parts` separately and then the rest.
 
-        Parameters of the whole `module` that are tied to these are replaced by the sharded ones.
+        Parameters of the whole `module` that are tied to sharded ones are replaced by these.
         """
         holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
         for part in module.modules():
@@ -117,10 +121,13 @@ class Pipeline:
             for part, name in tied if own else ():
                 part._parameters[name] = own[0]  # noqa: SLF001 - setattr() might be a property's
 
-    def settle(
+    def finish_setup(
         self, module: nn.Module, around: Callable[[], AbstractContextManager[None]], scaler: GradScaler | None
     ) -> None:
-        """Store the context `around` of all passes and the scaler, and find which parameters other stages share."""
+        """Finish the set-up: store scaler and context of all passes, find parameters that stages share.
+
+        `around` returns that context; `scaler` is None except for fp16.
+        """
         self._around, self._scaler = around, scaler
         if scaler is not None:
             scaler.scale(torch.zeros((), device=self.world.device))  # it has a scale from then on, without a loss too
@@ -138,7 +145,7 @@ class Pipeline:
     def train(self, inputs: Tensor, loss_of: LossOf) -> None:
         """Run all forward and backward passes of a batch, whose inputs are the same on all ranks.
 
-        `loss_of` is called on the last stage.
+        `loss_of(output, number)` returns the loss of a micro-batch, and is called on the last stage.
         """
         self._loss_of = loss_of
         try:
@@ -148,7 +155,7 @@ class Pipeline:
 
     @torch.no_grad()
     def ask(self, inputs: Tensor) -> Tensor | None:
-        """Return the model's output for a batch on the last stage, else None."""
+        """Return the model's output for a batch on the last stage, else None; without gradients."""
         found = self._run(inputs, learns=False)
         whole: Tensor | None = found.full_tensor() if hasattr(found, "full_tensor") else found
         return whole
@@ -171,7 +178,7 @@ class Pipeline:
         return shared[0]
 
     def broadcast_numbers_from_last(self, numbers: Tensor) -> Tensor:
-        """Do as `broadcast_from_last` for a tensor, without waiting for the device."""
+        """Return, on all ranks of this pipeline, the tensor of the last stage, without waiting for the device."""
         dist.broadcast(numbers, group=self._group, group_src=self.world.stages - 1)
         return numbers
 
@@ -187,7 +194,7 @@ class Pipeline:
             reduce_gradients(parameters, self.world, self.mesh.get_group(SHARDED), self.world.shares)
 
     def clip(self, parameters: Iterable[Tensor], most: float | None) -> Tensor:
-        """Clip by the norm over all stages as clip_grad_norm_ does, and return that norm."""
+        """Clip gradients to the norm `most` over all stages (None: do not clip), and return the norm before."""
         known = [one for one in parameters if one.grad is not None]
         mine = [one.grad for one in known if one.grad is not None and id(one) in self._counted]
         norm = get_total_norm(mine)
@@ -200,7 +207,7 @@ class Pipeline:
         return total
 
     def described(self) -> str:
-        """Return a short description for the log."""
+        """Return the pipeline in few words for the log, such as `pp 2 (1f1b, 8 layers)`."""
         return f"pp {self.world.stages} ({self.settings.pp_schedule}, {self.layers} layers)"
 
     def summary_of_step(self, samples: int) -> str:
@@ -218,9 +225,9 @@ class Pipeline:
         return picture(self.settings.pp_schedule, self.world.stages, micros, self.cut.lines())
 
     def _run(self, inputs: Tensor, *, learns: bool) -> Any:
-        """Run a batch through the pipeline, making a schedule if there is none for its shape; return the last output.
+        """Run a batch through the pipeline, making a schedule if there is none for its shape.
 
-        If it `learns`, a backward pass follows the forward pass and no output is returned.
+        With `learns`, backward passes follow and None is returned, else the last stage's output.
         """
         # Without a way back there is nothing to keep: as few parts as there are stages have all of them at work.
         most = self.world.stages if not learns else self.settings.pp_microbatches
@@ -238,9 +245,10 @@ class Pipeline:
                 return schedule.step(*([inputs] if self.is_first else []), target=numbers, return_outputs=not learns)
 
     def _needs_new_schedule(self, wanted: bool) -> bool:
-        """Return whether to make a schedule, which discovers shapes: if `wanted` here, or, with shards, on any rank.
+        """Return whether to make a schedule: if `wanted` on this rank, or, with shards, on any rank.
 
-        Ranks meet in that discovery, and other ranks may have batches of other shapes.
+        A new schedule runs a batch to discover shapes. With shards all ranks with a stage take part in that, and other
+        ranks may have batches of other shapes.
         """
         if self.settings.strategy not in SHARDS:
             return wanted
@@ -250,7 +258,7 @@ class Pipeline:
 
     @contextmanager
     def _keeping_gradients(self) -> Iterator[None]:
-        """Keep gradients of earlier micro-batches, as FSDP2's are dropped when a schedule meets its first batch."""
+        """Keep gradients of earlier micro-batches, which FSDP2 drops when a new schedule runs its first batch."""
         before = [(one, one.grad) for stage in self.stages.values() for one in stage.parameters()]
         for one, _ in before:
             one.grad = None
@@ -264,7 +272,7 @@ class Pipeline:
     def _new_schedule(self, micros: int, *, learns: bool) -> Any:
         """Return torch's schedule, which discovers by its first batch what stages exchange.
 
-        If it `learns`, the schedule has backward passes.
+        With `learns`, the schedule has backward passes.
         """
         from torch.distributed import pipelining  # late: half a second, and only some want it
         from torch.distributed.pipelining.schedules import ScheduleLoopedBFS  # late: with it
@@ -298,11 +306,11 @@ def staged(
     mine: dict[str, Tensor] | None = None,
     cuts: Cuts | None = None,
 ) -> Pipeline:
-    """Cut the model in place so that this rank keeps its own stages on its device.
+    """Cut the model in place so that this rank keeps its own stages on its device; return the Pipeline.
 
     All ranks call it, and rank 0's weights count. `mine` holds this rank's rows of a model whose parameters are on the
-    meta device, the same model on all ranks. Without `cuts` the model is not cut by time but by layers. Raises
-    BadSettings if it cannot be cut.
+    meta device, the same model on all ranks. `cuts` is the interface to cut by measured time; without it the model is
+    cut by layers. Raises BadSettings if it cannot be cut.
     """
     parts = parts_of(module)
     _refuse_what_is_in_no_stage(module, parts)
@@ -322,12 +330,12 @@ def staged(
         row = [(name, named[name]) for name in parts]
         return call_on_first(world, lambda: part_times(row, sample, world.device, casting, recomputed))
 
-    cut = how_cut(
-        settings.pp_cut, parts, layers, [_learns(named[name]) for name in parts], ranks * many, cuts, measured
+    cut = choose_cut(
+        settings.pp_cut, parts, layers, [_is_trained(named[name]) for name in parts], ranks * many, cuts, measured
     )
     rows = cut.rows
     for number, row in enumerate(rows):
-        if not any(_learns(named[name]) for name in row):
+        if not any(_is_trained(named[name]) for name in row):
             raise BadSettings(f"mesh: pp: stage {number} ({', '.join(row)}) has no parameter to train")
     _refuse_what_is_in_two_stages(module, rows, ranks, settings)
     mesh = mesh_over(world, settings)
@@ -353,13 +361,16 @@ def staged(
     return Pipeline(world, settings, mesh, stages, len(layers), cut, casting, having, groups)
 
 
-def _learns(part: nn.Module) -> bool:
+def _is_trained(part: nn.Module) -> bool:
     """Return whether the part has parameters that are trained."""
     return any(one.requires_grad for one in part.parameters())
 
 
 def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Return this rank's process groups for shared parameters; all ranks make all groups."""
+    """Return this rank's process groups for parameters that stages share, by these stages.
+
+    All ranks make all groups.
+    """
     found: dict[tuple[int, ...], dist.ProcessGroup] = {}
     for having in wanted:
         for place in range(world.ranks_of_stage) if len(having) > 1 else ():
@@ -370,7 +381,7 @@ def _groups(wanted: Iterable[tuple[int, ...]], world: World) -> dict[tuple[int, 
 
 
 def _put_away(module: nn.Module, others: set[int], device: torch.device) -> None:
-    """Replace other ranks' parameters by placeholders, keeping names and ties."""
+    """Replace the parameters in `others`, by id, which only other ranks have, by placeholders; ties are kept."""
     known: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():  # noqa: SLF001 - setattr() might be a property's
@@ -397,7 +408,10 @@ def _refuse_what_is_in_two_stages(
 
 
 def _refuse_what_is_in_no_stage(module: nn.Module, parts: Sequence[str]) -> None:
-    """Raise BadSettings for parameters or state that no stage has, or that would differ between ranks."""
+    """Raise BadSettings for parameters that are in no stage, and for persistent buffers or extra state.
+
+    Such state would differ between ranks.
+    """
     known = {id(one) for name in parts for one in module.get_submodule(name).parameters()}
     title = type(module).__name__
     if left := [name for name, one in module.named_parameters() if id(one) not in known]:

@@ -20,7 +20,12 @@ Rows = list[list[str]]  # the parts of each stage
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The stages of a pipeline, and how they were found."""
+    """The stages of a pipeline, and how they were found.
+
+    `rows` has the names of each stage's parts. `way` is BY_LAYERS, BY_TIME, or "" if the user gave the parts. `seconds`
+    are each stage's, if measured, and `otherwise` is the slowest stage's share of them, had the model been cut by
+    layers.
+    """
 
     rows: Rows  # for each stage, the names of its parts
     way: str = BY_LAYERS  # how it was cut: BY_LAYERS, BY_TIME, or "" where the parts were given
@@ -38,18 +43,18 @@ class Cut:
         return [one / sum(self.seconds) for one in self.seconds]
 
     def summary(self) -> str:
-        """Return `by measured time: embedding to blocks.0 47 %, blocks.1 to head 53 %`."""
+        """Return how it was cut as text: `by measured time: embedding to blocks.0 47 %, blocks.1 to head 53 %`."""
         better = self.otherwise is not None and self.otherwise > max(self.shares, default=1.0)
         beside = f"; by layers the slowest would have {self.otherwise:.0%}" if better else ""
         return f"{_IN_WORDS.get(self.way, 'as given')}: {', '.join(self._stages())}{beside}"
 
     def lines(self) -> list[str]:
-        """Return lines for a picture: how it was cut, and one for each stage."""
+        """Return lines for a picture: how the model was cut, and one for each stage."""
         rows = [f"stage {number}: {stage_text}" for number, stage_text in enumerate(self._stages())]
         return [f"cut {_IN_WORDS.get(self.way, 'as given')}", *rows]
 
     def _stages(self) -> list[str]:
-        """Return the stages as text, with their share of the time."""
+        """Return the stages as text, with their share of the time if known."""
         names = [row[0] if len(row) == 1 else f"{row[0]} to {row[-1]}" for row in self.rows]
         shares = [f" {share:.0%}" for share in self.shares] or [""] * len(names)
         return [f"{name}{share}" for name, share in zip(names, shares, strict=True)]
@@ -60,16 +65,16 @@ _IN_WORDS = {BY_LAYERS: "by layers", BY_TIME: "by measured time"}
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A cut that an earlier start saved."""
+    """A cut that an earlier start saved; the fields are those of Cut."""
 
     begins: list[str]  # these three as in Cut
-    seconds: tuple[float, ...] = ()  # empty: they are not known any more
+    seconds: tuple[float, ...] = ()  # empty: unknown
     otherwise: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A part of a batch to measure the stages with, as each stage in turn gets it."""
+    """A part of a batch to measure the stages with: the input, and a function that makes the loss of the output."""
 
     inputs: Tensor
     loss_of: Callable[[Tensor], Tensor]  # of what the last part gives
@@ -82,7 +87,7 @@ class Cuts(Protocol):
         """Return the cuts saved before, the same on all ranks; the first that fits is used."""
 
     def sample(self) -> Sample | None:
-        """Return a sample, or None if nothing is to be measured now."""
+        """Return a sample to measure with, or None if nothing is to be measured now."""
 
     def keep(self, cut: Cut) -> None:
         """Save a measured cut for this training."""
@@ -91,7 +96,7 @@ class Cuts(Protocol):
 def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> Rows:
     """Return stages with equally many layers, or one more in some; other parts go with the layer before them.
 
-    The first stage has what comes before the first layer. Raises BadSettings if there are too few.
+    The first stage has the parts before the first layer. Raises BadSettings if there are fewer layers than stages.
     """
     if len(layers) < stages:
         raise BadSettings(
@@ -109,7 +114,10 @@ def cut_by_layers(parts: Sequence[str], layers: Sequence[str], stages: int) -> R
 
 
 def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
-    """Return stages that begin with these parts. Raises BadSettings if they are no such parts."""
+    """Return stages that begin with these parts; the first stage begins with the first part.
+
+    Raises BadSettings for unknown parts, a wrong number, or a wrong order.
+    """
     if strangers := [name for name in begins if name not in parts]:
         raise BadSettings(
             f"pp_cut: expected layers, time, or parts with which stages begin, got {strangers[0]!r}\n"
@@ -131,7 +139,8 @@ def cut_at(parts: Sequence[str], begins: Sequence[str], stages: int) -> Rows:
 def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequence[bool], stages: int) -> Rows:
     """Return the stages whose slowest one is as fast as possible; of several such cuts, the most even one.
 
-    Each stage needs a part with something to train. Raises BadSettings if there are fewer such parts than stages.
+    `trained` says for each part whether it has something to train. Each stage needs such a part. Raises BadSettings if
+    there are fewer of them than stages.
     """
     if sum(trained) < stages:
         raise BadSettings(
@@ -158,7 +167,10 @@ def cut_by_time(parts: Sequence[str], seconds: Sequence[float], trained: Sequenc
 def _cheapest(
     cost: Callable[[int, int], float], add: Callable[[float, float], float], many: int, stages: int
 ) -> tuple[float, list[int]]:
-    """Return the least cost of cutting a sequence into stages, and where each stage except the first begins."""
+    """Return the least cost of cutting a sequence of `many` items into stages, and where stages except the first begin.
+
+    `cost(begin, end)` is that of one stage, and `add` adds up those of two.
+    """
     best = [cost(0, end) if end else inf for end in range(many + 1)]  # of the first so many, in one stage
     cut_at_: list[list[int]] = []
     for stage in range(1, stages):
@@ -178,7 +190,7 @@ def _cheapest(
     return best[many], places[::-1]
 
 
-def how_cut(
+def choose_cut(
     wanted: str,
     parts: Sequence[str],
     layers: Sequence[str],
@@ -218,7 +230,7 @@ def _of_stages(rows: Rows, times: dict[str, float]) -> tuple[float, ...]:
 def _slowest_by_layers(
     parts: Sequence[str], layers: Sequence[str], stages: int, times: dict[str, float]
 ) -> float | None:
-    """Return the slowest stage's share when cut by layers, or None if that is impossible."""
+    """Return the slowest stage's share of the time if cut by layers, or None if that is impossible."""
     if len(layers) < stages:
         return None
     return max(_of_stages(cut_by_layers(parts, layers, stages), times)) / sum(times.values())

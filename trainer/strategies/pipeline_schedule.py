@@ -1,4 +1,4 @@
-"""Order the work of a pipeline: which micro-batch each rank works on, and when; pure functions."""
+"""Order the work of a pipeline: which micro-batch each rank works on, and when. These functions are pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,10 @@ _FILLS = (("#a8d1f0", "#d3e8f8"), ("#f0b26b", "#f8d9b3"))  # of a rank's first s
 
 
 def parts_of(module: nn.Module) -> list[str]:
-    """Return the names of the parts, each of which is called with the previous one's output. Raises BadSettings."""
+    """Return the names of a model's parts, each of which is called with the previous one's output.
+
+    Raises BadSettings unless the model has a `pipeline` attribute or is an nn.Sequential.
+    """
     own = getattr(module, "pipeline", None)
     wanted = own() if callable(own) else own
     if wanted is None and isinstance(module, nn.Sequential):
@@ -43,7 +46,7 @@ def parts_of(module: nn.Module) -> list[str]:
 
 
 def _of_sequence(prefix: str, module: nn.Module) -> Iterator[str]:
-    """Yield the names of the parts of a Sequential, inner ones taken apart."""
+    """Yield the names of the parts of a Sequential, with inner Sequentials replaced by their parts."""
     for name, child in module.named_children():
         if type(child) is nn.Sequential:
             yield from _of_sequence(f"{prefix}{name}.", child)
@@ -73,7 +76,10 @@ class Work:
 
 
 def fits(schedule: str, ranks: int, micros: int) -> bool:
-    """Return whether the schedule works with so many micro-batches; if not, all go forward first, then backward."""
+    """Return whether the schedule works with so many micro-batches.
+
+    If not, all micro-batches go forward first, and then backward, as in gpipe.
+    """
     if schedule == "1f1b":
         return micros >= ranks
     return schedule == "gpipe" or micros % max(1, micros // ranks) == 0
@@ -127,7 +133,7 @@ def _needs(work: Work, last: int) -> set[Work]:
 
 
 def bubble(schedule: str, ranks: int, micros: int) -> float:
-    """Return the share of a step in which ranks wait, if all stages are equally fast."""
+    """Return the share of a step in which ranks wait (the pipeline's bubble), if all stages are equally fast."""
     rows = timetable(schedule, ranks, micros)
     return sum(work is None for row in rows for work in row) / sum(map(len, rows))
 
@@ -157,7 +163,7 @@ def drawn(schedule: str, ranks: int, micros: int) -> str:
 def picture(schedule: str, ranks: int, micros: int, stages: Sequence[str] = ()) -> str:
     """Return the timetable as SVG: forward passes blue, backward ones orange, waiting white.
 
-    `stages` are lines about them to put below.
+    `stages` are lines of text about the stages, which go below.
     """
     rows = timetable(schedule, ranks, micros)
     wide = max(_LEFT + _CELL * max(map(len, rows)), _LETTER * max(map(len, stages), default=0))

@@ -13,12 +13,12 @@ _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
 def low_dtype(precision: str) -> torch.dtype | None:
-    """Return the type of matrix multiplications, or None for fp32."""
+    """Return the 16-bit type of matrix multiplications for bf16 and fp16, or None for fp32 and tf32."""
     return _DTYPES.get(precision)
 
 
 def autocasting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Return the context of a forward pass."""
+    """Return the context of a forward pass: autocast to `dtype`, or nothing for None."""
     return _AS_IT_IS if dtype is None else autocast(device.type, dtype=dtype)
 
 
@@ -28,7 +28,7 @@ def scaler_for(precision: str, device: torch.device) -> GradScaler | None:
 
 
 def set_found_infinite(scaler: GradScaler, finite: Tensor) -> None:
-    """Set the scaler's flag of infinite gradients, after its `unscale_`, to what all ranks found."""
+    """Set the scaler's flags of infinite gradients, after its `unscale_`, to what all ranks found together."""
     for state in scaler._per_optimizer_states.values():  # noqa: SLF001 - torch's own scaler for several ranks has no other way
         for found in state["found_inf_per_device"].values():
             found.copy_(~finite)
@@ -40,7 +40,10 @@ def forget_unscaled(scaler: GradScaler) -> None:
 
 
 def set_fp32(precision: str) -> None:
-    """Disable TF32 for fp32, also in convolutions, where torch would use it by default."""
+    """Enable TF32 for tf32 and disable it for fp32, also in convolutions, where torch uses it by default.
+
+    For other precisions nothing changes.
+    """
     if precision not in ("fp32", "tf32"):
         return
     # Not the newer `fp32_precision`: torch raises an error if both are used, and this one is usual.

@@ -32,7 +32,10 @@ _made: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
 
 
 def recompute(block: nn.Module, kept: tuple[str, ...] = ()) -> None:
-    """Make the block recompute its activations, except those that `kept` names (of KEPT), in place."""
+    """Make the block recompute its activations in the backward pass, in place.
+
+    `kept` names operations (keys of KEPT) whose results are kept.
+    """
     # By its class, as fully_shard does it: nn.DataParallel copies an instance's own `forward` with the wrong self.
     key = type(block), kept
     if key not in _made:
@@ -74,16 +77,14 @@ def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module
 def _contexts(block: nn.Module, plain: Callable[[], Contexts]) -> Contexts:
     """Return the contexts of the forward pass and of its repetition, made of those that `plain` returns.
 
-    The repetition uses copies of the buffers as they are now.
-
-    Without them BatchNorm would count each batch twice.
+    The repetition uses copies of the buffers as they are now, or BatchNorm would count each batch twice.
     """
     first, again = plain()
     return first, _Repetition(_copied(_buffers(block)), again)
 
 
 class _Repetition(AbstractContextManager[None]):
-    """The context of a repetition, entered in each backward pass; a retained graph has several."""
+    """The context of a repeated forward pass, entered in each backward pass: several times with a retained graph."""
 
     def __init__(self, before: Buffers, inner: AbstractContextManager[Any]) -> None:
         self._before, self._inner = before, inner
@@ -108,13 +109,16 @@ def _buffers(block: nn.Module) -> Buffers:
 
 
 def _copied(buffers: Buffers) -> Buffers:
-    """Return the buffers copied."""
+    """Return the same list with a copy of each buffer."""
     return [(part, name, buffer.clone()) for part, name, buffer in buffers]
 
 
 @contextmanager
 def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Replace buffers in the context by others, without writing into them, as autograd may have saved them."""
+    """Use the buffers in `before` inside the context, then those of now; none is written into.
+
+    Autograd may have saved them.
+    """
     now = [(part, name, getattr(part, name)) for part, name, _ in before]
     _place(before)
     try:
@@ -130,6 +134,6 @@ def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterat
 
 
 def _place(buffers: Buffers) -> None:
-    """Put the buffers into their modules."""
+    """Put each buffer of the list into its module under its name."""
     for part, name, buffer in buffers:
         setattr(part, name, buffer)

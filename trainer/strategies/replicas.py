@@ -28,7 +28,7 @@ _UNUSED = (
 def replicated(module: nn.Module, world: World, settings: StrategySettings, *, deferred: bool = False) -> Wrapped:
     """Wrap the model in DistributedDataParallel, unless the world has one rank.
 
-    With `deferred` ranks are about to load the same weights and need not send them to each other.
+    With `deferred` all ranks are about to load the same weights, so that rank 0 need not send its own.
     """
     if world.size == 1:
         return Wrapped(module)
@@ -57,13 +57,13 @@ def replicated(module: nn.Module, world: World, settings: StrategySettings, *, d
 
 
 def unsaved_buffers(module: nn.Module) -> list[Tensor]:
-    """Return the buffers that no checkpoint keeps."""
+    """Return the buffers that no checkpoint contains."""
     kept = {id(buffer) for buffer in PersistentBuffers(module).tensors()}
     return [buffer for buffer in module.buffers() if id(buffer) not in kept]
 
 
-def alike(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
-    """Give all ranks the same weights, unless they are `deferred`.
+def with_first_weights(module: nn.Module, world: World, *, deferred: bool = False) -> Wrapped:
+    """Give all ranks rank 0's weights, unless they are `deferred`, that is still to be loaded; wrap nothing.
 
     Gradients are reduced elsewhere, so any part of the model may be called separately.
     """
@@ -80,7 +80,7 @@ def remove_reducer(wrapped: Wrapped) -> None:
 
 
 class _Work:
-    """A function that DDP passes on unchanged as an input, to be called inside its forward pass."""
+    """A function that is passed through DDP as an input, to be called inside its forward pass."""
 
     def __init__(self, function: Callable[[nn.Module], Any]) -> None:
         self.function = function
@@ -134,7 +134,8 @@ class _Replica(DistributedDataParallel):
 def over_all_gpus(module: nn.Module, world: World, dtype: torch.dtype | None) -> Wrapped:
     """Wrap the model in nn.DataParallel: one process, with a thread and a copy of the model per GPU.
 
-    Without a GPU the model is called as it is, as nn.DataParallel does.
+    `dtype` is that of autocast in the threads, or None. Without a GPU the model is called as it is, as nn.DataParallel
+    does.
     """
     if world.device.type != "cuda":
         return Wrapped(module)
@@ -160,6 +161,6 @@ class _Threads(DataParallel[nn.Module]):
 
 
 def _call(replica: nn.Module, dtype: torch.dtype | None, *args: Any, **kwargs: Any) -> Any:
-    """Call one copy with autocast."""
+    """Call one copy of the model with autocast."""
     with autocasting(torch.device("cuda"), dtype):
         return replica(*args, **kwargs)

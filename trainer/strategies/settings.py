@@ -1,4 +1,4 @@
-"""The settings of a strategy, and checks which of them cannot work."""
+"""The settings of a strategy, and checks that they work together on a given world of ranks."""
 
 import difflib
 import math
@@ -53,7 +53,7 @@ Choice = tuple[str, ...] | Callable[[str, nn.Module], bool]  # of parts: classes
 
 @dataclass(frozen=True, slots=True)
 class StrategySettings:
-    """The settings of how work is divided over ranks, and of arithmetic."""
+    """The settings of how work is divided over ranks, and of arithmetic; each is a setting of Trainer too."""
 
     strategy: str = "ddp"
     precision: str = "fp32"
@@ -82,7 +82,7 @@ class StrategySettings:
 
 
 def needs_group(strategy: str) -> bool:
-    """Return whether a world of one needs a process group for it (`join(group=True)`)."""
+    """Return whether the strategy needs a process group even for one rank (`join(group=True)`)."""
     return strategy in SHARDS
 
 
@@ -102,7 +102,7 @@ def shard_size(settings: StrategySettings, world: World) -> int:
 
 
 def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
-    """Yield every setting that cannot work."""
+    """Yield a message for every setting that cannot work."""
     if settings.strategy not in NAMES:
         yield _unknown("strategy", settings.strategy, NAMES)
     else:
@@ -126,7 +126,7 @@ def _problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
-    """Yield settings that do not work with ranks that share samples."""
+    """Yield a message for each setting that does not go with pipeline or tensor parallelism, or needs it."""
     staged, divided = world.stages > 1, world.dividing > 1
     dimensions = " and ".join(name for name, there in (("pp", staged), ("tp", divided)) if there)
     others = _NOT_STAGED if staged else _NOT_WITHOUT_STAGES
@@ -147,7 +147,7 @@ def _mesh_problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _unused_settings(settings: StrategySettings) -> Iterator[str]:
-    """Yield settings that the strategy does not have, or that need recomputed blocks."""
+    """Yield a message for each setting that the strategy does not have, or that needs recomputed blocks."""
     plain = StrategySettings()
     for name in ("recompute_every", "recompute_keeps"):
         if getattr(settings, name) != getattr(plain, name) and not settings.activation_checkpointing:
@@ -158,7 +158,7 @@ def _unused_settings(settings: StrategySettings) -> Iterator[str]:
 
 
 def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
-    """Yield why the strategy does not fit this world."""
+    """Yield each reason why the strategy does not fit this world."""
     name = settings.strategy
     if name in ALONE and world.size > 1:
         yield f"strategy: {name} trains in one process, got a world of {world.size}\nhint: use ddp, or start one rank"
@@ -175,7 +175,7 @@ def _world_problems(settings: StrategySettings, world: World) -> Iterator[str]:
 
 
 def _precision_problems(precision: str, device: torch.device) -> Iterator[str]:
-    """Yield why the device does not support the precision."""
+    """Yield the reason why the device does not support bf16 or fp16, if there is one."""
     if not torch.amp.is_autocast_available(device.type):
         yield f"precision: {precision} does not exist on {device}\nhint: use fp32"
     elif precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):

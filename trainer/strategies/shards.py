@@ -33,10 +33,11 @@ def sharded(
     *,
     deferred: bool = False,
 ) -> Wrapped:
-    """Shard the module; under zero2 parameters are whole for all passes of a step, else block by block.
+    """Shard the module, each of `units` separately; return it wrapped.
 
-    `rows` holds this rank's rows of a module on the meta device. `mesh`, from `mesh_over`, is given where the module is
-    already divided on it. With `deferred` all ranks are about to load the same weights and need not send them.
+    Under zero2 parameters are whole for all passes of a step, else gathered block by block. `rows` holds this rank's
+    rows of a module on the meta device. `mesh`, from `mesh_over`, is given if the module's layers are divided on it.
+    With `deferred` all ranks are about to load the same weights and need not send them.
     """
     # What is not on the device yet travels by the group of the CPUs.
     group = world.control if settings.offload or rows is not None else None
@@ -62,10 +63,10 @@ def shard_stage(
     *,
     last: bool,
 ) -> None:
-    """Shard a pipeline stage over the ranks that have it.
+    """Shard a pipeline stage over the ranks that have it, each of `units` separately.
 
     Parameters are gathered once for all parts of a batch, and gradients reduced after the last, which saves many
-    messages. `last`: a loss is made of the stage's output, which others send on as it is.
+    messages. `last`: the loss is made of the stage's output, so it is in fp32.
     """
     here = set(stage.modules())
     _shard_parts(stage, [one for one in units if one in here], world, settings, mesh, reshard=False, gives_fp32=last)
@@ -106,10 +107,10 @@ def _shard_parts(
 
 
 def _gather_ahead(module: nn.Module, root: FSDPModule, parts: Sequence[nn.Module], count: int) -> None:
-    """Make each part prefetch the next ones, and in the backward pass those before it.
+    """Make each part prefetch the `count` next ones, and in the backward pass those before it.
 
-    The order is that of the model, mostly the forward pass's. What is gathered in vain is freed at the end of the
-    backward pass.
+    The order is that of the model, mostly the forward pass's. Parameters that are gathered in vain are freed at the end
+    of the backward pass.
     """
     wanted = set(parts)
     order: list[FSDPModule] = [part for part in module.modules() if part in wanted and isinstance(part, FSDPModule)]
@@ -145,7 +146,7 @@ class _Syncing:
 
 
 def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
-    """Return the device mesh of stages, copies, shards and divided layers, without those of size 1."""
+    """Return the device mesh of the dimensions pp, copy, shard and tp, without those of size 1."""
     size = shard_size(settings, world)
     sizes = {SHARDED: size}
     if size < world.shares:
@@ -164,7 +165,7 @@ def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
 
 
 def _policy(module: nn.Module, dtype: torch.dtype | None) -> MixedPrecisionPolicy:
-    """Return the policy that gathers parameters in the low type and reduces gradients in fp32."""
+    """Return the policy that gathers parameters in `dtype` and reduces gradients in fp32; None changes no type."""
     if dtype is None or _keeps_statistics(module):
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

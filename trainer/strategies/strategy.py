@@ -1,4 +1,4 @@
-"""A model and its optimizers with everything special about running them; all that the loop needs."""
+"""A model and its optimizers with everything special about running them on several ranks; the loop needs no more."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,7 +31,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Strategy:
-    """Runs training steps: forward passes in `forward_context`, each loss to `backward`, then `step`."""
+    """Runs training steps: forward passes in `forward_context`, each loss to `backward`, then `step`.
+
+    `module` is the user's model and `wrapped` what the strategy made of it. `blocks` counts parts that are sharded or
+    recomputed separately. `deferred`: the weights are uninitialised, and a checkpoint has to be loaded. `pipeline`:
+    passes go through it instead of `model`. `has_stepped` is False if the last step was skipped while fp16 looks for
+    its scale.
+    """
 
     settings: StrategySettings
     world: World
@@ -56,7 +62,10 @@ class Strategy:
         self._dtype = low_dtype(self.settings.precision)
 
     def rejoin(self, world: World) -> None:
-        """Continue with the same weights and optimizer in new process groups, where each rank has all of both."""
+        """Continue with the same weights and optimizer in the new process groups of `world`.
+
+        Each rank must have the whole model.
+        """
         remove_reducer(self.wrapped)
         self._drop_gradients()  # of a step that was broken off; they may lie in a bucket
         self.world, self.wrapped = world, replicated(self.module, world, self.settings)
@@ -71,7 +80,7 @@ class Strategy:
 
     @property
     def model(self) -> nn.Module:
-        """Return the module to call in training; call `module` to evaluate, as a wrapper might wait for other ranks."""
+        """The module to call in training; call `module` to evaluate, as a wrapper might wait for other ranks."""
         return self.wrapped.model
 
     @property
@@ -93,13 +102,13 @@ class Strategy:
     def is_sharded(self) -> bool:
         """Whether each rank has a part of the parameters.
 
-        Then ranks meet in every forward pass, also without gradients, and all must do equally many.
+        Then ranks communicate in every forward pass, also without gradients, and all must do equally many.
         """
         return (self.settings.strategy in SHARDS and self.world.size > 1) or self.pipeline is not None
 
     @contextmanager
     def forward_context(self, *, sync: bool) -> Iterator[None]:
-        """Return the context of a forward pass; with `sync` its backward pass is the step's last and reduces."""
+        """Return the context of a forward pass; with `sync`, its backward pass is the step's last and reduces."""
         if not self.wrapped.follows_first_rank and self.module.training and torch.is_grad_enabled():
             if self._buffers_differ:
                 self.share_buffers()
@@ -163,8 +172,8 @@ class Strategy:
             self._warned_of_eager_parts = warn_of_eager_parts()
         return norm
 
-    def leave_out(self) -> None:
-        """Drop the gradients instead of a `step`, so that nothing is learned."""
+    def skip_step(self) -> None:
+        """Drop the gradients instead of a `step`, so that the weights do not change."""
         self.skips.learned = False
         self._drop_gradients()
 
@@ -174,21 +183,24 @@ class Strategy:
         return self._buffers.tensors()
 
     def share_buffers(self) -> None:
-        """Give all ranks rank 0's persistent buffers, which are the ones saved; all ranks call it."""
+        """Copy rank 0's persistent buffers, which are the ones saved, to all ranks; all ranks call it."""
         if self.world.size > 1:
             broadcast_from_first(self._buffers.tensors())
 
     def rehearse(self, run_micro_batch: Callable[[], Tensor], *, sync: bool) -> None:
-        """Run a forward and a backward pass that change nothing; with `sync`, gradients are reduced over ranks."""
+        """Run a forward and a backward pass that change nothing; with `sync`, gradients are reduced over ranks.
+
+        `run_micro_batch` runs the forward pass and returns the loss.
+        """
         with undone(self.module, self.world.device):
             with self.forward_context(sync=sync):
                 loss = run_micro_batch()
             self.backward(loss)
 
     def _step_scaled(self, scaler: GradScaler, finite: Tensor) -> None:
-        """Step all optimizers or none, by what the scaler found in the gradients of each.
+        """Step all optimizers or none, by what the fp16 scaler found in the gradients of each.
 
-        An optimizer that had no part in the loss is unknown to the scaler, which would not step it.
+        An optimizer whose parameters have no gradient is unknown to the scaler, which would not step it.
         """
         if self.pipeline is not None:
             set_found_infinite(scaler, finite)
@@ -209,9 +221,9 @@ class Strategy:
             one.grad = None
 
     def clip(self, parameters: Iterable[Tensor], *, measured: bool = False) -> Tensor | None:
-        """Clip gradients by value, then by norm; return the norm before clipping by it.
+        """Clip gradients by value, then by norm; return the norm before it is clipped.
 
-        None if the norm is neither clipped nor `measured`.
+        Returns None if the norm is neither clipped nor `measured`.
         """
         parameters = list(parameters)
         if self.settings.clip_value is not None:
@@ -231,7 +243,7 @@ class Strategy:
         return clip_grad_norm_(parameters, self.settings.clip_norm)
 
     def _with_gradients(self) -> Iterator[Optimizer]:
-        """Return the optimizers that have gradients."""
+        """Yield the optimizers that have gradients."""
         return (optimizer for optimizer in self.optimizers.values() if has_gradients(optimizer))
 
     def _learned_parameters(self) -> list[nn.Parameter]:
@@ -241,17 +253,20 @@ class Strategy:
 
 
 def _gradients(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Return the gradients of these parameters, without None."""
+    """Yield the gradients of these parameters, without None."""
     return (one.grad for one in parameters if one.grad is not None)
 
 
 def number_of(norm: Tensor) -> float:
-    """Return as a number the norm that `Strategy.step` returned; all ranks call it or none, as they may meet here."""
+    """Return the norm that `Strategy.step` returned as a float.
+
+    All ranks call it or none, as they may communicate.
+    """
     return float(_added_up(norm))
 
 
 def _added_up(norm: Tensor) -> Tensor:
-    """Return the norm over all ranks, which meet here if it is a DTensor; any other norm is returned as it is."""
+    """Return the norm over all ranks, which communicate if it is a DTensor; any other norm is returned as it is."""
     full = getattr(norm, "full_tensor", None)  # of a DTensor, which may still be the norm of this rank's part
     added: Tensor = norm if full is None else full()
     return added
@@ -259,7 +274,10 @@ def _added_up(norm: Tensor) -> Tensor:
 
 @contextmanager
 def undone(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Drop gradients, and restore generators, buffers and gradients at the end; parameters must not change."""
+    """Drop gradients in the context; at its end restore random generators, buffers and gradients.
+
+    Parameters must not change.
+    """
     generators = state_of_generators(device)
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]

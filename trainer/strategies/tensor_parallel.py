@@ -29,7 +29,7 @@ _SEQUENCE = 1  # of (batch, time, width)
 
 
 def _rowwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
-    """Return a function that makes the rowwise style of a layer; an embedding gets all tokens on every rank."""
+    """Return a function that makes torch's rowwise style for a layer; an embedding gets all tokens on every rank."""
 
     def make(part: nn.Module) -> ParallelStyle:
         """Return the rowwise style for this layer."""
@@ -39,7 +39,7 @@ def _rowwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
 
 
 def _colwise(**layouts: Any) -> Callable[[nn.Module], ParallelStyle]:
-    """Return a function that makes the columnwise style of a layer."""
+    """Return a function that makes torch's columnwise style for a layer."""
     return lambda _: ColwiseParallel(**layouts)
 
 
@@ -61,7 +61,10 @@ Plan = Mapping[str, "str | ParallelStyle"]
 
 
 def plan_for(module: nn.Module, given: Plan | None) -> Plan:
-    """Return the user's plan, or the model's own, as Hugging Face's have. Raises BadSettings if there is none."""
+    """Return the user's plan (`given`), or else the model's `tp_plan`, as Hugging Face models have one.
+
+    Raises BadSettings if there is none.
+    """
     own = getattr(module, "tp_plan", None)
     found = given or (own() if callable(own) else own)
     if not found:
@@ -73,14 +76,15 @@ def plan_for(module: nn.Module, given: Plan | None) -> Plan:
 
 
 def has_divided_vocabulary(plan: Plan) -> bool:
-    """Return whether the logits stay divided, and with them the loss."""
+    """Return whether logits, and with them the loss, stay divided over ranks under this plan."""
     return any(isinstance(style, str) and style.startswith("vocabulary") for style in plan.values())
 
 
 def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = False) -> None:
     """Make every parameter of this rank a DTensor over the ranks that divide a layer, in place.
 
-    All ranks call it, and rank 0's values count. With `alike` they have them already.
+    All ranks call it, and rank 0's values count. With `alike` the ranks have the same values before, and nothing is
+    sent.
     """
     if not alike:
         broadcast_from_first(module.parameters())
@@ -98,7 +102,7 @@ def divide(module: nn.Module, mesh: DeviceMesh, plan: Plan, *, alike: bool = Fal
         _tie(holders)
 
 
-def give_whole(module: nn.Module) -> None:
+def return_whole_outputs(module: nn.Module) -> None:
     """Make the module return whole tensors on each rank, even where its logits are divided."""
 
     def put_together(_: nn.Module, __: object, given: Any) -> Any:
@@ -109,7 +113,10 @@ def give_whole(module: nn.Module) -> None:
 
 
 def _styles(module: nn.Module, plan: Plan, ranks: int) -> Iterator[tuple[str, ParallelStyle]]:
-    """Yield the layers to divide with their styles. Raises BadSettings with all problems."""
+    """Yield the names of layers to divide, with their styles. Raises BadSettings with all problems.
+
+    `ranks` is the number of ranks that divide a layer.
+    """
     problems = []
     unmet = set(plan)
     for name, part in module.named_modules():
@@ -168,7 +175,7 @@ def _keep_whole(name: str, part: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Return the holders of each parameter that several parts share."""
+    """Return, for each parameter that several modules share, these modules with the parameter's name in each."""
     holders: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
     for part in module.modules():
         for key, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
@@ -177,7 +184,7 @@ def _ties(module: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def _tie(holders: list[tuple[nn.Module, str]]) -> None:
-    """Make all holders use the first one's parameter. Raises BadSettings if they are divided in different ways."""
+    """Make all modules of a shared parameter use the first one's. Raises BadSettings if their divisions differ."""
     (first, key), *others = holders
     kept = getattr(first, key)
     for part, name in others:

@@ -57,8 +57,8 @@ class Turns:
     def step(self, name: str = "") -> None:
         """Step one optimizer in the step's last micro-batch; all ranks do so in the same order.
 
-        Gradients are reduced over ranks here, clipped, and dropped. Nothing is learned if one is not finite, and
-        nothing is done if no rank has one.
+        Gradients are reduced over ranks here, clipped, and dropped. The weights do not change if a gradient is not
+        finite, and nothing is done if no rank has a gradient.
         """
         optimizer = self._optimizer(name)
         if name in self._stepped:
@@ -83,7 +83,7 @@ class Turns:
     def end(self) -> Tensor | None:
         """Drop gradients that no optimizer has used; return the norm of those that were clipped, or None."""
         strategy, norms = self.strategy, self._norms
-        strategy.leave_out()
+        strategy.skip_step()
         strategy.has_stepped = True
         if self._finite:
             finite = torch.stack(self._finite).all()
@@ -95,15 +95,18 @@ class Turns:
         return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def _optimizer(self, name: str) -> Optimizer:
-        """Return the optimizer of this name. Raises TrainerError."""
+        """Return the optimizer of this name. Raises TrainerError if there is none."""
         if name not in self.optimizers:
             known = ", ".join(map(repr, self.optimizers))
             raise TrainerError(f"step: expected the name of an optimizer, {known}, got {name!r}")
         return self.optimizers[name]
 
 
-def refuse_to_turn(strategy: str) -> None:
-    """Raise BadSettings for a strategy in which parts of the model cannot be called separately."""
+def refuse_own_step(strategy: str) -> None:
+    """Raise BadSettings for a strategy that does not go with a training step of the user's own.
+
+    In such a strategy parts of the model cannot be called separately.
+    """
     if strategy not in STRATEGIES:
         raise BadSettings(f"step: expected with strategy {', '.join(STRATEGIES)} only, got it with {strategy}")
 
@@ -117,5 +120,5 @@ def _step(optimizer: Optimizer, finite: Tensor, scaler: GradScaler | None) -> No
 
 
 def _title(name: str) -> str:
-    """Return the optimizer's name for a message."""
+    """Return the optimizer with its name for a message."""
     return f"the optimizer {name!r}" if name else "the optimizer"

@@ -12,13 +12,19 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def no_syncing(_: bool) -> AbstractContextManager[None]:
-    """Do nothing: a single process has no gradients to synchronise."""
+    """Return a context that does nothing: a single process has no gradients to synchronise."""
     return _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A wrapped model, and how its forward pass chooses whether the backward pass reduces gradients."""
+    """A wrapped model, and how its passes are run.
+
+    `syncing(last)` returns a context for a forward pass, whose backward pass reduces gradients only if `last`. `do`
+    calls a function inside the wrapper's forward pass (None: just call it). `first_updates`: only rank 0 has the sum of
+    gradients. `follows_first_rank`: the wrapper itself copies rank 0's buffers. `around` returns the context for all
+    passes.
+    """
 
     model: nn.Module
     syncing: Syncing = no_syncing

@@ -15,10 +15,10 @@ from trainer.strategies.pipeline_cutting import (
     Cut,
     Kept,
     Sample,
+    choose_cut,
     cut_at,
     cut_by_layers,
     cut_by_time,
-    how_cut,
 )
 
 PARTS = ["embedding", *(f"blocks.{number}" for number in range(4)), "head"]
@@ -109,7 +109,7 @@ class Known:
 
 
 def cut_so(cuts, wanted=BY_TIME, stages=2):
-    return how_cut(wanted, PARTS, LAYERS, TRAINED, stages, cuts, lambda _: list(UNEVEN.values()))
+    return choose_cut(wanted, PARTS, LAYERS, TRAINED, stages, cuts, lambda _: list(UNEVEN.values()))
 
 
 def test_what_is_measured_is_kept_and_told():

@@ -71,7 +71,7 @@ def test_what_no_optimizer_has_is_neither_clipped_nor_kept():
     assert norms == pytest.approx([2**0.5] * 3)
     assert strategy.module["right"].weight.grad is None
     one_step(strategy)
-    strategy.leave_out()
+    strategy.skip_step()
     assert strategy.module["right"].weight.grad is None
 
 
