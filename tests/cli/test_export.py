@@ -122,7 +122,7 @@ def test_a_folder_of_several_files(desk, folder):
     assert [path.name for path in (desk.root / "m").iterdir()] == ["model.safetensors"]
     (desk.root / "m" / "notes.txt").write_text("mine")
     said = desk.launch("export", "last", "-o", "m", "--force", check=Exit.REFUSED).stderr
-    assert said == "launch: m: has more in it than an export, such as notes.txt\n"
+    assert said == "launch: m: has files that no export writes, such as notes.txt\n"
 
 
 def test_of_several_models_one_is_named(desk, folder):

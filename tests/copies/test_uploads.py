@@ -258,7 +258,7 @@ def test_other_bytes_than_were_written_are_refused(tmp_path, store):
     run(tmp_path / "here", store, 10)
     (held,) = store.saves()
     store.put(held.folder, data_name(1), [b"z" * 1000])
-    with pytest.raises(CheckpointDamaged, match="what came is not what was written"):
+    with pytest.raises(CheckpointDamaged, match="the received bytes are not what was written"):
         store.bring(held, tmp_path / "there")
     assert not (tmp_path / "there" / folder_name(10) / data_name(1)).exists()
     store.put(held.folder, MANIFEST, [b"{}"])

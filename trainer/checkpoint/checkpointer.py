@@ -1,4 +1,4 @@
-"""Checkpointer: resume a training loop exactly, with four calls: load, after_step, finish and close."""
+"""Checkpointer: save and exactly resume a training loop with four calls: load, after_step, finish and close."""
 
 import logging
 import time
@@ -42,8 +42,8 @@ class Checkpointer:
     """Saves and resumes the state of a training on any number of ranks.
 
     All ranks make the same calls. `state` holds objects whose state is the same for all (scheduler, scaler, data) and
-    is taken from rank 0; `per_rank` holds those whose state is kept for each rank. The random generators are always
-    kept.
+    is taken from rank 0; `per_rank` holds those whose state is saved for each rank. The random generators are always
+    saved.
     """
 
     def __init__(
@@ -103,15 +103,15 @@ class Checkpointer:
         self._leaving = False  # this is the last save: launch sees to its second copies
         self._continued_at: int | None = None  # after a step whose state came from other ranks, or was here
         self._verified_before: dict[int, bool] = {}  # from before the ranks met anew
-        self._not_finite = (
-            False  # a damaged checkpoint was read into the objects: they are no longer what they began as
-        )
         self._saved_at = self._remembered_at = now()
 
     # -- the four calls
 
     def load(self) -> int:
-        """Load the newest whole checkpoint into the objects; return its step, or 0 if there is none. Raises Fenced."""
+        """Load the newest complete checkpoint into the objects; return its step, or 0 if there is none.
+
+        Raises Fenced if a newer start owns the folder.
+        """
         self._wire.take_back_done()  # reported by another training of this script
         saver = self._open()
         self.loaded = NewestState(self.folder, self._subjects, self._world, self._save_group).load(self._memory)
@@ -126,7 +126,7 @@ class Checkpointer:
         return step
 
     def _open(self) -> Saver:
-        """Claim the checkpoint directory and the memory tier for this start; all ranks call it."""
+        """Claim the checkpoint folder and the memory tier for this start, and return a new Saver; all ranks call it."""
         self._save_group = _save_group(self._world, apart=self._launched.disks_apart)
         token = self._take_over()
         directory = CheckpointDirectory(self.folder, token, self._keep, self._launched.run_dir)
@@ -151,10 +151,10 @@ class Checkpointer:
         return self._saver
 
     def continue_from(self, step: int) -> None:
-        """Go on from `step`, whose state other ranks have provided, instead of calling `load`.
+        """Continue from `step`, whose state other ranks have provided, instead of calling `load`.
 
-        The folder is taken over with the next save, or after the next step, since all ranks wait for the first one.
-        Snapshots in memory are made as before.
+        The checkpoint folder is claimed with the next save, or after the next step, so that all ranks need not wait for
+        it now. Snapshots in memory are made as before.
         """
         self._at = self._continued_at = step
         self._saved_at = self._remembered_at = self._now()
@@ -163,27 +163,27 @@ class Checkpointer:
 
     @property
     def verified(self) -> dict[int, bool]:
-        """The steps whose checkpoints this rank verified or helped to write, and whether weights are finite."""
+        """The steps whose checkpoints this rank verified or helped to write, and whether their weights are finite."""
         return self._verified_before | (self._saver.verified if self._saver is not None else {})
 
     def add_verified(self, known: Mapping[int, bool]) -> None:
-        """Add what an earlier `Checkpointer` of this process knew, so that older checkpoints can be deleted sooner."""
+        """Add the `verified` of an earlier Checkpointer of this process, so that old checkpoints go sooner."""
         self._verified_before = dict(known)
         if self._saver is not None:
             for step, finite in known.items():
                 self._saver.add_verified(step, finite=finite)
 
     def abandon(self) -> None:
-        """Wait a short time for saves whose process groups are broken, then leave their threads alone."""
+        """Wait a short time for saves whose process groups are broken, then stop waiting for their threads."""
         for saver in (self._saver, self._memory.saver if self._memory else None):
             if saver is not None:
                 saver.abandon()
 
     def after_step(self, step: int, info: Mapping[str, Value] | None = None) -> bool:
-        """Save if it is time to; return True once all is saved after a request to stop.
+        """Save if that is due; return True once everything is saved after a request to stop.
 
-        Call it after every optimizer step. A script that then exits with code 75 is started again. Raises Fenced and
-        SaveFailed.
+        Call it after every optimizer step. `info` are values for the checkpoint's manifest. A script that then exits
+        with code 75 is started again. Raises Fenced and SaveFailed.
         """
         self.still_at(step)
         if step != self._continued_at:
@@ -199,7 +199,7 @@ class Checkpointer:
             if stop:
                 self._wire.report(asked_to_stop=True)  # else exit code 75 would be an error of the script's
                 if not self._save_surely(step, info):
-                    log.warning("step %d could not be saved: the next start goes on from an older one", step)
+                    log.warning("step %d could not be saved: the next start resumes from an older one", step)
                 return True
             save, remember = save or late, remember or stale
         if save:
@@ -209,7 +209,7 @@ class Checkpointer:
         return False
 
     def finish(self, step: int, info: Mapping[str, Value] | None = None, *, fingerprint: bool = True) -> str:
-        """Save the end of the training, report that the work is done, and return its fingerprint.
+        """Save the end of the training, report that the work is done, and return the state's fingerprint.
 
         With `fingerprint` False the ranks do not read and compare the whole state once more, and "" is returned. Raises
         SaveFailed.
@@ -237,10 +237,10 @@ class Checkpointer:
     def save(
         self, step: int, info: Mapping[str, Value] | None = None, *, wait: bool = False, best: bool = False
     ) -> None:
-        """Save now, whatever the interval.
+        """Save now, even if no save is due.
 
         With `best`, this checkpoint replaces the previous best one. With `wait`, return only once the save has ended;
-        otherwise it is written in the background.
+        otherwise it is written in the background. `info` are values for the manifest.
         """
         saver = self._open_saver()
         if step == self._saved_step:
@@ -276,7 +276,7 @@ class Checkpointer:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether this rank was asked to stop; the other ranks learn of it at the next vote."""
+        """Whether this rank was asked to stop; the other ranks get to know at the next vote."""
         return self._stop.asked
 
     def __enter__(self) -> Self:
@@ -293,7 +293,10 @@ class Checkpointer:
     # -- inside
 
     def _open_saver(self) -> Saver:
-        """Return the Saver, and make it at the first call; all ranks call it."""
+        """Return the Saver, which the first call makes; all ranks call it.
+
+        Raises SaveFailed if the folder cannot be used.
+        """
         if self._saver is not None:
             return self._saver
         step = self._continued_at
@@ -340,7 +343,7 @@ class Checkpointer:
             return None
 
     def _save_surely(self, step: int, info: Mapping[str, Value] | None) -> bool:
-        """Save and wait, several times if saves fail; return whether one succeeded. Raises Fenced."""
+        """Save and wait, up to three times if saves fail; return whether one succeeded. Raises Fenced."""
         self._leaving = True
         for _ in range(_MOST_FAILURES):
             self.save(step, info)
@@ -352,14 +355,17 @@ class Checkpointer:
         return False
 
     def _prepare(self) -> None:
-        """Find out after the first step which state cannot be saved; plan the first save, and allocate its memory."""
+        """Plan the first save and allocate its memory, after the first step.
+
+        State that cannot be saved raises an error here already.
+        """
         self._prepared = True
         contents = gather(self._subjects, self._world)
         if self._asynchronous and self._every != Every():
             self._open_saver().reserve(contents)
 
     def _remember(self, step: int, info: Mapping[str, Value] | None) -> None:
-        """Write a snapshot into the node's memory, if it fits and no rank still writes the best checkpoint."""
+        """Write a snapshot into the node's memory, unless it does not fit or the best checkpoint is being written."""
         memory = self._memory
         if memory is not None and memory.enabled is not False:
             # Over the group of the votes: a save to disk may be using that of the saver.
@@ -372,7 +378,11 @@ class Checkpointer:
         self._remembered_at = self._now()
 
     def _own_votes(self) -> list[bool]:
-        """Return this rank's votes: stop requested, save due on disk, in memory, fenced, too many saves failed."""
+        """Return this rank's votes, in the order in which `after_step` unpacks them.
+
+        They are: stop requested, save due on disk, save due in memory, fenced, too many saves failed, ranks wait to
+        join.
+        """
         now, saver = self._now(), self._saver
         seconds = self._every.seconds
         memory_s = self._memory.every.seconds if self._memory else None
@@ -400,9 +410,9 @@ class Checkpointer:
         )
 
     def _keep_best(self, step: int, info: Mapping[str, Value]) -> None:
-        """Keep the checkpoint of this step as the best one, unless its save failed.
+        """Keep the committed checkpoint of this step as the best one, unless its save failed.
 
-        A failure to do so is only logged.
+        If that is impossible, a warning is logged.
         """
         outcome = self._open_saver().wait()
         if outcome is None or outcome.path is not None or outcome.step != step:
@@ -425,14 +435,14 @@ def _warn_of_own_state(subjects: Subjects) -> None:
         own = type(optimizer).state_dict is not Optimizer.state_dict
         if own and not isinstance(optimizer, ZeroRedundancyOptimizer):
             log.warning(
-                "%s%s has a state_dict() of its own: only its .state and .param_groups are kept\n"
-                "hint: keep the optimizer itself in `state` or `per_rank` as well if there is more to it",
+                "%s%s has a state_dict() of its own: only its .state and .param_groups are saved\n"
+                "hint: put the optimizer itself in `state` or `per_rank` as well if there is more to it",
                 type(optimizer).__name__, f" ({key})" if key else "",
             )  # fmt: skip
 
 
 def _save_group(world: World, *, apart: bool) -> SaveGroup:
-    """Return the save group of all ranks; with `apart`, nodes share no disk."""
+    """Return the save group of all ranks; with `apart`, each node has a disk of its own."""
     leaders = disk_leaders(world) if apart else None
     if world.control is None:
         return SaveGroup(None, (0,), 0, leaders)

@@ -1,4 +1,4 @@
-"""Gather what goes into a checkpoint: tensors by name and JSON documents."""
+"""Gather the contents of a checkpoint: tensors by name, and JSON documents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ def optimizer_of_rank(rank: int) -> str:
 
 
 class Stateful(Protocol):
-    """An object whose state can be taken and put back."""
+    """An object whose state can be saved and restored."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The objects of a training whose state is kept."""
+    """The objects of a training whose state is saved, by name; `averages` are those of the parameters (EMA)."""
 
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
@@ -66,7 +66,7 @@ class Subjects:
 class Contents:
     """The tensors and documents that one rank has for a checkpoint.
 
-    A tensor that several ranks list is written by one of them.
+    `weights` are the names of the trained tensors. A tensor that several ranks list is written by one of them.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Contents:
 def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = None) -> Contents:
     """Return everything that this rank has to save; the tensors are the live ones, not copies.
 
-    `brings_shared` says whether this rank brings the state that is the same for all; by default rank 0 does.
+    `brings_shared` says whether this rank adds the state that is the same for all; by default (None) rank 0 does.
     """
     brings_shared = world.is_first if brings_shared is None else brings_shared
     names = ModelNames(subjects.models)
@@ -99,15 +99,17 @@ def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = Non
         mine["buffers"] = buffers
     for name, tensor in _add_document(contents, of_rank(world.rank), mine).items():
         if is_sharded(tensor):
-            raise TrainerError(f"checkpoint: {name}: a sharded tensor is no single rank's\nhint: keep it in `state`")
+            raise TrainerError(
+                f"checkpoint: {name}: a sharded tensor cannot be in `per_rank`\nhint: keep it in `state`"
+            )
 
-    spread = {key: value.values() for key, value in optimizers.items() if value.shared_out}
+    spread = {key: value.values() for key, value in optimizers.items() if value.is_partitioned}
     if spread:
         _add_document(contents, optimizer_of_rank(world.rank), spread)
     if brings_shared or any(is_sharded(tensor) for tensor in contents.tensors.values()):
         shared = {
             "groups": {key: value.groups() for key, value in optimizers.items()},
-            "values": {key: value.values() for key, value in optimizers.items() if not value.shared_out},
+            "values": {key: value.values() for key, value in optimizers.items() if not value.is_partitioned},
             "layouts": {key: value.layouts() for key, value in optimizers.items()},
             "objects": {key: value.state_dict() for key, value in subjects.shared.items()},
             "extra": names.extra_state(),
@@ -118,7 +120,10 @@ def gather(subjects: Subjects, world: World, *, brings_shared: bool | None = Non
 
 
 def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor]:
-    """Add a document, and return the tensors in it."""
+    """Add `value` as a JSON document with this name, and return the tensors that were in it.
+
+    The tensors are added too.
+    """
     beside: dict[str, Tensor] = {}
     contents.documents[name] = to_json(value, f"state/{name}", beside)
     contents.tensors |= beside
@@ -126,7 +131,7 @@ def _add_document(contents: Contents, name: str, value: Any) -> dict[str, Tensor
 
 
 def _add_shared(contents: Contents, value: Any, *, brings_shared: bool) -> None:
-    """Add the document that all ranks share.
+    """Add the document that is the same for all ranks.
 
     The rank with `brings_shared` adds all of it; the other ranks add only their parts of the sharded tensors in it.
     """

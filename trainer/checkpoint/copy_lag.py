@@ -1,4 +1,4 @@
-"""Decide how long a save waits for second copies where nodes share no disk."""
+"""Decide how long a save waits until earlier checkpoints are copied to a second disk, if nodes share no disk."""
 
 import contextlib
 import logging
@@ -14,10 +14,11 @@ log = logging.getLogger("trainer")
 
 
 class CopyLag:
-    """Decides on rank 0, for all ranks, whether the next save waits for second copies.
+    """Decides on rank 0, for all ranks, whether the next save waits for copies on a second disk.
 
-    It waits as long as more of a copy arrives on any disk. Once nothing has arrived for `patience_s` it logs that, and
-    no save waits again until copies have caught up.
+    It waits as long as more of a copy arrives on any disk. After `patience_s` without progress it logs that, and no
+    save waits again until copies have caught up. `limit` is how far the newest checkpoint may be ahead of the newest
+    copied one.
     """
 
     def __init__(self, limit: Every, patience_s: float = 60.0, now: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +28,11 @@ class CopyLag:
         self._gave_up = False
 
     def waits(self, disks: Sequence[Stock], copied_bytes: int, saved_at: Mapping[int, float]) -> bool:
-        """Return whether to keep waiting; `saved_at` gives the time at which each step on a disk was saved."""
+        """Return whether to keep waiting.
+
+        `disks` gives each disk's files, `copied_bytes` grows as copies arrive, and `saved_at` has the time at which
+        each step was saved.
+        """
         newest, safe = max(saved_at, default=0), safest(disks)
         if len(disks) < 2 or not self._is_exceeded(newest, safe, saved_at):
             self._gave_up, self._moved_at = False, None
@@ -41,7 +46,7 @@ class CopyLag:
         if not self._gave_up and now - self._moved_at >= self._patience_s:
             self._gave_up = True
             log.warning(
-                "step %d: %s, and for %.0f s nothing of one has come: saves wait no more",
+                "step %d: %s, and no part of one has arrived for %.0f s: saves no longer wait",
                 newest,
                 where,
                 self._patience_s,
@@ -51,7 +56,7 @@ class CopyLag:
         return not self._gave_up
 
     def _is_exceeded(self, newest: int, safe: int | None, saved_at: Mapping[int, float]) -> bool:
-        """Return whether the newest step is further ahead of the newest safe one than the limit allows."""
+        """Return whether the newest step is further ahead of the newest copied one (`safe`) than the limit allows."""
         if self._limit.steps is not None:
             return newest - (safe or 0) > self._limit.steps
         if self._limit.seconds is None or newest == safe:

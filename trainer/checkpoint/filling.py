@@ -1,4 +1,4 @@
-"""Read bytes of a file into tensors, straight into their memory where the layouts agree."""
+"""Read bytes of a file into tensors, straight into their memory if type and layout agree."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,10 @@ from trainer.checkpoint_files.manifest import ITEM_BYTES, TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of a file, and the memory or function that takes it."""
+    """A range of bytes of a file, and the memory or the function that gets them.
+
+    Without `memory`, `put` is called with the bytes; `pinned` asks for pinned memory to hold these.
+    """
 
     at: int  # the offset in the file
     size: int
@@ -31,7 +34,7 @@ class Scratch:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def of(self, size: int, *, pinned: bool) -> Tensor:
-        """Return `size` bytes of the buffer."""
+        """Return a tensor of `size` bytes of the buffer, which grows if it is too small."""
         if self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return self._buffer[:size]
@@ -53,7 +56,7 @@ def places(pieces: Iterable[Piece], scratch: Scratch) -> Iterator[tuple[int, mem
 
 
 def piece_of(target: Tensor, entry: TensorEntry, need: Need) -> Piece:
-    """Return the piece of a saved part that a tensor needs."""
+    """Return the Piece that reads one saved part into the place where the tensor needs it."""
     chunk = need.chunk
     dtype, row = dtype_of(entry.dtype), math.prod(chunk.lengths[1:]) * ITEM_BYTES[entry.dtype]
     whole = target.detach()

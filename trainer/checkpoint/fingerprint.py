@@ -1,4 +1,4 @@
-"""Digest the unsharded model and optimizer in a checkpoint: equal values have equal digests in any layout."""
+"""Digest the unsharded model and optimizer in a checkpoint: equal values have equal digests, however sharded."""
 
 import contextlib
 import hashlib
@@ -35,7 +35,10 @@ _REPORT_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Rank 0's request for bytes of a file that another rank has."""
+    """Rank 0's request for bytes of a file that another rank has.
+
+    `giver` is the place of that rank in the save group, `file` the file's number in the manifest, `at` the offset.
+    """
 
     giver: int  # the place of the rank that sends them
     file: int  # its number in the manifest
@@ -43,14 +46,14 @@ class _Wanted:
     size: int
 
 
-_NOTHING = _Wanted(-1, 0, 0, 0)  # of nobody: only that the first rank goes on
+_NOTHING = _Wanted(-1, 0, 0, 0)  # a request to nobody, which shows that rank 0 still works
 
 
 def fingerprint(entry: Entry, after_part: Callable[[], None] = lambda: None) -> str:
     """Return the SHA-256 over all tensors and the optimizer's other values.
 
     It covers names, types, shapes and block digests in the order of names. Every byte is read and compared, one block
-    at a time. Raises CheckpointDamaged.
+    at a time. `after_part` is called after each file and block. Raises CheckpointDamaged.
     """
     manifest = verify(entry, after_file=after_part)
     with _opened(entry, manifest) as files:
@@ -62,7 +65,7 @@ def fingerprint_together(
 ) -> str:
     """Return the digest of `fingerprint` on all ranks, which call this together.
 
-    `still_here` is called on each of them meanwhile, at intervals of about `report_every_s` seconds or less.
+    `still_here` is called on each rank at intervals of about `report_every_s` seconds or less.
     """
     return (_digest_over_disks if save_group.separate_disks else _digest_on_shared_disk)(
         entry, save_group, still_here, report_every_s
@@ -113,7 +116,10 @@ def _read_manifest(entry: Entry) -> tuple[Manifest | None, str]:
 
 
 def _own_part(entry: Entry, manifest: Manifest, save_group: SaveGroup, digests: dict[int, bytes]) -> Iterator[bool]:
-    """Check this rank's share of the files, then put the digests of its blocks into `digests`; yield after each."""
+    """Check this rank's part of the files, then put the digests of its blocks into `digests`, by number.
+
+    Yields True after each file and block.
+    """
     many = len(save_group.ranks)
     for file in manifest.files[save_group.me :: many]:
         hash_file(entry.path / file.name, file.size, file.digest)
@@ -141,7 +147,7 @@ def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> N
 def _keep_alive(
     save_group: SaveGroup, still_here: Callable[[], None], message: object, every_s: float
 ) -> Callable[[], None]:
-    """Return a function for rank 0 that calls `still_here`, and broadcasts `message` once in `every_s` seconds."""
+    """Return a function for rank 0 that calls `still_here`, and broadcasts `message` every `every_s` seconds."""
     sent_at = time.monotonic()
 
     def after_part() -> None:
@@ -157,7 +163,10 @@ def _keep_alive(
 def _digest_over_disks(
     entry: Entry, save_group: SaveGroup, still_here: Callable[[], None], report_every_s: float
 ) -> str:
-    """Return the digest on all ranks; rank 0 requests from the others the bytes that its own disk lacks."""
+    """Return the digest on all ranks of files on several disks.
+
+    Rank 0 requests from the others the bytes that its own disk lacks.
+    """
     manifest, problem, held = None, "", set[int]()
     if save_group.acts_for_disk:
         try:
@@ -185,7 +194,10 @@ def _digest_on_first(
     held: Sequence[set[int]],
     after_block: Callable[[], None],
 ) -> tuple[str, str]:
-    """Compute the fingerprint on rank 0; return it and "", or "" and the problem."""
+    """Compute the fingerprint on rank 0; return it and "", or "" and the problem.
+
+    `held` has, for each rank, the numbers of the files that it can send.
+    """
 
     def read(number: int, view: memoryview, at: int) -> None:
         """Fill `view` from this disk, or from the rank that has the file."""
@@ -208,7 +220,10 @@ def _digest_on_first(
 
 
 def _serve_first(files: Mapping[int, int], save_group: SaveGroup, still_here: Callable[[], None]) -> tuple[str, str]:
-    """Send the bytes that rank 0 asks for until it sends the fingerprint; unreadable bytes are sent as zeros."""
+    """Send the bytes that rank 0 asks for until it sends the fingerprint; return that and this rank's problem or "".
+
+    Unreadable bytes are sent as zeros.
+    """
     problem = ""
     wanted: _Wanted | str = ""
     while isinstance(wanted := save_group.broadcast(wanted), _Wanted):
@@ -254,7 +269,7 @@ def _combine(manifest: Manifest, digests: Mapping[int, bytes], values: Mapping[s
 
 @contextlib.contextmanager
 def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = None) -> Iterator[dict[int, int]]:
-    """Yield the descriptors of the wanted files, by default of all that are on this disk, by their numbers."""
+    """Yield the descriptors of the files in `wanted` by their numbers (None: all that are on this disk)."""
     if wanted is None:
         away = set(missing(entry.path, manifest))
         wanted = [number for number, file in enumerate(manifest.files) if file.name not in away]
@@ -267,7 +282,7 @@ def _opened(entry: Entry, manifest: Manifest, wanted: Collection[int] | None = N
 
 
 def _files_with_values(manifest: Manifest) -> set[int]:
-    """Return the numbers of the files that hold what `_values` reads."""
+    """Return the numbers of the files that hold optimizer values which are no tensors."""
     spread = {tree.file for name, tree in manifest.trees.items() if _has_values(name)}
     beside = [
         entry for name, entry in manifest.tensors.items() if name.startswith((f"state/{SHARED}/", f"state/{_SPREAD}"))
@@ -276,12 +291,12 @@ def _files_with_values(manifest: Manifest) -> set[int]:
 
 
 def _has_values(document: str) -> bool:
-    """Return whether the document holds values that `_values` reads."""
+    """Return whether the document of this name holds optimizer values which are no tensors."""
     return document == SHARED or document.startswith(_SPREAD)
 
 
 def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
-    """Return the optimizers' values that are no tensors, by optimizer and parameter, whichever rank kept them."""
+    """Return the optimizers' values that are no tensors, by optimizer and parameter, whichever rank saved them."""
     found: dict[str, Any] = {}
     for name, tree in manifest.trees.items():
         if _has_values(name):
@@ -294,7 +309,7 @@ def _values(manifest: Manifest, read: Read) -> dict[str, Any]:
 
 
 def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
-    """Replace each reference to a tensor, whose name depends on the rank that kept it, by the tensor's digests."""
+    """Replace each reference to a tensor, whose name depends on the rank that saved it, by the tensor's digests."""
     if isinstance(value, list):
         return [_replace_tensors(word, manifest, read) for word in value]
     if not isinstance(value, dict):
@@ -307,7 +322,7 @@ def _replace_tensors(value: Any, manifest: Manifest, read: Read) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some rows of a tensor, which one rank digests at a time; how a tensor is divided depends on its shape alone."""
+    """Some rows of a tensor, which are digested in one piece; the division depends on the tensor's shape alone."""
 
     name: str
     entry: TensorEntry

@@ -17,7 +17,7 @@ def seed_all(*numbers: int) -> None:
 
 
 def state_of_generators(*devices: torch.device) -> dict[str, Any]:
-    """Return the state of all generators as data."""
+    """Return the state of this process's generators, and those of the given devices, as data."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - it is the global one that user code draws from
     return {
         "python": random.getstate(),
@@ -28,7 +28,7 @@ def state_of_generators(*devices: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any], *devices: torch.device) -> None:
-    """Restore the generators of all devices that both the saved state and this process have."""
+    """Restore the generators of this process, and those of devices that `state` has and that are given."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002 - the same
     torch.set_rng_state(state["torch"])

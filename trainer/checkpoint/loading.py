@@ -1,7 +1,7 @@
 """Read a checkpoint and put it into the objects of the training, resharded if the world has changed.
 
-Each byte is read once and compared on its way to its place. If a file turns out to be damaged, the tensors hold
-anything until another checkpoint is read into them; everything else changes only after all ranks agree.
+Each byte is read once and compared on its way. If a file turns out to be damaged, the tensors have undefined values
+until another checkpoint is read into them; everything else changes only after all ranks agree.
 """
 
 import errno
@@ -19,7 +19,7 @@ from trainer.checkpoint.contents import SHARED, Subjects, of_rank, optimizer_of_
 from trainer.checkpoint.filling import Piece, Scratch, piece_of, places
 from trainer.checkpoint.generators import restore_generators, seed_all
 from trainer.checkpoint.names import ModelNames
-from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
+from trainer.checkpoint.optimizers import OptimizerNames, device_of_state, sharded_again
 from trainer.checkpoint.planning import Need, needs
 from trainer.checkpoint.save_group import SaveGroup
 from trainer.checkpoint.tree import dtype_of, from_json, is_sharded, to_json
@@ -35,7 +35,11 @@ _NEWS_TAKES_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Facts about the checkpoint from which the training continues."""
+    """Facts about the checkpoint from which the training continues.
+
+    `world_size` is the number of ranks that saved it, `finite` whether its weights are, and `averages` the names of the
+    averaged weights that it had.
+    """
 
     step: int
     path: Path
@@ -48,7 +52,10 @@ class Loaded:
 
 @dataclass(slots=True)
 class Targets:
-    """The tensors to fill: the models' own, and new ones for optimizers and other objects."""
+    """The tensors to fill: the models' own, and new ones for optimizers and other objects.
+
+    `kept` are tensors in the state of other objects, and `by_name` has all tensors.
+    """
 
     models: dict[str, Tensor] = field(default_factory=dict)
     optimizers: dict[str, dict[str, dict[str, Tensor]]] = field(default_factory=dict)  # optimizer, parameter, key
@@ -58,7 +65,10 @@ class Targets:
 
 
 class Reader:
-    """Reads one checkpoint for one rank; without a world, it leaves out state that belongs to a single rank."""
+    """Reads one checkpoint for one rank.
+
+    Without a world, state that belongs to a single rank is left out.
+    """
 
     def __init__(self, path: Path, manifest: Manifest, subjects: Subjects, world: World | None) -> None:
         self.path, self.manifest = path, manifest
@@ -102,13 +112,13 @@ class Reader:
 
     @property
     def averages(self) -> frozenset[str]:
-        """The averages of weights that were asked for and that the checkpoint has."""
+        """The averages of weights that this training wants and that the checkpoint has."""
         return frozenset(self._targets.averages)
 
     def read(self) -> None:
-        """Read every file that holds something for this rank, compare it, and fill the tensors.
+        """Read every file that this rank needs, compare its digest, and fill the tensors.
 
-        Raises CheckpointDamaged or OSError, and then the tensors hold anything.
+        Raises CheckpointDamaged or OSError, and then the tensors have undefined values.
         """
         pieces: dict[int, list[Piece]] = {}
         for item in self._items:
@@ -133,11 +143,10 @@ class Reader:
             hash_file(self.path / file.name, file.size, file.digest)
 
     def apply(self, save_group: SaveGroup | None = None) -> None:
-        """Restore optimizers and other objects after `read`.
+        """Restore optimizers and other objects from the tensors and documents that `read` read.
 
-        With `save_group`, take the shared state from its first rank.
-
-        Raises TrainerError if an optimizer is not the one that was saved.
+        With `save_group`, take the shared state from its first rank. Raises TrainerError if an optimizer is not the one
+        that was saved.
         """
         if save_group is not None:
             self._take_shared_from_first(save_group)
@@ -147,13 +156,13 @@ class Reader:
             if key in shared["groups"]:
                 optimizer.check_groups(shared["groups"][key])
             else:
-                log.warning("%s: nothing was saved for %s: it begins anew", self.path, optimizer.title)
+                log.warning("%s: nothing was saved for %s: it starts without saved state", self.path, optimizer.title)
         self._apply_optimizers(shared)
         for key, thing in self._subjects.shared.items():
             if key in shared["objects"]:
                 thing.load_state_dict(shared["objects"][key])
             else:
-                log.warning("%s: nothing was saved for %r: it begins anew", self.path, key)
+                log.warning("%s: nothing was saved for %r: it starts without saved state", self.path, key)
         self._names.set_extra_state((mine or shared)["extra"])
         if mine is None or self._me is None:
             if self._world is not None:  # or the random numbers of the first steps would come again
@@ -188,7 +197,7 @@ class Reader:
             )
 
     def _kept_targets(self) -> dict[str, Tensor]:
-        """Return an empty tensor for each one of shared objects, of optimizers' own documents and of this rank.
+        """Return an empty tensor for each tensor in the state of other objects, and in optimizers' documents.
 
         It is sharded like the live one if that has the same shape, else whole.
         """
@@ -208,7 +217,10 @@ class Reader:
         }
 
     def _take_shared_from_first(self, save_group: SaveGroup) -> None:
-        """Take the shared state from rank 0, as each node has kept its own first rank's."""
+        """Take the shared state from rank 0's snapshot, so that all ranks have the same.
+
+        Each node's snapshot has the shared state of its own first rank.
+        """
         kept = self._targets.kept
         mine = {
             name: tensor for name, tensor in kept.items() if not is_sharded(tensor) and name.startswith(_SHARED_PREFIX)
@@ -227,7 +239,7 @@ class Reader:
         return {
             name: {
                 key: _target_like(
-                    entry, parameter, home_of(key, group, parameter), live.get(optimizer.prefix_of(name) + key)
+                    entry, parameter, device_of_state(key, group, parameter), live.get(optimizer.prefix_of(name) + key)
                 )
                 for key, entry in saved.get(optimizer.prefix_of(name), {}).items()
             }
@@ -265,7 +277,7 @@ class Reader:
                 optimizer.set_groups(shared["groups"][key])
 
     def _wants(self, document: str) -> bool:
-        """Return whether this rank needs the document."""
+        """Return whether this rank needs the document of this name."""
         if document == SHARED or document.startswith(_OPTIMIZER_DOCUMENTS):
             return True
         return self._me is not None and document == of_rank(self._me.rank)
@@ -285,7 +297,7 @@ _SHARED_PREFIX = f"state/{SHARED}/"
 def _target_like(entry: TensorEntry, parameter: Tensor, device: torch.device, live: Tensor | None) -> Tensor:
     """Return a tensor to fill for a part of a parameter's state, sharded as the parameter if it has the same shape.
 
-    The existing one is reused if it fits: touching new memory costs several times as much as reading into old.
+    `live`, the existing one, is reused if it fits: touching new memory costs several times as much as reading into old.
     """
     dtype = dtype_of(entry.dtype)
     if tuple(parameter.shape) == entry.shape and parameter.dim() > 0:
@@ -304,7 +316,7 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 def read_patiently(read: Callable[[], None]) -> tuple[str, bool]:
     """Call `read`; return its problem, or "" if there is none, and whether the problem is damage.
 
-    Over NFS a name that another node has just made may be unknown here for a while, so a missing file is retried.
+    Over NFS a name that another node has just made may be missing here for a while, so a missing file is retried.
     """
     end = time.monotonic() + _NEWS_TAKES_S
     while True:

@@ -1,6 +1,7 @@
-"""Keep the newest snapshot in each node's memory, so that ranks that restart on the same nodes resume from there.
+"""Keep the newest snapshot in each node's memory, so that ranks that restart on the same nodes resume from it.
 
-Each node keeps what its own ranks need, written by them together as on disk: same files, same manifest, same fence.
+Each node's snapshot has the state of its own ranks, written by them together as on disk: same files, same manifest,
+same fencing token.
 """
 
 import logging
@@ -30,7 +31,11 @@ _COPIES = 3  # that launch keeps for another node: the newest two, and one that 
 
 @dataclass(slots=True)
 class MemoryTier:
-    """One node's snapshots in memory; either all ranks of the run have such a tier or none has."""
+    """The snapshots in one node's memory; either all ranks of the run have such a tier or none has.
+
+    `node` is the save group of the node's ranks. `keep` snapshots are kept, and `copies` of another node as well.
+    `enabled` says whether a snapshot fits, None until that was measured.
+    """
 
     every: Every
     folder: Path
@@ -42,7 +47,7 @@ class MemoryTier:
     enabled: bool | None = None  # None: nobody has looked yet whether a snapshot fits
 
     def steps(self, world: World) -> list[tuple[int, str]]:
-        """Return step and nonce of each snapshot in memory that was saved by the same ranks as are on this node now."""
+        """Return (step, nonce) of each usable snapshot that was saved by exactly the ranks on this node now."""
         found = [(step, self.manifest(step, world)) for step in catalog.steps(self.folder)]
         return [(step, manifest.nonce) for step, manifest in found if manifest is not None]
 
@@ -56,13 +61,13 @@ class MemoryTier:
         return manifest if same else None
 
     def entry(self, step: int) -> Entry:
-        """Return the catalog entry of a step."""
+        """Return the catalog entry of the snapshot of this step, whether or not it exists."""
         return Entry("step", step, self.folder / folder_name(step))
 
     def fits(self, contents: Contents, world_group: SaveGroup) -> bool:
         """Return whether all snapshots and one that is being written fit the limit on every node; all ranks call it.
 
-        Only the first call measures it, and sets `enabled`.
+        Only the first call measures, and sets `enabled`. `world_group` spans all ranks.
         """
         if self.enabled is None:
             mine = make_plan(contents.tensors, self.node).size + sum(map(len, contents.documents.values()))
@@ -93,7 +98,8 @@ def open_memory_tier(
 ) -> MemoryTier | None:
     """Return the node's memory tier, claimed for this start, or None if it is off or some node cannot have one.
 
-    With `asynchronous`, snapshots are written in the background. Every rank calls this. Raises Fenced.
+    With `asynchronous`, snapshots are written in the background. `on_commit` is called with the step of each. All ranks
+    call this. Raises Fenced.
     """
     every = Every.parse(launched.memory_every, "checkpoint.memory_every")
     if every == Every():

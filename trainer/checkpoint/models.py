@@ -25,8 +25,9 @@ log = logging.getLogger("trainer")
 def load_model(module: nn.Module, folder: str | Path, step: int | None = None, *, best: bool = False) -> int:
     """Load a checkpoint's weights into the module, or their average if one was saved; return the checkpoint's step.
 
-    `folder` holds checkpoints, or is one; without a step it is the newest whole one, or the best. Every byte is
-    compared and nothing changes on disk. After CheckpointDamaged, or if none was whole, the module holds anything.
+    `folder` holds checkpoints, or is one; without a step it is the newest complete one, or with `best` the best one.
+    Every byte is compared and nothing changes on disk. After CheckpointDamaged, or if none was complete, the module has
+    undefined weights.
     """
 
     def use(entry: Entry) -> int:
@@ -54,7 +55,7 @@ def load_model_together(
 
 
 def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Return parameters and buffers by their names in a checkpoint on ranks with `keep`, else an empty dict.
+    """Return unsharded parameters and buffers by name, as in a checkpoint, on ranks with `keep`, else an empty dict.
 
     If the module is sharded every rank has to call it, as it is gathered tensor by tensor. Raises TrainerError for a
     pipeline, in which each rank has its own stage.
@@ -70,7 +71,7 @@ def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
 
 
 def put_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy what `whole_weights` returned into a model with the same names and shapes."""
+    """Copy the result of `whole_weights` into a model with the same names and shapes."""
     with torch.no_grad():
         for name, tensor in _tensors(module).items():
             tensor.copy_(weights[name])

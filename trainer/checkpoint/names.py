@@ -30,7 +30,10 @@ def clean(name: str) -> str:
 
 
 class ModelNames:
-    """The names of all tensors of some models in a checkpoint: `model/layer1.weight`, or `model/critic/...`."""
+    """The names of all tensors of some models in a checkpoint: `model/layer1.weight`, or `model/critic/...`.
+
+    `of_parameter` has the names by the parameter's id.
+    """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self.models = {key: unwrapped(model) for key, model in models.items()}
@@ -60,7 +63,7 @@ class ModelNames:
         }
 
     def tied(self) -> dict[str, str]:
-        """Return the other names of tied parameters, each with the name under which it is saved."""
+        """Return the other names of tied parameters, each with the name under which the parameter is saved."""
         return {
             _prefix(key) + clean(name): self.of_parameter[id(parameter)]
             for key, model in self.models.items()
@@ -78,7 +81,7 @@ class ModelNames:
         )
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return the persistent buffers."""
+        """Return the persistent buffers by their names."""
         return {
             _prefix(key) + clean(name): buffer.detach()
             for key, model in self.models.items()
@@ -87,7 +90,7 @@ class ModelNames:
         }
 
     def extra_state(self) -> dict[str, dict[str, Any]]:
-        """Return what get_extra_state() returned, by model and module."""
+        """Return the result of each module's own get_extra_state(), by model and module."""
         found: dict[str, dict[str, Any]] = {}
         for key, model in self.models.items():
             for name, module in model.named_modules():
@@ -96,7 +99,7 @@ class ModelNames:
         return found
 
     def set_extra_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore what `extra_state` returned."""
+        """Restore the extra state of modules, as `extra_state` returned it."""
         for key, model in self.models.items():
             for name, module in model.named_modules():
                 # A wrapper has the same clean name as what it wraps.
@@ -105,7 +108,7 @@ class ModelNames:
                     module.set_extra_state(state[key][clean(name)])
 
     def name_in(self, optimizer: Optimizer, parameter: Tensor) -> str:
-        """Return the name of an optimizer's parameter. Raises TrainerError if it is in no model."""
+        """Return the name of a parameter of `optimizer`. Raises TrainerError if the parameter is in no model."""
         name = self.of_parameter.get(id(parameter))
         if name is None:
             raise TrainerError(
@@ -116,5 +119,5 @@ class ModelNames:
 
 
 def _prefix(key: str) -> str:
-    """Return the prefix of one model's tensors: `model/`, or `model/KEY/` if the training has several models."""
+    """Return the prefix of one model's tensors: `model/`, or `model/KEY/` for a model with a key."""
     return f"model/{key}/" if key else "model/"

@@ -1,4 +1,4 @@
-"""Find the newest whole checkpoint or snapshot of a training and load it on all ranks."""
+"""Find the newest complete checkpoint or snapshot of a training and load it on all ranks."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,18 +19,21 @@ from trainer.world import World
 log = logging.getLogger("trainer")
 # Another disk may have copies of what was set aside here.
 _NONE_ON_ALL_DISKS = "on all disks; the next start looks for copies of them"
-_NONE_AND_SPOILT = "any more, and parts of a damaged one are in the model; the next start begins anew"
+_NONE_AND_SPOILT = "any more, and parts of a damaged one are in the model; the next start begins at step 0"
 
 
 class NewestState:
-    """Loads the newest checkpoint or snapshot that is whole on all ranks; every rank makes the same calls."""
+    """Loads the newest checkpoint or snapshot that is complete on all ranks; every rank makes the same calls."""
 
     def __init__(self, folder: Path, subjects: Subjects, world: World, save_group: SaveGroup) -> None:
         self._folder, self._subjects, self._world, self._save_group = folder, subjects, world, save_group
         self._spoilt = False  # a damaged checkpoint was read into the objects: they are no longer what they began as
 
     def load(self, memory: MemoryTier | None) -> Loaded | None:
-        """Load the newest snapshot or checkpoint into the objects and return it, or None if there is none."""
+        """Load the newest state into the objects and return facts about it, or None if there is none.
+
+        `memory` has the snapshots of this node, if there are any.
+        """
         loaded = None if memory is None else self._load_from_memory(memory)
         return loaded or self._load_from_disk()
 
@@ -80,7 +83,7 @@ class NewestState:
         )
 
     def _newest(self, passed_over: set[int]) -> tuple[Entry, Manifest] | None:
-        """Return the newest checkpoint that is complete on all disks, preferably a finite one, or None.
+        """Return the newest checkpoint that is complete on all disks, preferably one with finite weights, or None.
 
         Checkpoints of the steps in `passed_over` do not count.
         """
@@ -98,9 +101,10 @@ class NewestState:
         return None if manifest is None else (self._entry(manifest.step), manifest)
 
     def _newest_finite(self, newest_first: Iterable[tuple[object, Manifest]]) -> Manifest | None:
-        """Return the first manifest with finite weights, else the first of all.
+        """Return the first manifest with finite weights, else the first one, or None for no manifests.
 
-        Newer ones are set aside once a finite one is found, as training goes through their steps again.
+        Newer checkpoints without finite weights are renamed once a finite one is found, as training repeats their
+        steps.
         """
         not_finite: list[Manifest] = []
         for _, manifest in newest_first:
@@ -112,9 +116,9 @@ class NewestState:
         return not_finite[0] if not_finite else None
 
     def _whole(self, passed_over: set[int]) -> Iterator[tuple[tuple[int, str], Manifest]]:
-        """Yield (step, nonce) and manifest of the sound checkpoints on this disk, newest first.
+        """Yield (step, nonce) and manifest of the checkpoints that are complete on this disk, newest first.
 
-        Yields nothing on ranks that do not act for their disk.
+        Nothing is yielded on ranks that do not act for their disk. Damaged checkpoints are renamed.
         """
         for step in reversed(catalog.steps(self._folder) if self._save_group.acts_for_disk else []):
             if step not in passed_over:
@@ -131,12 +135,18 @@ class NewestState:
                     _reject(entry, str(error), damaged=False)
 
     def _whole_everywhere(self, mine: Mapping[tuple[int, str], Manifest]) -> set[tuple[int, str]]:
-        """Return the checkpoints whose files are all on some disk; all ranks call it with their own disk's."""
+        """Return (step, nonce) of the checkpoints that are complete on every disk.
+
+        All ranks call it with those of their own disk.
+        """
         found = self._save_group.all_gather(set(mine) if self._save_group.acts_for_disk else None)
         return whole({disk: keys} for disk, keys in enumerate(found) if keys is not None)
 
     def _load_from_memory(self, memory: MemoryTier) -> Loaded | None:
-        """Load the newest snapshot in memory and return it, or None if the disk has a newer step or none is sound."""
+        """Load the newest snapshot in memory and return facts about it.
+
+        Returns None if the disk has a step as new or none can be read.
+        """
         newest_on_disk = self._newest_on_disk()
         found = self._save_group.all_gather(memory.steps(self._world))
         step, _ = max(whole({rank: steps} for rank, steps in enumerate(found)), default=(0, ""))
@@ -148,7 +158,7 @@ class NewestState:
             reader.prepare()
         # With nothing on disk to overwrite what a damaged one leaves in the objects: compare before reading.
         if newest_on_disk == 0 and not self._is_sound(
-            step, reader.compare if reader else None, "the training begins anew"
+            step, reader.compare if reader else None, "the training begins at step 0"
         ):
             return None
         on_disk = "an older one" if newest_on_disk else "none"
@@ -163,9 +173,9 @@ class NewestState:
     def _is_sound(self, step: int, read: Callable[[], None] | None, otherwise: str) -> bool:
         """Call `read` and return whether it worked on all ranks, which all call this; else log why, and `otherwise`.
 
-        `read` None means that this rank's snapshot of that step has gone.
+        `read` None means that this rank's snapshot of that step is gone.
         """
-        problem, _ = read_patiently(read) if read is not None else ("it has gone", True)
+        problem, _ = read_patiently(read) if read is not None else ("it is gone", True)
         problems = [one for one in self._save_group.all_gather(problem) if one]
         if problems and self._save_group.is_first:
             log.warning("the snapshot of step %d in memory is not whole: %s; %s", step, problems[0], otherwise)

@@ -19,7 +19,7 @@ Layout = list[int | None]  # for each dimension of the mesh, the one of the tens
 
 
 class OptimizerNames:
-    """One optimizer as a checkpoint sees it."""
+    """One optimizer with the names that a checkpoint has for the state of its parameters."""
 
     def __init__(self, key: str, optimizer: Optimizer, models: ModelNames) -> None:
         self.optimizer = optimizer
@@ -28,7 +28,7 @@ class OptimizerNames:
         self._prefix = f"optimizer/{key}/" if key else "optimizer/"
 
     @property
-    def shared_out(self) -> bool:
+    def is_partitioned(self) -> bool:
         """Whether each rank has the state of only some parameters (ZeroRedundancyOptimizer, pipeline stages)."""
         return self._inner is not self.optimizer or any(
             not has_values(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
@@ -44,17 +44,14 @@ class OptimizerNames:
         }
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """Return this rank's state that is not tensors, by parameter.
-
-        A parameter with empty state has an empty dict.
-        """
+        """Return this rank's state that is not tensors, by parameter; without any, the parameter has an empty dict."""
         return {
             name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             for name, state in self._states()
         }
 
     def layouts(self) -> dict[str, dict[str, Layout]]:
-        """Return how state tensors are sharded that have another shape than their parameter."""
+        """Return, by parameter and key, how state tensors are sharded whose shape is not their parameter's."""
         found: dict[str, dict[str, Layout]] = {}
         for name, parameter, _ in self.owned():
             for key, value in self._inner.state.get(parameter, {}).items():
@@ -73,7 +70,7 @@ class OptimizerNames:
         ]
 
     def check_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Raise TrainerError unless the groups hold the same parameters as this optimizer's."""
+        """Raise TrainerError unless the saved groups have the same parameters as this optimizer's."""
         mine = self.groups()
         if [group["params"] for group in mine] != [group["params"] for group in groups]:
             raise TrainerError(
@@ -82,7 +79,7 @@ class OptimizerNames:
             )
 
     def set_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Set the learning rate and all other values of each group."""
+        """Set the learning rate and all other options of each parameter group to the saved ones."""
         for optimizer in {id(one): one for one in (self.optimizer, self._inner)}.values():
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 group.update(
@@ -97,7 +94,7 @@ class OptimizerNames:
                     yield self._name(parameter), parameter, group
 
     def prefix_of(self, name: str) -> str:
-        """Return the prefix of a parameter's state in a checkpoint."""
+        """Return the prefix of the names of a parameter's state tensors in a checkpoint."""
         return f"{self._prefix}{name}/"
 
     def replace(self, states: Mapping[str, dict[str, Any]]) -> None:
@@ -109,7 +106,7 @@ class OptimizerNames:
 
     @property
     def _inner(self) -> Optimizer:
-        """The optimizer inside a ZeroRedundancyOptimizer, which has this rank's part, else the given one."""
+        """The optimizer inside a ZeroRedundancyOptimizer, which has this rank's part, else the optimizer itself."""
         if isinstance(self.optimizer, ZeroRedundancyOptimizer):
             inner: Optimizer = self.optimizer.optim  # the one of this rank's share
             return inner
@@ -128,7 +125,10 @@ class OptimizerNames:
 
 
 def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> Tensor:
-    """Return a whole tensor sharded as it was beside its parameter, or whole if the mesh has other dimensions."""
+    """Return a whole tensor sharded over its parameter's mesh by `layout`, or unchanged if that is None.
+
+    If the mesh has another number of dimensions than then, each rank gets the whole tensor.
+    """
     if layout is None or not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
@@ -138,12 +138,12 @@ def sharded_again(tensor: Tensor, parameter: Tensor, layout: Layout | None) -> T
 
 
 def _whole_values(name: str, tensor: Tensor) -> Tensor:
-    """Return the tensor without its graph.
+    """Return the tensor without its autograd graph.
 
     Raises TrainerError for a DTensor whose sum over ranks is still to be made.
     """
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
-        raise TrainerError(f"checkpoint: {name} is a sum that its ranks have not added up yet: it cannot be kept")
+        raise TrainerError(f"checkpoint: {name} is a sum that its ranks have not added up yet: it cannot be saved")
     return tensor.detach()
 
 
@@ -152,7 +152,7 @@ def _on_device_of(live: Any, saved: Any) -> Any:
     return saved.to(live.device) if isinstance(live, Tensor) and isinstance(saved, Tensor) else saved
 
 
-def home_of(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
+def device_of_state(key: str, group: Mapping[str, Any], parameter: Tensor) -> torch.device:
     """Return the device of a tensor of a parameter's state; a step count that no kernel reads stays on the CPU."""
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return torch.device("cpu")

@@ -1,6 +1,6 @@
 """Plan which rank writes which part of a tensor where, and which parts each rank reads.
 
-What several ranks have is written by one of them.
+A part that several ranks have is written by one of them.
 """
 
 import math
@@ -38,7 +38,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The parts that this rank writes, and the file of every part of every tensor."""
+    """The parts that this rank writes (`parts`, `size` bytes), and the file of every part of every tensor.
+
+    `signature` is that of the tensors that this rank had when the plan was made.
+    """
 
     parts: tuple[Part, ...]
     size: int  # of this rank's parts
@@ -48,7 +51,10 @@ class WritePlan:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A box that a tensor of this rank needs, and the saved part that has it."""
+    """A box of a tensor that this rank needs, and the saved part that contains it.
+
+    `inside` is where the box begins in that part, and `offsets` where it begins in this rank's own part.
+    """
 
     name: str
     chunk: Chunk
@@ -58,7 +64,7 @@ class Need:
 
 
 def signature(tensors: Mapping[str, Tensor]) -> int:
-    """Return a number that differs if the tensors need another plan."""
+    """Return a number that changes if the tensors' names, shapes or types do, so that another plan is needed."""
     return hash(tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
 
 
@@ -77,13 +83,13 @@ def decode(decided: bytes) -> dict[str, TensorEntry]:
 
 
 def plan_of(tensors: dict[str, TensorEntry], me: int, mark: int) -> WritePlan:
-    """Return the plan with the parts that place `me` writes, and `mark` as its signature. Raises TrainerError.
+    """Return the plan of rank `me` of the save group, with `mark` as its signature.
 
-    The error, if a tensor is of a type that cannot be saved, is the same on all ranks.
+    Raises TrainerError if a tensor is of a type that cannot be saved; the error is the same on all ranks.
     """
     for entry in tensors.values():
         if entry.dtype not in ITEM_BYTES:
-            raise TrainerError(f"checkpoint: a tensor of type {entry.dtype} cannot be kept")
+            raise TrainerError(f"checkpoint: a tensor of type {entry.dtype} cannot be saved")
     parts = tuple(sorted(_parts(tensors, me), key=lambda part: part.at))
     return WritePlan(parts, _aligned(parts[-1].at + parts[-1].size) if parts else 0, tensors, mark)
 
@@ -102,9 +108,8 @@ def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
 def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorEntry]:
     """Choose for each part the rank that writes it and its place in that rank's file.
 
-    Of several, the one with least to write.
-
-    Long rows come first, so that their parts are at the same places in all files, and large parts before small ones.
+    Of several ranks that have a part, the one with the fewest bytes to write gets it. Long rows come first, so that
+    their parts are at the same places in all files, and large parts before small ones.
     """
     ends = np.zeros(ranks, np.int64)
     rows: dict[str, list[Chunk]] = {name: [] for name in brought}
@@ -123,7 +128,10 @@ def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorE
 
 
 def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Iterator[Chunk]:
-    """Yield the share as rows of parts at equal offsets; `first` writes its first part, `ats` has their offsets."""
+    """Yield the share as rows of parts at equal offsets of their files.
+
+    The rank at place `first` writes the first part; `ats` are the parts' offsets.
+    """
     cuts = [] if share.count == 1 else (np.flatnonzero(np.diff(ats)) + 1).tolist()
     whole = Chunk(first, 0, share.offsets, share.lengths, share.count, share.stride, share.dim)
     for begin, end in zip([0, *cuts], [*cuts, share.count], strict=True):
@@ -132,7 +140,7 @@ def _rows(share: Share, first: int, ats: "np.ndarray[tuple[int, ...], np.dtype[n
 
 
 def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> list[Need]:
-    """Return everything needed to fill these tensors, which have the shapes of the saved ones."""
+    """Return the saved parts needed to fill these tensors, which have the shapes of the saved ones."""
     return [
         need
         for name, own in shares.local_shares(tensors, 0).items()
@@ -143,7 +151,7 @@ def needs(tensors: Mapping[str, Tensor], saved: Mapping[str, TensorEntry]) -> li
 
 
 def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
-    """Yield a Need for each part of the row that overlaps the box of tensor `name`."""
+    """Yield a Need for each part of the row that overlaps the box, which this rank has of tensor `name`."""
     offsets, lengths = box
     for number in _overlapping(box, row):
         part = row.part(number) if row.count > 1 else row
@@ -155,7 +163,7 @@ def needed(name: str, box: shares.Box, row: Chunk) -> Iterator[Need]:
 
 
 def _overlapping(box: shares.Box, row: Chunk) -> range:
-    """Return the numbers of the row's parts that the box may overlap along the row's dimension."""
+    """Return the numbers of the row's parts that may overlap the box along the row's dimension."""
     if row.count == 1:
         return range(1)
     step = row.lengths[row.dim]
@@ -174,7 +182,10 @@ def _aligned(at: int) -> int:
 
 
 def local_part(tensor: Tensor, part: Part) -> Tensor:
-    """Return this rank's data of a part: a shard of a DTensor, or the whole tensor."""
+    """Return this rank's data of a part: its shard of a DTensor, or the whole tensor.
+
+    Raises ValueError if its shape is not the planned one.
+    """
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if tuple(local.shape) != part.lengths:
         raise ValueError(f"{part.name}: planned for {part.lengths}, but it is {tuple(local.shape)} here")

@@ -25,7 +25,12 @@ _LOSS_NOTICE_TIMEOUT = dt.timedelta(seconds=3)  # a peer that does not receive i
 
 @dataclass(frozen=True, slots=True)
 class SaveGroup:
-    """Ranks with a gloo group of their own, which nothing else uses; a group of one rank has none."""
+    """Ranks that save together, with a gloo group of their own; for a single rank the group is None.
+
+    `ranks` are their numbers in the world, `me` is this rank's place among them. `leaders`, if nodes share no disk,
+    gives for each place the place of the rank that acts for its disk. Messages go along a tree with `fan` children on
+    each level.
+    """
 
     group: dist.ProcessGroup | None
     ranks: tuple[int, ...]  # in the world
@@ -45,12 +50,12 @@ class SaveGroup:
 
     @property
     def disk_leader(self) -> int:
-        """The place of the rank that takes tokens, commits and removes on this rank's disk."""
+        """The place of the rank that takes fencing tokens, commits and removes checkpoints on this rank's disk."""
         return 0 if self.leaders is None else self.leaders[self.me]
 
     @property
     def acts_for_disk(self) -> bool:
-        """Whether this rank acts for its disk."""
+        """Whether this rank is the one that takes tokens, commits and removes checkpoints on its disk."""
         return self.me == self.disk_leader
 
     def shares_disk_with(self, place: int) -> bool:
@@ -58,7 +63,7 @@ class SaveGroup:
         return self.leaders is None or self.leaders[place] == self.disk_leader
 
     def broadcast(self, message: T) -> T:
-        """Return on all ranks the value that rank 0 passes."""
+        """Return on all ranks the value that rank 0 passes; other ranks may pass anything."""
         if self.group is None:
             return message
         data = self._receive_down() if self.me else pickle.dumps(message)
@@ -68,7 +73,7 @@ class SaveGroup:
         return received
 
     def all_gather(self, message: T) -> list[T]:
-        """Return on all ranks the values that all ranks pass, in their order."""
+        """Return on all ranks the values that all ranks pass, in the order of places."""
         messages = self.reduce(pickle.dumps([message]), _concatenate)
         data: list[T] = _unpickle(self.broadcast(messages or b""))
         return data
@@ -103,7 +108,10 @@ class SaveGroup:
         return None
 
     def _send_up(self, message: bytes | None) -> None:
-        """Send the message up the tree; None means it was lost, and the loss then comes back down."""
+        """Send the message to the parent in the tree.
+
+        None means that a message was lost; all ranks then get an error.
+        """
         if self.me == 0:
             self._send_down(None)
             return
@@ -127,7 +135,7 @@ class SaveGroup:
             raise
 
     def _send_down(self, message: bytes | None) -> RuntimeError | None:
-        """Send the message down the tree to all ranks that answer, and return the last error, or None without one."""
+        """Send the message to all children in the tree; return the last error, or None if all got it."""
         lost = None
         for place in (place for level in reversed(self.children) for place in level):
             try:
@@ -138,7 +146,7 @@ class SaveGroup:
 
     @property
     def children(self) -> list[list[int]]:
-        """The places that send to this one, level by level, nearest first."""
+        """The places that send to this one in the tree, level by level, nearest first."""
         levels, step = [], 1
         while step < len(self.ranks) and self.me % (step * self.fan) == 0:
             level = range(self.me + step, min(self.me + step * self.fan, len(self.ranks)), step)
@@ -148,7 +156,7 @@ class SaveGroup:
 
     @property
     def parent(self) -> int:
-        """The place that this one sends to."""
+        """The place that this one sends to in the tree; call it only if `me` is not 0."""
         step = self.fan
         while self.me % step == 0:
             step *= self.fan
@@ -169,7 +177,7 @@ class SaveGroup:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
 
     def _receive_message(self, place: int) -> bytes:
-        """Return the message from `place`. Raises RuntimeError, as gloo does, if there is none."""
+        """Return the message from the rank at `place`. Raises RuntimeError, as gloo does, if it was lost."""
         frame = bytearray(_FRAME)
         self.receive(memoryview(frame), place)
         (size,) = _LENGTH.unpack_from(frame)
@@ -205,7 +213,7 @@ def _elementwise_maximum(messages: Sequence[bytes]) -> bytes:
 
 
 def nodes(world: World) -> list[str]:
-    """Return the node of each rank; all ranks call it."""
+    """Return the name of each rank's node, by rank; all ranks call it."""
     # Two nodes of a run may share a machine: its name alone would not tell them apart.
     here = f"{os.uname().nodename}/{os.environ.get('LAUNCH_NODE') or world.node}"
     if world.control is None:

@@ -1,8 +1,8 @@
 """Write checkpoints in a background thread with a process group of its own, at most one at a time.
 
 Rank 0 makes a draft folder and names it; every rank writes its file there and reports its digest; the rank that acts
-for a disk writes the manifest and renames the draft. Where nodes share no disk each has a draft of that name with the
-same manifest, and none is renamed before all are ready. Every failure becomes an Outcome, and training goes on.
+for a disk writes the manifest and renames the draft. If nodes share no disk, each has a draft of that name with the
+same manifest, and none is renamed before all are ready. Every failure becomes an Outcome, and training continues.
 """
 
 import contextlib
@@ -37,18 +37,25 @@ _ABANDONED_S = 0.2  # for a save that comes to nothing: other ranks wait meanwhi
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDirectory:
-    """A checkpoint directory, the token of the start that may write there, and how many checkpoints are kept."""
+    """A checkpoint directory, the token of the start that may write there, and how many checkpoints are kept.
+
+    `run_dir` is the folder of the run, whose fence is checked too. `start` is one random name for all nodes' snapshots
+    of a start; "" gives each save its own.
+    """
 
     folder: Path
     token: FencingToken
     keep: int
     run_dir: Path | None = None  # the folder of the run, whose fence is checked too
-    start: str = ""  # the same for all shelves of one start of a run: which snapshots belong together
+    start: str = ""  # names the start; equal on all nodes, whose snapshots it connects
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """One checkpoint to be written; the bytes of the plan's parts are in the staging buffer."""
+    """One checkpoint to be written; the bytes of the plan's parts are in the staging buffer.
+
+    `weights` names the parts that have to be finite for `Outcome.finite`.
+    """
 
     step: int
     plan: WritePlan
@@ -60,7 +67,11 @@ class SaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a save; the same on all ranks."""
+    """The outcome of a save, the same on all ranks.
+
+    `path` is that of the checkpoint; it is None if the save failed, for the reason `problem`. `fenced`: a newer start
+    owns the folder. `failed_rank` is the rank whose file or disk failed, if known.
+    """
 
     step: int
     path: Path | None = None  # of the checkpoint; None: the save failed
@@ -72,7 +83,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _NewSave:
-    """Rank 0's message about a new save, from which every disk makes the same manifest."""
+    """Rank 0's message about a new save, from which every disk makes the same manifest.
+
+    `draft` is the name of its folder, `info` is encoded as JSON.
+    """
 
     draft: str  # its name
     nonce: str
@@ -83,7 +97,10 @@ class _NewSave:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The file that one rank has written, or the reason why it could not."""
+    """The file that one rank has written, or the `problem` why it could not (then `entry` is None).
+
+    `documents` lists name, offset and size of each JSON document in it; `finite` says whether its weights are.
+    """
 
     entry: FileEntry | None  # None: it could not be written
     documents: tuple[tuple[str, int, int], ...] = ()  # name, place, size
@@ -125,7 +142,10 @@ class Saver:
         self._contents: dict[int, tuple[str, frozenset[str], float]] = {}  # here: nonce, names, when it was saved
 
     def add_verified(self, step: int, *, finite: bool) -> None:
-        """Count a verified checkpoint among those that are kept; `finite` says whether its weights are finite."""
+        """Record that the checkpoint of `step` is undamaged, so that older ones may be deleted.
+
+        `finite` says whether its weights are finite.
+        """
         (self._finite if finite else self._not_finite).add(step)
 
     @property
@@ -134,7 +154,7 @@ class Saver:
         return dict.fromkeys(self._finite, True) | dict.fromkeys(self._not_finite, False)
 
     def plan(self, contents: Contents) -> WritePlan:
-        """Return the plan for this state; it is made anew only if the shape of some rank's state has changed."""
+        """Return the plan for this state; a new one is made only if the shape of some rank's state has changed."""
         stale = self._plan is None or self._plan.signature != signature(contents.tensors)
         if self._save_group.maximum(stale)[0] or self._plan is None:
             self._plan = make_plan(contents.tensors, self._save_group)
@@ -165,7 +185,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is being written."""
+        """Whether a save is being written; waiting for copies afterwards does not count."""
         return self._thread is not None and self._thread.is_alive() and not self._awaits_copies
 
     def is_best_pending(self, save_group: SaveGroup) -> bool:
@@ -193,9 +213,9 @@ class Saver:
         return self.last
 
     def abandon(self, limit_s: float = _ABANDONED_S) -> None:
-        """Wait up to `limit_s` for a save whose process groups are broken, then leave its thread alone.
+        """Wait up to `limit_s` for a save whose process groups are broken, then stop waiting for its thread.
 
-        gloo may never wake a sender whose connection is closed. If that thread goes on later, its start is no longer
+        gloo may never wake a sender whose connection is closed. If that thread continues later, its start is no longer
         the newest and its save is refused.
         """
         if self._thread is not None:
@@ -203,7 +223,7 @@ class Saver:
             self._thread = None
 
     def _count_piece(self) -> None:
-        """Count a written piece, by which `wait` sees progress."""
+        """Count a written piece, so that `wait` sees progress."""
         self._pieces += 1
 
     def _run_save(self, request: SaveRequest) -> None:
@@ -218,7 +238,7 @@ class Saver:
             if outcome.finite:
                 self._on_commit(request.step)
             elif self._save_group.is_first:
-                log.warning("the weights of step %d are not finite: nobody will go on from there", request.step)
+                log.warning("the weights of step %d are not finite: no start will resume from it", request.step)
         else:
             self.failures += 1
             if self._save_group.is_first:
@@ -246,7 +266,7 @@ class Saver:
         return Outcome(request.step, self._directory.folder / folder_name(request.step), finite=manifest.finite)
 
     def _agree(self, outcome: Outcome) -> Outcome:
-        """Return the failed outcome of a rank that acts for a disk, a fenced one first, else `outcome`."""
+        """Return the same outcome on all ranks: that of a disk that failed, a fenced one first, else `outcome`."""
         outcomes = (
             self._save_group.all_gather(outcome)
             if self._save_group.separate_disks
@@ -258,7 +278,7 @@ class Saver:
     # Every error on one rank becomes a message to the others, which wait for it.
 
     def _begin(self, request: SaveRequest) -> _NewSave | Outcome:
-        """Make the draft on rank 0 and return the message about it, or the failed outcome."""
+        """Make the draft folder on rank 0 and return the message about it, or the failed outcome."""
         token = self._directory.token
         try:
             info = msgspec.json.encode(request.info)
@@ -308,7 +328,7 @@ class Saver:
         )
 
     def _prepare(self, draft: Path, manifest: Manifest, files: list[_File]) -> Outcome:
-        """Write the manifest and sync the draft, everything except the final rename; return the outcome."""
+        """Write the manifest and sync the draft to disk, so that only the final rename is left; return the outcome."""
         if not self._save_group.acts_for_disk:
             return Outcome(manifest.step)
         directory, save_group = self._directory, self._save_group
@@ -346,7 +366,7 @@ class Saver:
                 log.warning("%s stays behind: %s", draft, error)
 
     def _clean_up(self, request: SaveRequest) -> None:
-        """Keep the best and delete old checkpoints after a commit, which stands even if this fails."""
+        """Keep the best and delete old checkpoints after a commit, which stays valid even if this fails."""
         try:
             if request.best:
                 self.keep_best(request.step, request.info)
@@ -362,9 +382,9 @@ class Saver:
             log.warning("after the checkpoint of step %d: %s", request.step, error)
 
     def _await_copies(self, step: int) -> list[Stock]:
-        """Wait until second copies are recent enough and return each disk's files; all ranks call it. Raises OSError.
+        """Wait until second copies are recent enough and return each disk's files; all ranks call it.
 
-        The error is raised if a disk cannot be read.
+        Raises OSError if a disk cannot be read.
         """
         lag, waits = self._copy_lag, True
         try:
@@ -374,7 +394,7 @@ class Saver:
                 saved_at = {step: saved for step, (_, _, saved) in self._contents.items()}
                 reports = self._save_group.all_gather((stock, size, saved_at, self._is_ending()))
                 if any(stock is None for stock, _, _, _ in reports):
-                    raise OSError("nothing goes while a disk cannot be read")
+                    raise OSError("no checkpoint is deleted while a disk cannot be read")
                 stocks = [stock for stock, _, _, _ in reports if stock]
                 if lag is None or any(hurry for _, _, _, hurry in reports):
                     break
@@ -413,14 +433,15 @@ class Saver:
         return stock
 
     def _read(self, step: int) -> tuple[str, frozenset[str], float]:
-        """Return nonce, file names and time of a checkpoint's manifest."""
+        """Return nonce, file names and time of saving from a checkpoint's manifest."""
         manifest = catalog.read_manifest(self._entry(step), partial=True)
         return manifest.nonce, frozenset(file.name for file in manifest.files), manifest.saved_unix_s
 
     def keep_best(self, step: int, info: Mapping[str, Value]) -> None:
         """Make a committed checkpoint the best and remove the previous one; all ranks call it.
 
-        Raises Fenced, OSError or CheckpointDamaged, and OSError if it failed on another node.
+        `info` is added to its manifest. Raises Fenced, OSError or CheckpointDamaged; OSError also if it failed on
+        another node.
         """
         directory, older, problem = self._directory, list[Path](), None
         if self._save_group.separate_disks:
@@ -443,7 +464,10 @@ class Saver:
 
 
 def try_take_over(folder: Path, attempt: int | None, generation: int) -> tuple[FencingToken | None, str, bool]:
-    """Return this start's token for the folder, or None with the problem and whether a newer start has one."""
+    """Return (token, problem, fenced) of claiming the folder for this start.
+
+    The token is None if there is a problem; `fenced` says that a newer start owns the folder.
+    """
     try:
         make_folder(folder)
         return commit.take_over(folder, attempt, generation), "", False
@@ -459,6 +483,6 @@ def _failed(step: int, error: BaseException, rank: int | None = None) -> Outcome
 
 
 def _message_of(error: BaseException) -> str:
-    """Return the error's message, with its class unless it is one of the expected ones."""
+    """Return the error's message, preceded by its class unless it is a Fenced, OSError or CheckpointDamaged."""
     foreseen = isinstance(error, (Fenced, OSError, CheckpointDamaged))
     return str(error) if foreseen else f"{type(error).__name__}: {error}"

@@ -18,7 +18,12 @@ _FEW = 40
 
 
 class Share(msgspec.Struct, array_like=True):
-    """A row of parts along one dimension, the ranks that have them, and the ranks that have copies of the row."""
+    """A row of parts along one dimension, the ranks that have them, and the ranks that have copies of the row.
+
+    `first` is the place of the rank that has the first part, at `offsets` and of `lengths`; the next of the `count`
+    parts is on the rank `stride` further and follows along `dim`. The next of the `copies` begins `copy_stride` ranks
+    further.
+    """
 
     first: int  # the place of the rank that has the first part
     offsets: tuple[int, ...]  # of the first part in the tensor
@@ -42,7 +47,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, TensorShares])
 
 
 def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorShares]:
-    """Return the parts that one rank has."""
+    """Return, by tensor, the parts that the rank at `place` of the save group has."""
     found: dict[str, TensorShares] = {}
     for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:
         data = item.tensor_data
@@ -57,12 +62,12 @@ def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorS
 
 
 def encode(brought: Mapping[str, TensorShares]) -> bytes:
-    """Return the description as bytes."""
+    """Return the description (shares by tensor) as bytes."""
     return msgspec.msgpack.encode(brought)
 
 
 def decode(data: bytes) -> dict[str, TensorShares]:
-    """Return the description in `data`."""
+    """Return the description (shares by tensor) that `encode` made into `data`."""
     return _DECODER.decode(data)
 
 
@@ -94,7 +99,10 @@ def _merged(shares: list[Share], shape: tuple[int, ...]) -> list[Share]:
 def _merged_neighbours(
     shares: list[Share], end: Callable[[Share], tuple[int, ...]], add: Callable[[Share, Share], bool]
 ) -> list[Share]:
-    """Return the shares, each merged into an earlier one that ends where it begins if possible."""
+    """Return the shares, each merged into an earlier one that it continues, if possible.
+
+    `end` gives where a share ends and the next may begin, and `add` merges two and returns whether that was possible.
+    """
     kept: list[Share] = []
     ending: dict[Box, Share] = {}
     for share in shares:
@@ -139,7 +147,10 @@ def _extend(dim: int, share: Share, other: Share) -> bool:
 
 
 def _split_full_row(share: Share, dim: int, shape: tuple[int, ...]) -> Iterable[Share]:
-    """Return the parts of a row that spans the whole dimension and may be followed by others, else the row itself."""
+    """Return the parts of a row that spans the whole dimension, else the row itself.
+
+    Such parts may be followed by others along another dimension.
+    """
     whole = share.count * share.lengths[dim] == shape[dim]
     if share.count == 1 or share.dim != dim or dim == 0 or not whole or share.lengths[0] == shape[0]:
         return (share,)

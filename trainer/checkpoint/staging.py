@@ -21,14 +21,17 @@ class Staging:
 
     def reserve(self, size: int) -> None:
         """Allocate the memory in the background, as the first touch of a page costs far more than copying into it."""
-        self._settle()
+        self._await_allocation()
         if self._buffer.numel() < size:
             self._reserving = threading.Thread(target=self._allocate, args=(size,), name="reserve", daemon=True)
             self._reserving.start()
 
     def fill(self, plan: WritePlan, tensors: Mapping[str, Tensor]) -> None:
-        """Copy this rank's parts; the tensors may change afterwards, and the bytes are complete after `filled()`."""
-        self._settle()
+        """Copy the plan's parts of `tensors` into the buffer; the tensors may change once this returns.
+
+        On a GPU the bytes are complete after `filled()`.
+        """
+        self._await_allocation()
         if self._buffer.numel() < plan.size:
             self._allocate(plan.size)
         with torch.no_grad():
@@ -41,7 +44,7 @@ class Staging:
             self._copied.record(torch.cuda.current_stream(self._device))
 
     def filled(self, size: int) -> memoryview:
-        """Wait for the copy and return the first `size` bytes of the buffer."""
+        """Wait until the copy is complete and return the first `size` bytes of the buffer."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
@@ -54,7 +57,7 @@ class Staging:
         begin = -raw.data_ptr() % PAGE_BYTES
         self._buffer = raw[begin : begin + size].zero_()
 
-    def _settle(self) -> None:
+    def _await_allocation(self) -> None:
         """Wait for an allocation that runs in the background."""
         if self._reserving is not None:
             self._reserving.join()
@@ -62,13 +65,13 @@ class Staging:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a flat tensor of bytes."""
+    """Return a view of the memory of a flat CPU tensor of bytes."""
     view: memoryview = tensor.numpy().data
     return view
 
 
 def is_finite(staged: memoryview, part: Part) -> bool:
-    """Return whether all numbers of a staged part are finite."""
+    """Return whether all numbers of a part in the staging buffer are finite."""
     if not (part.dtype.is_floating_point or part.dtype.is_complex) or part.dtype.itemsize == 1 or not part.size:
         return True  # integers are; some one-byte types have no infinities
     numbers = torch.frombuffer(staged, dtype=torch.uint8, count=part.size, offset=part.at).view(part.dtype)

@@ -1,4 +1,4 @@
-"""Convert nested values to JSON and back exactly; what would need pickle is refused by name."""
+"""Convert nested values to JSON and back exactly; values that would need pickle are refused by name."""
 
 import base64
 import datetime as dt
@@ -29,10 +29,10 @@ _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, n
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the type's name in a manifest. Raises TrainerError if it cannot be kept."""
+    """Return the type's name in a manifest. Raises TrainerError if such tensors cannot be saved."""
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise TrainerError(f"checkpoint: a tensor of type {name} cannot be kept")
+        raise TrainerError(f"checkpoint: a tensor of type {name} cannot be saved")
     return name
 
 
@@ -53,7 +53,7 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor]) -> bytes:
 
 
 def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that `to_json` wrote; `tensor` gives those not inline. Raises CheckpointDamaged."""
+    """Return the value that `to_json` wrote; `tensor` returns a tensor by name. Raises CheckpointDamaged."""
     try:
         return _decode(json.loads(data), tensor)
     except _NOT_OURS as error:
@@ -61,12 +61,15 @@ def from_json(data: bytes, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def tensor_of(encoded: dict[str, Any]) -> str | None:
-    """Return the name of the tensor that an undecoded JSON object stands for, or None if it stands for no tensor."""
+    """Return the name of the tensor that a JSON object refers to, or None if it refers to none."""
     return encoded["v"] if encoded.get(_TAG) == "tensor" else None
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the value as plain JSON values; other types become objects with a tag."""
+    """Return the value as plain JSON values; types that JSON lacks become objects with a tag.
+
+    Raises TrainerError for other types, with `where` as their place. Large tensors are added to `tensors`.
+    """
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -89,19 +92,19 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         words = [kind.__module__, kind.__qualname__, list(kind._fields)]
         return _tagged("named", [*words, _items(value, where, tensors)])
     raise TrainerError(
-        f"checkpoint: {where}: a {kind.__module__}.{kind.__qualname__} cannot be kept\n"
+        f"checkpoint: {where}: a {kind.__module__}.{kind.__qualname__} cannot be saved\n"
         "hint: state_dict() may hold numbers, text, bytes, times, paths, tensors, NumPy arrays, and lists, tuples, "
         "sets, dicts and named tuples of them; of an Enum keep its name"
     )
 
 
 def _items(value: Any, where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return the items encoded, in order."""
+    """Return the items of a sequence encoded, in order."""
     return [_encode(item, f"{where}/{place}", tensors) for place, item in enumerate(value)]
 
 
 def _pairs(value: Mapping[Any, Any], where: str, tensors: dict[str, Tensor]) -> list[Any]:
-    """Return keys and values of a dict as encoded pairs."""
+    """Return a list of encoded pairs of key and value."""
     return [
         [_encode(key, f"{where}/key", tensors), _encode(item, f"{where}/{key}", tensors)] for key, item in value.items()
     ]
@@ -115,7 +118,7 @@ def _tagged(tag: str, value: Any) -> dict[str, Any]:
 def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return a small tensor inline, or a reference to a large or sharded one, which is added to `tensors`."""
     if value.layout is not torch.strided:
-        raise TrainerError(f"checkpoint: {where}: a tensor of layout {value.layout} cannot be kept")
+        raise TrainerError(f"checkpoint: {where}: a tensor of layout {value.layout} cannot be saved")
     tensor = value.detach().resolve_conj().resolve_neg()
     if is_sharded(tensor) or tensor.numel() * tensor.element_size() > _INLINE_BYTES:
         name = where
@@ -134,17 +137,20 @@ def _encode_default(value: defaultdict[Any, Any], where: str, tensors: dict[str,
     name = None if factory is None else getattr(factory, "__name__", "")
     if factory is not None and _FACTORIES.get(name or "") is not factory:
         raise TrainerError(
-            f"checkpoint: {where}: a defaultdict whose default is made by {factory!r} cannot be kept\n"
+            f"checkpoint: {where}: a defaultdict whose default is made by {factory!r} cannot be saved\n"
             f"hint: dict(...) of it, or a default of {', '.join(_FACTORIES)}"
         )
     return _tagged("default", [name, _pairs(value, where, tensors)])
 
 
 def _moment(value: dt.datetime, where: str) -> str:
-    """Return a datetime as text. Raises TrainerError for a time zone other than a fixed offset."""
+    """Return a datetime as text. Raises TrainerError for a time zone other than a fixed offset.
+
+    `where` is its place in the state, for the message.
+    """
     if value.tzinfo is not None and type(value.tzinfo) is not dt.timezone:
         raise TrainerError(
-            f"checkpoint: {where}: a time in {value.tzinfo} cannot be kept\nhint: .astimezone(timezone.utc)"
+            f"checkpoint: {where}: a time in {value.tzinfo} cannot be saved\nhint: .astimezone(timezone.utc)"
         )
     return value.isoformat() + ("~" if value.fold else "")
 
@@ -152,7 +158,7 @@ def _moment(value: dt.datetime, where: str) -> str:
 def _encode_array(array: np.ndarray[Any, Any]) -> list[Any]:
     """Return type, shape and data of a NumPy array. Raises TrainerError for object and record arrays."""
     if array.dtype.hasobject or array.dtype.names is not None:
-        raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be kept")
+        raise TrainerError(f"checkpoint: a NumPy array of {array.dtype} cannot be saved")
     return [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]
 
 

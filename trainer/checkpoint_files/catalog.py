@@ -1,4 +1,4 @@
-"""List the checkpoints in a folder, and check that they are whole."""
+"""List the checkpoints in a folder, and check that they are complete."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ class Entry:
 def entries(folder: Path) -> list[Entry]:
     """Return all committed checkpoints in `folder`, oldest first, then the best ones.
 
-    Empty if the folder does not exist.
+    The list is empty if the folder does not exist.
     """
     found = []
     for name in names_in(folder):
@@ -52,7 +52,7 @@ def read_manifest(entry: Entry, *, partial: bool = False) -> Manifest:
     """Return the manifest, checked against its own checksum, its folder's name, and the files' names and sizes.
 
     With `partial`, files of a checkpoint that nodes without a shared disk wrote may be missing here. The bytes of the
-    files are not read. Raises CheckpointDamaged, or CheckpointPartial.
+    files are not read. Raises CheckpointDamaged, or CheckpointPartial if files are missing.
     """
     with _removal_reported(entry):
         with unreadable_is_damaged(entry.path / MANIFEST):
@@ -77,7 +77,10 @@ def missing(path: Path, manifest: Manifest) -> list[str]:
 
 
 def check_files(path: Path, manifest: Manifest, away: Collection[str] = ()) -> None:
-    """Raise CheckpointDamaged unless the folder holds exactly the manifest and its files, except those `away`."""
+    """Raise CheckpointDamaged unless the folder holds exactly the manifest and its files, with the right sizes.
+
+    Files in `away` are on other disks.
+    """
     wanted = {file.name for file in manifest.files if file.name not in away} | {MANIFEST}
     found = set(names_in(path))
     if missing := sorted(wanted - found):
@@ -109,7 +112,7 @@ def verify(entry: Entry, *, partial: bool = False, after_file: Callable[[], None
 
 @contextlib.contextmanager
 def _removal_reported(entry: Entry) -> Iterator[None]:
-    """Report a checkpoint that is pruned while it is read in this context as removed, not as damaged."""
+    """Raise CheckpointDamaged that says `was removed` if the checkpoint is deleted while it is read in this context."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, CheckpointDamaged) as error:

@@ -29,9 +29,9 @@ def candidates(folder: Path, step: int | None = None, *, best: bool = False) -> 
 
 
 def named_best(folder: Path, *, best: bool = False) -> tuple[Path, bool]:
-    """Return the folder of checkpoints, and whether its best one is meant.
+    """Return the folder of checkpoints, and whether the best one is to be loaded.
 
-    `checkpoints/best` means it too, whether or not there is a folder of that name.
+    `checkpoints/best` means the best one in `checkpoints`, unless there is a folder of that name.
     """
     return (folder.parent, True) if folder.name == BEST and not folder.exists() else (folder, best)
 
@@ -40,10 +40,11 @@ def first_whole(
     folder: Path, use: Callable[[Entry], _Found], warn: Callable[[str], None], step: int | None = None, *,
     best: bool = False,
 ) -> _Found:  # fmt: skip
-    """Return what `use` makes of the first candidate that it does not find damaged; pass the others to `warn`.
+    """Return the result of `use` for the first candidate that is complete and undamaged.
 
-    Candidates are the checkpoints from the newest on, with `best` the best one, or only that of `step`. Raises
-    CheckpointDamaged if the checkpoint of the given step is damaged, and TrainerError if there is none.
+    `warn` gets a message for each one that is skipped. Candidates are the checkpoints from the newest on, with `best`
+    the best one, or only that of `step`. Raises CheckpointDamaged if the checkpoint of the given step is damaged, and
+    TrainerError if there is none.
     """
     elsewhere: CheckpointPartial | None = None
     folder, best = named_best(folder, best=best)
@@ -53,12 +54,12 @@ def first_whole(
         except CheckpointPartial as error:
             if step is not None:
                 raise
-            warn(f"passing over a checkpoint of which not all is on this node: {error}")
+            warn(f"skipping a checkpoint that is not complete on this node: {error}")
             elsewhere = elsewhere or error
         except CheckpointDamaged as error:
             if step is not None:
                 raise
-            warn(f"passing over a damaged checkpoint: {error}")
+            warn(f"skipping a damaged checkpoint: {error}")
     if elsewhere is not None:
         raise TrainerError(
             f"{elsewhere}\nhint: nodes with disks of their own have a part each: "

@@ -1,4 +1,4 @@
-"""Turn a draft into a checkpoint: it exists from the moment its folder has its final name.
+"""Turn a draft into a checkpoint, which exists from the moment its folder has its final name.
 
 All renames stay inside the checkpoint directory. Only one rank per disk calls these functions; the others write their
 files into the draft that it names.
@@ -34,7 +34,10 @@ from trainer.errors import CheckpointDamaged
 
 
 def take_over(folder: Path, attempt: int | None = None, generation: int = 0) -> FencingToken:
-    """Claim the folder for this start and invalidate every commit that another start has begun. Raises Fenced."""
+    """Claim the folder for this start and make every save that another start has begun fail.
+
+    Returns the fencing token for the calls below. Raises Fenced if a newer start owns the folder.
+    """
     token = fence.take_token(folder, attempt, generation)
     for name in os.listdir(folder):
         if is_draft(name):
@@ -52,7 +55,7 @@ def begin(folder: Path, step: int, token: FencingToken, run_dir: Path | None = N
 
 
 def enter(draft: Path) -> None:
-    """Make on this disk the draft that was named on another disk, unless another rank of this disk has made it.
+    """Make a draft folder on this disk with the name that rank 0 chose on another disk, unless it exists.
 
     The rank that acts for the disk checks the fence after that.
     """
@@ -76,7 +79,10 @@ def publish(
 def prepare(
     draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None, away: Collection[str] = ()
 ) -> None:
-    """Write the manifest and sync all of the draft to disk; files in `away` are on other disks."""
+    """Write the manifest and sync all of the draft to disk; files in `away` are on other disks.
+
+    After an error the draft is removed. Raises Fenced, OSError or CheckpointDamaged.
+    """
     with _discarding_on_error(draft, token, run_dir):
         data = encode(manifest)
         decode(data)  # what nobody could load must not be acknowledged
@@ -90,7 +96,10 @@ def prepare(
 def place(
     draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None, kind: Kind = "step"
 ) -> Path:
-    """Give a prepared draft its final name, and return it."""
+    """Give a prepared draft its final name, and return the checkpoint's folder.
+
+    After an error the draft is removed. Raises Fenced, or OSError, also if another checkpoint has the name.
+    """
     folder = draft.parent
     final = folder / folder_name(manifest.step, kind)
     with _discarding_on_error(draft, token, run_dir):
@@ -110,7 +119,10 @@ def place(
 
 
 def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | None = None) -> None:
-    """Remove what `prepare` or `place` did on this disk, after another disk has failed. Raises Fenced, OSError."""
+    """Remove the draft or checkpoint that `prepare` or `place` made on this disk, after another disk has failed.
+
+    Raises Fenced, OSError.
+    """
     final = draft.parent / folder_name(manifest.step)
     remove([draft])
     fence.check(draft.parent, token, run_dir)  # a newer start may have loaded it already: then it stays
@@ -120,7 +132,7 @@ def undo(draft: Path, manifest: Manifest, token: FencingToken, run_dir: Path | N
 
 
 def set_aside_partial(entry: Entry, token: FencingToken, run_dir: Path | None = None) -> None:
-    """Set aside an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError."""
+    """Rename an incomplete checkpoint, so that its step can be saved again. Raises Fenced, OSError."""
     if os.path.lexists(entry.path):
         fence.check(entry.path.parent, token, run_dir)
         set_aside(entry)
@@ -167,7 +179,7 @@ def place_best(
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove checkpoints: rename them durably first, so that none is half there, then delete their bytes."""
+    """Remove checkpoints: rename them durably first, so that none is half deleted, then delete their bytes."""
     folders = set()
     for path in paths:
         discard(path)
@@ -185,7 +197,7 @@ def set_aside(entry: Entry) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Rename `path` to trash, unless it has gone already."""
+    """Rename `path` to a trash name, to be deleted later; do nothing if it does not exist."""
     try:
         os.rename(path, path.parent / trash_name(path.name))
     except FileNotFoundError:
@@ -215,7 +227,7 @@ def _begin(draft: Path, token: FencingToken, run_dir: Path | None) -> None:
 def _rename(draft: Path, final: Path, kind: Kind, manifest: Manifest) -> None:
     """Rename the draft to its final name.
 
-    An error is ignored if the rename has happened all the same, as NFS may report.
+    An error is ignored if the rename has happened all the same, which NFS may cause.
     """
     try:
         os.rename(draft, final)
@@ -245,7 +257,10 @@ def _link_or_copy(source: Path, draft: Path, file: FileEntry) -> None:
 
 @contextlib.contextmanager
 def _discarding_on_error(draft: Path, token: FencingToken, run_dir: Path | None) -> Iterator[None]:
-    """Remove the draft after an error, so that the next one has space. Raises Fenced if a newer start did it."""
+    """Remove the draft after an error, so that the next one has space.
+
+    Raises Fenced in place of the error if a newer start has removed the draft.
+    """
     try:
         yield
     except BaseException as error:

@@ -27,7 +27,7 @@ def write_dcp(folder: Path, weights: Weights) -> None:
 class _FromHere:
     """The rest of a file from the current position, as a file of its own.
 
-    A zip archive counts offsets from its own start.
+    A zip archive in the middle of a file needs offsets from its own start.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -44,7 +44,7 @@ class _FromHere:
 
 
 def _metadata(weights: Weights, places: dict[str, tuple[int, int]]) -> bytes:
-    """Return the pickled metadata: all tensors, and the positions of their bytes."""
+    """Return the pickled metadata: all tensors, and the positions (offset, size) of their bytes."""
     named = {**{name: name for name in weights.tensors}, **weights.tied}
     tensors = ((pickled.text(alias), _described(weights.tensors[name])) for alias, name in named.items())
     paths = ((pickled.text(alias), pickled.row(pickled.text(alias))) for alias in named)
@@ -90,5 +90,5 @@ def _place(at: int, size: int) -> bytes:
 
 
 def _size(shape: "tuple[int, ...] | list[int]") -> bytes:
-    """Return a pickled torch.Size."""
+    """Return a pickled torch.Size of this shape."""
     return pickled.called(pickled.name_of("torch", "Size"), pickled.numbers(shape))

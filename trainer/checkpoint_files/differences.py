@@ -26,7 +26,10 @@ _NO_PLACE = object()
 
 @dataclass(frozen=True, slots=True)
 class OtherTensor:
-    """A tensor that differs: the index of the first different element, and its two values."""
+    """A tensor that differs: the index of the first different element, and its values in the two checkpoints.
+
+    If type or shape differ, the index is empty, and these are given in place of values.
+    """
 
     name: str
     index: tuple[int, ...]
@@ -36,7 +39,11 @@ class OtherTensor:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """All differences between two checkpoints, as `differences` returns them."""
+    """All differences between two checkpoints, as `differences` returns them.
+
+    `tensors` counts those compared, `different` names those that differ, `first` describes the first of these, and
+    `kept` has the paths of other state that differs, such as `rank/00001/generators/torch`.
+    """
 
     tensors: int  # the number of tensors compared
     different: tuple[str, ...]  # the names of those that differ, in the order of the first checkpoint
@@ -107,7 +114,7 @@ def _of_tensor(name: str, here: _Opened, there: _Opened) -> OtherTensor | None:
 
 
 def _first_in(name: str, entry: TensorEntry, mine: bytes, theirs: bytes, before: int) -> OtherTensor:
-    """Return the first element in which two pieces differ that begin `before` bytes into tensor `name`."""
+    """Return the first difference of two pieces of tensor `name`, which begin `before` bytes into it."""
     item = ITEM_BYTES[entry.dtype]
     at = next(at for at in range(0, len(mine), item) if mine[at : at + item] != theirs[at : at + item])
     values = (_value(data[at : at + item], entry.dtype) for data in (mine, theirs))
@@ -140,7 +147,7 @@ def _described(entry: TensorEntry | None) -> str:
 
 
 def _of_documents(here: _Opened, there: _Opened) -> Iterator[str]:
-    """Yield the paths of values that differ between the documents, except times."""
+    """Yield the paths of values that differ between the JSON documents of two checkpoints, except times."""
     for name in dict.fromkeys([*here.manifest.trees, *there.manifest.trees]):
         for path in _other_leaves(here.document(name), there.document(name), name):
             if path not in _CLOCKS:
@@ -148,7 +155,7 @@ def _of_documents(here: _Opened, there: _Opened) -> Iterator[str]:
 
 
 def _other_leaves(one: Any, other: Any, path: str) -> Iterator[str]:
-    """Yield the paths of values that differ; a tagged object counts as one value."""
+    """Yield the paths below `path` of values that differ; an object for a type that JSON lacks is one value."""
     if one == other and type(one) is type(other):
         return
     if isinstance(one, dict) and isinstance(other, dict) and _TAG not in one and _TAG not in other:

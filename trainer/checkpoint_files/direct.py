@@ -15,10 +15,11 @@ _PIECE_BYTES = 32 << 20
 def write_direct(
     fd: int, view: memoryview, at: int, hashed: Callable[[memoryview], object], after_piece: Callable[[], None]
 ) -> int:
-    """Write as much of the view as can go straight to the disk, and return how many bytes that was.
+    """Write the view with O_DIRECT, except a last part of less than a page; return how many bytes were written.
 
-    Returns 0 for a small or unaligned view, or if the file system does not support it. `hashed` gets the bytes in a
-    second thread, as the CPU is idle while the disk works.
+    `at` is the offset in the file. Returns 0 for a small or unaligned view, or if the file system does not support it.
+    `hashed` gets the bytes in a second thread, as the CPU is idle while the disk works. `after_piece` is called after
+    each piece.
     """
     size = len(view) - len(view) % PAGE_BYTES
     if (
@@ -44,7 +45,7 @@ def write_direct(
 
 
 def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) -> int:
-    """Write piece by piece and return how many bytes the disk has taken."""
+    """Write piece by piece and return how many bytes were written before the disk refused more."""
     done = 0
     while done < len(view):
         try:
@@ -58,7 +59,7 @@ def _write_pieces(fd: int, view: memoryview, after_piece: Callable[[], None]) ->
 
 
 def _set_direct(fd: int, *, on: bool) -> bool:
-    """Turn O_DIRECT on or off; return False if the file system does not support it."""
+    """Turn O_DIRECT on or off for a descriptor; return False if the file system does not support it."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)

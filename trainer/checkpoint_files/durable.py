@@ -1,4 +1,4 @@
-"""Write and read files that are whole or absent: exclusive creation, hashing, fsync of file and folder."""
+"""Write and read files that are complete or absent: exclusive creation, hashing, fsync of file and folder."""
 
 import contextlib
 import errno
@@ -34,9 +34,10 @@ class Written:
 def write_new(
     path: Path, parts: Iterable[bytes | memoryview], after_piece: Callable[[], None] = lambda: None
 ) -> Written:
-    """Write a file that must not exist yet, synced to disk; its name is durable only after `sync_folder`.
+    """Write a file that must not exist yet, and sync it to disk; return its size and digest.
 
-    Do not retry a file after an error: the kernel may have marked pages clean that never reached the disk.
+    Its name is durable only after `sync_folder`. `after_piece` is called after each piece. Do not retry a file after an
+    error: the kernel may have marked pages clean that never reached the disk.
     """
     digest, size = xxhash.xxh3_128(), 0
     fd = os.open(path, _CREATE, 0o600)
@@ -62,7 +63,7 @@ def write_new(
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync a folder to disk, so that its names survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -71,7 +72,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for the user alone, and its parents, durably."""
+    """Make a folder for the user alone, and its parents, and sync them to disk."""
     if not path.is_dir():
         if not path.parent.is_dir():
             make_folder(path.parent)
@@ -110,10 +111,10 @@ def open_to_read(path: Path) -> int:
 
 
 def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, memoryview]]) -> None:
-    """Read a file once, fill `places` from it, and compare its digest.
+    """Read a file once, fill `places` from it, and compare its size and digest.
 
     Each place is an offset with the memory to fill, in the order of the file; the next one is asked for when the one
-    before is full. Raises CheckpointDamaged, and then the memory holds anything.
+    before is full. Raises CheckpointDamaged, and then the memory has undefined contents.
     """
     with unreadable_is_damaged(path), opened(path) as fd:
         found = os.fstat(fd).st_size
@@ -122,7 +123,7 @@ def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, me
         reading = _Reading(path, fd)
         for at, place in places:
             if at < reading.at or at + len(place) > size:
-                raise CheckpointDamaged(f"{path}: what it holds lies over each other, or beyond its end")
+                raise CheckpointDamaged(f"{path}: its parts overlap, or lie beyond its end")
             reading.skip_to(at)
             reading.fill(place)
         reading.skip_to(size)
@@ -131,7 +132,7 @@ def read_into(path: Path, size: int, digest: str, places: Iterable[tuple[int, me
 
 
 def hash_file(path: Path, size: int, digest: str) -> None:
-    """Read every byte of a file and compare its digest. Raises CheckpointDamaged."""
+    """Read every byte of a file and compare size and digest. Raises CheckpointDamaged."""
     read_into(path, size, digest, ())
 
 
@@ -168,7 +169,7 @@ class _Reading:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a regular file for reading in this context."""
+    """Open a regular file for reading in this context, which gets the descriptor."""
     fd = open_to_read(path)
     try:
         yield fd
@@ -189,7 +190,7 @@ def read_exactly(fd: int, view: memoryview, at: int) -> memoryview:
 
 @contextlib.contextmanager
 def unreadable_is_damaged(path: Path) -> Iterator[None]:
-    """Raise CheckpointDamaged for what the disk cannot read back: an older checkpoint may be sound."""
+    """Raise CheckpointDamaged for read errors of the disk in this context, so that an older checkpoint is tried."""
     try:
         yield
     except OSError as error:

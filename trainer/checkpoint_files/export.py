@@ -1,4 +1,4 @@
-"""Export a checkpoint's weights to formats of other libraries, whole or not at all; needs no torch."""
+"""Export a checkpoint's weights to formats of other libraries, completely or not at all; needs no torch."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ _OURS = re.compile(
 
 
 class Form(Enum):
-    """A format that can be written; the value lists the endings of its names."""
+    """A format that can be written; the value lists the endings of the target's name."""
 
     SAFETENSORS = (".safetensors",)
     TORCH = (".pt", ".pth")
@@ -47,7 +47,12 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The options of an export."""
+    """The options of an export.
+
+    `dtype`: the type of floating-point tensors (None: as saved). `model`: the one of several to export.
+    `most_bytes_per_file` applies to a folder (None: 5 GB). `averaged`: export averages of weights (EMA) if there are
+    any.
+    """
 
     dtype: str | None = None  # what floating-point tensors become; None: as they were saved
     model: str | None = None  # of several that are kept
@@ -58,7 +63,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files that an export has written."""
+    """A description of the export that was written; `info` has the values that were saved in the manifest."""
 
     target: Path
     kind: Kind
@@ -77,8 +82,8 @@ def export(
 
     The target's ending chooses the format: `.safetensors`, `.pt`, `.dcp`, or none for a Hugging Face folder, whose
     files have at most `most_bytes_per_file` (None: 5 GB). An existing target is replaced only with `overwrite`. `dtype`
-    converts floating-point tensors; `model` chooses one of several models. With `averaged`, averages that were kept
-    replace the weights. Raises TrainerError.
+    converts floating-point tensors; `model` chooses one of several models. With `averaged`, saved averages replace the
+    weights. Raises TrainerError.
     """
     shape, target = Shape(dtype, model, most_bytes_per_file, overwrite, averaged), Path(target)
     check(target, shape)
@@ -88,7 +93,7 @@ def export(
 def check(target: Path, shape: Shape) -> Form:
     """Return the format that the name of `target` chooses.
 
-    Raises BadSettings, and FileExistsError if the target exists.
+    Raises BadSettings for options that cannot work, and FileExistsError if the target exists and is not to be replaced.
     """
     form = next((form for form in Form if target.suffix in form.value), None)
     if form is None or not target.name:
@@ -105,7 +110,7 @@ def check(target: Path, shape: Shape) -> Form:
     if os.path.lexists(target) and not shape.overwrite:
         raise FileExistsError(f"{target}: is there already")
     if form.is_folder and (others := [name for name in catalog.names_in(target) if not _OURS.fullmatch(name)]):
-        raise FileExistsError(f"{target}: has more in it than an export, such as {min(others)}")
+        raise FileExistsError(f"{target}: has files that no export writes, such as {min(others)}")
     return form
 
 
@@ -130,7 +135,7 @@ def export_entry(entry: Entry, target: Path, shape: Shape, notes: Mapping[str, s
 
 
 def _write(form: Form, draft: Path, weights: Weights, notes: Mapping[str, str], most_bytes: int) -> None:
-    """Write the weights into the draft in this format."""
+    """Write the weights into the draft in this format; `notes` go into the metadata of safetensors."""
     match form:
         case Form.SAFETENSORS:
             with draft.open("xb") as file:
@@ -171,7 +176,10 @@ def _sync(draft: Path) -> None:
 
 
 def _replace_target(draft: Path, target: Path) -> None:
-    """Replace the target; a folder cannot be exchanged atomically, so the old one is renamed and then deleted."""
+    """Rename the draft to the target, replacing it.
+
+    A folder cannot be exchanged atomically, so the old one is renamed and then deleted.
+    """
     if not target.is_dir():
         draft.rename(target)
         return

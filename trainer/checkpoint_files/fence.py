@@ -1,4 +1,4 @@
-"""Decide which start of a run may write checkpoints by a fencing token in the file FENCE; older starts are refused.
+"""Decide which start of a run may write checkpoints, by a fencing token in the file FENCE; older starts are refused.
 
 A start takes a token and then renames all drafts of others away: a commit that is under way elsewhere was either
 published before, and counts, or its rename finds nothing. A draft that is made later meets the new token.
@@ -24,7 +24,10 @@ _LOCK_LIMIT_S = 30.0
 
 
 class FencingToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fencing token of one start; that of a later start is greater in (attempt, generation, count)."""
+    """The fencing token of one start; that of a later start is greater in (attempt, generation, count).
+
+    A generation is one start of the ranks in an attempt of the run.
+    """
 
     attempt: int
     generation: int
@@ -66,14 +69,14 @@ def check(folder: Path, token: FencingToken, run_dir: Path | None = None) -> Non
     """Raise Fenced if a newer start has taken a token, or the run's own fence names a newer attempt."""
     newest = read_token(folder)
     if newest != token:
-        by = f"attempt {newest.attempt}, generation {newest.generation}" if newest else "somebody"
+        by = f"attempt {newest.attempt}, generation {newest.generation}" if newest else "another start"
         raise Fenced(f"{folder}: {by} has taken over; this start (attempt {token.attempt}) may not write any more")
     if run_dir is not None and _run_attempt(run_dir) > token.attempt:
         raise Fenced(f"{run_dir}: attempt {_run_attempt(run_dir)} has taken over from attempt {token.attempt}")
 
 
 def read_token(folder: Path) -> FencingToken | None:
-    """Return the newest token, or None if there is none. Raises CheckpointDamaged."""
+    """Return the newest token, or None if there is none. Raises CheckpointDamaged if the file is damaged."""
     try:
         return _decoder.decode(read_small(folder / FENCE))
     except FileNotFoundError:
@@ -92,7 +95,7 @@ def _set_aside_if_damaged(folder: Path) -> FencingToken | None:
 
 
 def _run_attempt(run_dir: Path) -> int:
-    """Return the run's newest attempt as launch wrote it, or 0 if it did not."""
+    """Return the run's newest attempt from launch's file FENCE in the run's folder, or 0 if there is none."""
     try:
         text = read_small(run_dir / FENCE)
     except FileNotFoundError:

@@ -23,7 +23,10 @@ def check_convertible(dtype: str) -> None:
 
 
 def convert(data: bytes, source: str, target: str) -> bytes:
-    """Return the numbers in `data` as `target`. Raises ValueError for a type that is none of FLOATS."""
+    """Return the numbers in `data`, of type `source`, as bytes of type `target`.
+
+    Raises ValueError for a type that is none of FLOATS.
+    """
     if wrong := [one for one in (source, target) if one not in FLOATS]:
         raise ValueError(f"expected one of {', '.join(FLOATS)}, got {wrong[0]}")
     if source == target:

@@ -1,4 +1,4 @@
-"""Every name in a checkpoint directory; touches no disk."""
+"""Every name of a file or folder in a checkpoint directory; touches no disk."""
 
 import os
 import re
@@ -35,22 +35,25 @@ def parse_folder_name(name: str) -> tuple[Kind, int] | None:
 
 
 def draft_name(step: int, attempt: int, nonce: str) -> str:
-    """Return the name of a checkpoint that is being written."""
+    """Return the name of the folder of a checkpoint that is being written."""
     return f"{_DRAFT}{step}-a{attempt}-{nonce}"
 
 
 def copy_name(name: str) -> str:
-    """Return a draft's name for a file or folder that is being copied, which no save uses."""
+    """Return a draft's name for a file or folder that is being copied, which differs from those of saves."""
     return f"{_DRAFT}copy-{_shortened(name)}-{new_nonce()}"
 
 
 def waiting_name(name: str, digest: str) -> str:
-    """Return a draft's name for a prepared copy that waits because another checkpoint has its final name."""
+    """Return a draft's name for a complete copy that waits because another checkpoint has its final name.
+
+    `digest` is that of its manifest.
+    """
     return f"{_DRAFT}copy-{_shortened(name)}-{digest}"
 
 
 def is_draft(name: str) -> bool:
-    """Return whether this is the name of a draft, of a save or of a copy."""
+    """Return whether this is the name of a draft, that is of an unfinished save or copy."""
     return name.startswith(_DRAFT)
 
 
@@ -96,5 +99,5 @@ def new_nonce() -> str:
 
 
 def _shortened(name: str) -> str:
-    """Return a name cut short, so that what is added to it cannot exceed the file system's limit."""
+    """Return the name, cut to 48 characters so that longer names made of it stay below the file system's limit."""
     return name.lstrip(".")[:48]

@@ -1,4 +1,4 @@
-"""MANIFEST.json: everything a checkpoint consists of, as data that is checked before it is trusted."""
+"""MANIFEST.json: a list of everything in a checkpoint, as data that is checked before it is used."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,8 +42,9 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A rectangular part of a tensor and where its bytes are, or a row of such parts as equal ranks have them.
 
-    The parts of a row have one size and lie at the same offset of their files: the next part is `stride` files further
-    and follows along `dim`. A thousand shards are one line of the manifest this way.
+    `file` is the number of its file, `at` the offset there, `offsets` and `lengths` say which box of the tensor it is.
+    The `count` parts of a row have one size and lie at the same offset of their files: the next part is `stride` files
+    further and follows along `dim`. A thousand shards are one line of the manifest this way.
     """
 
     file: Size  # index into `files`
@@ -76,7 +77,7 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def chunks(self) -> Iterator[Chunk]:
-        """The tensor's parts one by one, rows taken apart."""
+        """The tensor's parts one by one, with rows divided into their parts."""
         for row in self.rows:
             if row.count == 1:
                 yield row
@@ -85,7 +86,7 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON document inside a file, holding everything that is not a tensor."""
+    """A JSON document inside a file, holding state that is not tensors; `at` is its byte offset there."""
 
     file: Size  # index into the files of the manifest
     at: Size  # byte offset in it
@@ -93,7 +94,12 @@ class TreeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything a checkpoint consists of."""
+    """Everything a checkpoint consists of.
+
+    `nonce` identifies the save. `ranks` are those whose state is in a snapshot of one node (None: all ranks). `apart`:
+    the files are on several disks. `finite`: each weight is a number. `saved_unix_s` is for people; order is by step.
+    `info` has values such as the loss.
+    """
 
     step: Step
     world_size: Size
@@ -154,10 +160,10 @@ def _digest(body: bytes) -> bytes:
 
 
 def _problems(manifest: Manifest) -> Iterable[str]:
-    """Yield what is inconsistent in a manifest."""
+    """Yield each inconsistency in a manifest as text."""
     names = [file.name for file in manifest.files]
     if len(set(names)) != len(names) or not all(is_data_name(name) for name in names):
-        yield f"expected one file a rank, got {names[:5]}"
+        yield f"expected one file per rank, got {names[:5]}"
         return
     for name, tree in manifest.trees.items():
         if tree.file >= len(names) or tree.at + tree.size > manifest.files[tree.file].size:
@@ -171,7 +177,7 @@ def _problems(manifest: Manifest) -> Iterable[str]:
 
 
 def _tensor_problem(manifest: Manifest, entry: TensorEntry, room: Callable[[Chunk], int]) -> str | None:
-    """Return what is wrong with a tensor's parts, or None."""
+    """Return what is wrong with a tensor's parts, or None; `room` gives the size of a row's smallest file."""
     for row in entry.rows:
         if len(row.offsets) != len(entry.shape) or len(row.lengths) != len(entry.shape):
             return "a part has another number of dimensions than the whole"
@@ -200,7 +206,7 @@ def _with_number_at(numbers: tuple[int, ...], at: int, number: int) -> tuple[int
 
 
 def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
-    """Return a function that gives the size of the smallest file of a row, remembered per range of files."""
+    """Return a function that gives the size of the smallest file of a row, and caches it."""
     sizes, known = [file.size for file in files], dict[range, int]()
 
     def room(row: Chunk) -> int:
@@ -213,7 +219,7 @@ def _smallest_file(files: Sequence[FileEntry]) -> Callable[[Chunk], int]:
 
 
 def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
-    """Return what is wrong if parts overlap, which would leave other elements uninitialised; None if none do.
+    """Return a problem if parts overlap, which would leave other elements uninitialised; None if none do.
 
     The parts of a sharded tensor can be separated by straight cuts. The rest are compared pairwise only if they are
     few, so that the time is bounded for every manifest.
@@ -222,13 +228,16 @@ def _overlap_problem(rows: Iterable[Chunk]) -> str | None:
     for _ in range(_MOST_CUTS):
         groups = [part for group in groups for part in _split_by_cuts(group) if len(part) > 1]
     if sum(len(group) ** 2 for group in groups) > _MOST_PAIRS:
-        return "its parts cannot be told apart"
+        return "it has too many parts to check that none overlap"
     met = any(_overlap(*pair) for group in groups for pair in combinations(group, 2))
-    return "its parts lie over each other" if met else None
+    return "its parts overlap" if met else None
 
 
 def _split_by_cuts(group: list[Chunk]) -> list[list[Chunk]]:
-    """Divide the chunks where no chunk crosses, along the first dimension with such places; else return one group."""
+    """Divide the chunks at places that no chunk crosses, along the first dimension with such places.
+
+    Without such a place one group is returned.
+    """
     dimensions = range(len(group[0].offsets) if group else 0)
     cuts = (_cut(group, dimension) for dimension in dimensions)
     return next((parts for parts in cuts if len(parts) > 1), [group])

@@ -1,7 +1,7 @@
-"""Checkpoints in an object store, or in any file system of fsspec: a folder for each save, its manifest written last.
+"""Checkpoints in an object store, or any file system of fsspec: a folder per save, its manifest written last.
 
-URL/RUN/step-00001200.3f9a1c2b4d5e/rank-00000.data ...   each file is whole or not there
-                                   MANIFEST.json         there once all others are; a checkpoint exists from then on
+URL/RUN/step-00001200.3f9a1c2b4d5e/rank-00000.data ...   each file is complete or absent
+                                   MANIFEST.json         written after all others; a checkpoint exists from then on
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://.+")
 
 
 class StoreFailed(TrainerError):
-    """Raised if the store cannot be reached, refuses a request, or lacks the file requested."""
+    """Raised if the store cannot be reached, refuses a request, or lacks the requested file."""
 
 
 class PackageMissing(StoreFailed):
@@ -41,7 +41,7 @@ def is_url(path: str) -> bool:
 
 
 def save_name(manifest: Manifest) -> str:
-    """Return the folder name of a save.
+    """Return the folder name of a save, made of step and nonce.
 
     Two saves of one step have different names, so that neither overwrites the other.
     """
@@ -49,7 +49,7 @@ def save_name(manifest: Manifest) -> str:
 
 
 def package_problem(url: str) -> tuple[str, str] | None:
-    """Return which package is missing for such an address, and a hint; None if none is."""
+    """Return why fsspec cannot open the address, such as a missing package, and a hint; None if it can."""
     try:
         from fsspec.registry import known_implementations, registry  # late: of use only where a store is named
     except ImportError:
@@ -87,7 +87,7 @@ class ObjectStore:
         self._known: dict[str, bytes] = {}  # manifests, which never change
 
     def folders(self) -> dict[str, int]:
-        """Return the folder of each save in the store, finished or not, with its step."""
+        """Return the folder name of each save in the store, finished or not, with its step."""
         found = {}
         for name in self._names(self._root):
             parsed = parse_folder_name(name.partition(".")[0])
@@ -96,7 +96,10 @@ class ObjectStore:
         return found
 
     def saves(self) -> list[Held]:
-        """Return the saves that have a sound manifest, oldest first; file sizes are compared, their bytes are not."""
+        """Return the saves that have an undamaged manifest, oldest first.
+
+        File sizes are compared, their bytes are not.
+        """
         found = [held for name in self.folders() if (held := self._held(name)) is not None]
         return sorted(found, key=lambda held: (held.step, held.attempt, held.saved_unix_s))
 
@@ -131,7 +134,7 @@ class ObjectStore:
                 yield piece
 
     def put(self, folder: str, name: str, pieces: Iterable[bytes]) -> None:
-        """Write a file, which exists in the store once this returns; if `pieces` raises, nothing of it does."""
+        """Write a file, which exists in the store once this returns; if `pieces` raises, no part of it exists."""
         path = f"{self._root}/{folder}/{name}"
         with self._asking():
             if not self._fs.async_impl:  # else it is an object store, where no folder has to be made
@@ -148,7 +151,7 @@ class ObjectStore:
         except BaseException:
             # Some file systems write in place; and a file that is open still would be flushed when it is collected.
             for undo in (file.discard, lambda: self._fs.rm_file(path), lambda: setattr(file, "closed", True)):
-                with contextlib.suppress(Exception):  # the first error is the one to hear of
+                with contextlib.suppress(Exception):  # the first error is the one to raise
                     undo()
             raise
 
@@ -165,9 +168,8 @@ class ObjectStore:
     def bring(self, held: Held, folder: Path) -> None:
         """Download a save into a local folder of checkpoints and compare every byte.
 
-        Files already here are not fetched again.
-
-        Raises CheckpointDamaged if the store has other bytes, and OSError, also if another save of this step is here.
+        Files that are in the local folder are not downloaded again. Raises CheckpointDamaged if the store has other
+        bytes, and OSError, also if another save of this step is in the folder.
         """
         if held.missing:
             raise CheckpointDamaged(f"{self.url}/{held.folder}: {', '.join(held.missing)} missing, or of another size")
@@ -212,7 +214,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Raise StoreFailed in place of any error in this context."""
+        """Raise StoreFailed in place of any error of the store's package in this context."""
         try:
             yield
         except Exception as error:
@@ -225,7 +227,7 @@ class ObjectStore:
 
 
 def _held_in(folder: Path, held: Held) -> Held | None:
-    """Return the local copy of a save as far as `folder` has it, or None."""
+    """Return which files of the save `folder` has as a committed checkpoint, or None if it has none."""
     found = (one for one in partial.inventory(folder) if one.digest == held.digest and one.committed)
     return next(found, None)
 
@@ -237,10 +239,10 @@ def _last(path: str) -> str:
 
 @contextlib.contextmanager
 def fetched_run(url: str, step: int | None, warn: Callable[[str], None]) -> Iterator[Path]:
-    """Yield a local folder that holds the newest whole checkpoint below a run's address, or that of `step`.
+    """Yield a temporary local folder with the newest complete checkpoint below a run's address, or that of `step`.
 
-    A damaged checkpoint is passed over, with a message to `warn`, unless it is that of `step`. Raises TrainerError if
-    there is none.
+    A damaged checkpoint is skipped, with a message to `warn`, unless it is that of `step`. Raises TrainerError if there
+    is none.
     """
     store = ObjectStore(url)
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
@@ -250,7 +252,7 @@ def fetched_run(url: str, step: int | None, warn: Callable[[str], None]) -> Iter
             except CheckpointDamaged as error:
                 if step is not None:
                     raise
-                warn(f"passing over a damaged checkpoint: {error}")
+                warn(f"skipping a damaged checkpoint: {error}")
                 continue
             yield Path(folder) / folder_name(held.step)
             return

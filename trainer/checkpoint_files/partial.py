@@ -1,4 +1,4 @@
-"""List what one disk has of checkpoints that nodes without a shared disk wrote, and receive missing files.
+"""List the files that one disk has of checkpoints written without a shared disk, and receive missing ones.
 
 Launch copies the files and may do so while ranks train. A checkpoint counts if its folder has its final name on at
 least one disk and each of its files is on some disk.
@@ -33,7 +33,11 @@ from trainer.errors import CheckpointDamaged
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One checkpoint, and the names and sizes of its files that this disk has."""
+    """One checkpoint as one disk has it: `present` and `missing` name its files there.
+
+    `nonce` identifies the save, `digest` its manifest. `committed` is False for a prepared draft, which counts only if
+    another disk has committed it.
+    """
 
     step: int
     kind: Kind
@@ -69,19 +73,23 @@ def digest_of(manifest: bytes) -> str:
 
 
 def inventory(folder: Path) -> list[Held]:
-    """Return every checkpoint here with a sound manifest: oldest first, then best ones, then prepared drafts."""
+    """Return every checkpoint here with an undamaged manifest: oldest first, then best ones, then prepared drafts."""
     found = []
     for name in names_in(folder):
         parsed = parse_folder_name(name)
         if parsed is not None or is_save(name):
-            held = _look(folder / name, parsed)
+            held = _held_at(folder / name, parsed)
             found += [] if held is None else [held]
     return sorted(found, key=lambda held: (not held.committed, held.kind == "best", held.step, held.folder))
 
 
 @dataclass(slots=True)
 class SaveOnDisks:
-    """One committed checkpoint, and which of several disks have its manifest and each of its files."""
+    """One committed checkpoint, and which of several disks have its manifest and each of its files.
+
+    `holders` gives by file name the numbers of the disks that have the file; `whole` says whether each file is on some
+    disk.
+    """
 
     held: Held  # as a disk has it that has committed it
     with_manifest: list[int] = field(default_factory=list)  # the numbers of the disks that have its manifest
@@ -98,7 +106,10 @@ def order(held: Held) -> tuple[int, int, float, str]:
 
 
 def committed_over(disks: Iterable[tuple[int, Sequence[Held]]], kind: Kind = "step") -> list[SaveOnDisks]:
-    """Return the checkpoints that are committed on some of these numbered disks, oldest first."""
+    """Return the checkpoints that are committed on some of these numbered disks, oldest first.
+
+    `disks` gives each disk's number with its `inventory`.
+    """
     saves: dict[tuple[int, str], SaveOnDisks] = {}
     for disk, held in ((disk, held) for disk, listed in disks for held in listed if held.kind == kind):
         found = saves.setdefault((held.step, held.digest), SaveOnDisks(held))
@@ -112,12 +123,15 @@ def committed_over(disks: Iterable[tuple[int, Sequence[Held]]], kind: Kind = "st
 
 
 def whole_over(disks: Iterable[Sequence[Held]], kind: Kind = "step") -> list[Held]:
-    """Return the checkpoints that are committed on some disk and whose files are all on some disk, oldest first."""
+    """Return the checkpoints that are committed on some disk and whose files are all on some disk, oldest first.
+
+    `disks` has the `inventory` of each.
+    """
     return [found.held for found in committed_over(enumerate(disks), kind) if found.whole]
 
 
 def read_manifest(folder: Path, step: int, kind: Kind = "step") -> bytes:
-    """Return the encoded manifest of a committed checkpoint, as `receive` takes it.
+    """Return the encoded manifest of a committed checkpoint, for `receive` on another disk.
 
     Raises OSError, CheckpointDamaged.
     """
@@ -136,8 +150,8 @@ def receive(
 ) -> None:
     """Write a copy of one file and the checkpoint's manifest, synced and compared when this returns.
 
-    Raises CheckpointDamaged if it is not what the manifest says, FileExistsError if another checkpoint of this step is
-    here, and OSError; nothing of the file is left then.
+    Raises CheckpointDamaged if the bytes are not those of the manifest, FileExistsError if another checkpoint of this
+    step is here, and OSError; no part of the file is left then.
     """
     whole = decode(manifest)
     file = next((file for file in whole.files if file.name == name), None)
@@ -147,7 +161,7 @@ def receive(
     copy = folder / copy_name(name)  # not in the checkpoint: the next start takes away what a kill leaves here
     try:
         if write_new(copy, _at_most(file, chunks)) != Written(file.size, file.digest):
-            raise CheckpointDamaged(f"{place / name}: what came is not what was written down")
+            raise CheckpointDamaged(f"{place / name}: the received bytes are not what was written")
         os.rename(copy, place / name)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to raise
@@ -177,8 +191,11 @@ def set_aside(folder: Path, step: int, kind: Kind = "step") -> Path:
     return commit.set_aside(Entry(kind, step, folder / folder_name(step, kind)))
 
 
-def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
-    """Return the checkpoint at `path`; None if it is damaged, is removed meanwhile, or is an unprepared draft."""
+def _held_at(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
+    """Return the checkpoint at `path`; None if it is damaged, is removed meanwhile, or is an unprepared draft.
+
+    `parsed` is kind and step from a final name, None for a draft's name.
+    """
     try:
         data = read_small(path / MANIFEST)
         manifest = decode(data)
@@ -192,7 +209,10 @@ def _look(path: Path, parsed: tuple[Kind, int] | None) -> Held | None:
 
 
 def _place(folder: Path, manifest: Manifest, data: bytes, kind: Kind) -> Path:
-    """Return the checkpoint's folder; make it, or commit a prepared draft, if it does not exist."""
+    """Return the checkpoint's folder; make it, or commit a prepared draft, if it does not exist.
+
+    Raises FileExistsError if another checkpoint of this step is there.
+    """
     final = folder / folder_name(manifest.step, kind)
     if not os.path.lexists(final):
         drafts = [held for held in inventory(folder) if not held.committed and held.step == manifest.step]
@@ -233,7 +253,7 @@ def _has(final: Path, data: bytes) -> bool:
 
 
 def _at_most(file: FileEntry, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield the chunks. Raises CheckpointDamaged once they exceed the announced size, before they fill the disk."""
+    """Yield the chunks. Raises CheckpointDamaged once they exceed the file's size, before they fill the disk."""
     left = file.size
     for chunk in chunks:
         left -= memoryview(chunk).nbytes

@@ -30,7 +30,7 @@ def table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def called(what: bytes, *arguments: bytes) -> bytes:
-    """Return the opcodes of a call of `what` with these arguments."""
+    """Return the opcodes of a call of the function `what` with these arguments."""
     return what + row(*arguments) + b"R"
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Save(NamedTuple):
-    """The step and nonce of a checkpoint, whichever disks its files are on."""
+    """One save of a checkpoint: its step and nonce, on whichever disks its files are."""
 
     step: int
     nonce: str
@@ -29,12 +29,12 @@ def expired(
     spared: Collection[int] = frozenset(),
     spoilt: Collection[int] = frozenset(),
 ) -> list[int]:
-    """Return the steps that are older than the `keep` newest good ones.
+    """Return the steps to delete: those older than the `keep` newest good ones.
 
-    While there are fewer good ones, `keep` others that are older stay as well, or a run that is cut short again and
-    again would fill its disk. Good are those that were verified when loaded or hashed when written; one of an earlier
-    start does not count until then. `spared` ones stay. `spoilt` ones have weights that are not finite: they displace
-    no other, and the `keep` newest of them stay.
+    Good steps were verified when loaded or hashed when written; those of an earlier start do not count until then.
+    While there are fewer than `keep` good ones, `keep` others that are older stay as well, or a run that is cut short
+    again and again would fill its disk. Steps in `spared` are never deleted. Steps in `spoilt` have weights that are
+    not finite: they do not count as good, and the `keep` newest of them stay.
     """
     if keep < 1:
         raise ValueError(f"expected to keep at least 1 checkpoint, got {keep}")
@@ -46,11 +46,11 @@ def expired(
 
 
 def spared(disks: Sequence[Stock]) -> set[int]:
-    """Return the steps to keep however old they are, where checkpoints are spread over disks.
+    """Return the steps that must not be deleted however old they are, if checkpoints are spread over disks.
 
-    These are the newest that survives the loss of any one disk, the newest whole one, and the oldest whole one after
-    the first of these: its second copies are under way, and would never finish if each such checkpoint were deleted
-    meanwhile.
+    These are the newest that survives the loss of any one disk, the newest complete one, and the oldest complete one
+    after the first of these: its second copies are under way, and would never finish if each such checkpoint were
+    deleted meanwhile.
     """
     whole = [step for step, count in _copies(disks).items() if count]
     if len(disks) < 2 or not whole:
@@ -66,7 +66,7 @@ def safest(disks: Sequence[Stock]) -> int | None:
 
 
 def _copies(disks: Sequence[Stock]) -> dict[int, int]:
-    """Return for each step how many disks have its rarest file; 0 if a file is on no disk.
+    """Return for each step on how many disks its rarest file is; 0 if a file is on no disk.
 
     Of several saves of one step, the one with most copies counts.
     """

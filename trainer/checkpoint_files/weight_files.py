@@ -47,7 +47,10 @@ def write_safetensors(
 
 
 def _header(ordered: Iterable[Weight], notes: Mapping[str, str]) -> bytes:
-    """Return the length and the JSON header, padded so that the tensors begin at a multiple of eight."""
+    """Return the header of a safetensors file: its length and JSON, padded to a multiple of eight bytes.
+
+    `notes` go into its metadata.
+    """
     opcodes: dict[str, object] = {"__metadata__": dict(notes)}
     at = 0
     for one in ordered:
@@ -75,7 +78,7 @@ def split(tensors: Iterable[Weight], most_bytes: int) -> list[list[str]]:
 
 
 def index(files: Mapping[str, Sequence[str]], weights: Weights) -> bytes:
-    """Return the JSON index of several safetensors files, as transformers reads it."""
+    """Return the JSON index of several safetensors files, as transformers reads it; `files` lists their tensors."""
     size = sum(one.size for one in weights.tensors.values())
     homes = {tensor: file for file, names in files.items() for tensor in names}
     opcodes = {"metadata": {"total_size": size}, "weight_map": dict(sorted(homes.items()))}
@@ -114,7 +117,10 @@ def _write_archive(file: IO[bytes], opcodes: bytes, weights: Weights, keys: Mapp
 
 
 def _put(archive: zipfile.ZipFile, zip64_from: int, name: str, pieces: Iterable[bytes], size: int) -> None:
-    """Write an entry whose bytes begin at a multiple of 64, so that they can be memory-mapped."""
+    """Write an entry of a zip archive so that its bytes begin at a multiple of 64 and can be memory-mapped.
+
+    From `zip64_from` bytes on it is declared in zip's format for sizes of more than 4 GB.
+    """
     entry, large = zipfile.ZipInfo(f"weights/{name}", _EPOCH), size >= zip64_from
     entry.external_attr, entry.file_size = 0o600 << 16, size
     before = 30 + len(entry.filename.encode()) + (20 if large else 0) + 4

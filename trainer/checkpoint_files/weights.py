@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor as it is exported: its name, type and shape, and where its bytes are."""
+    """One tensor as it is exported: its name, type and shape."""
 
     name: str
     dtype: str
@@ -74,7 +74,10 @@ class Weights:
         self._opened.close()
 
     def verify(self, after_file: Callable[[], None] = lambda: None) -> None:
-        """Compare every byte of the files that hold the weights. Raises CheckpointDamaged."""
+        """Compare every byte of the files that hold the weights. Raises CheckpointDamaged.
+
+        `after_file` is called after each file.
+        """
         for number in self._files:
             file = self._manifest.files[number]
             hash_file(self._folder / file.name, file.size, file.digest)
@@ -118,14 +121,17 @@ def name_of_average(name: str) -> str:
 
 
 def averaged(manifest: Manifest) -> Manifest:
-    """Return the manifest with each weight replaced by its average, where there is one."""
+    """Return the manifest with each weight replaced by its average (EMA), if it has one."""
     tensors = manifest.tensors
     instead = {name: tensors.get(name_of_average(name), entry) for name, entry in tensors.items()}
     return msgspec.structs.replace(manifest, tensors=instead)
 
 
 def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, TensorEntry]:
-    """Return a model's tensors by their names in it. Raises TrainerError if it is unclear which model is meant."""
+    """Return a model's tensors by their names in it. Raises TrainerError if it is unclear which model is meant.
+
+    `model` is needed if the checkpoint has several.
+    """
     kept = {
         name.removeprefix(_OF_MODEL): entry for name, entry in manifest.tensors.items() if name.startswith(_OF_MODEL)
     }
@@ -141,7 +147,7 @@ def entries_of(manifest: Manifest, model: str | None = None) -> dict[str, Tensor
 
 
 def pieces(entry: TensorEntry, read: Callable[[int, memoryview, int], None]) -> Iterator[bytes]:
-    """Yield the tensor's bytes in the order of its elements, in pieces of one size but for the last.
+    """Yield the tensor's bytes in the order of its elements, in pieces of one size except the last.
 
     `read` fills a view from a file, by the file's number in the manifest, from an offset on.
     """
@@ -164,7 +170,10 @@ def pieces(entry: TensorEntry, read: Callable[[int, memoryview, int], None]) -> 
 
 
 def places(entry: TensorEntry) -> Iterator[Place]:
-    """Yield where the tensor's bytes are, in the order of its elements; neighbouring ranges are joined."""
+    """Yield the ranges of the tensor's bytes in the checkpoint's files, in the order of its elements.
+
+    Ranges that follow each other in a file are joined.
+    """
     last: Place | None = None
     for place in _places(entry):
         if last is not None and (last.file, last.at + last.size) == (place.file, place.at):
@@ -178,7 +187,7 @@ def places(entry: TensorEntry) -> Iterator[Place]:
 
 
 def _places(entry: TensorEntry) -> Iterator[Place]:
-    """Return the ranges of the tensor's bytes, in order and not yet joined."""
+    """Return the ranges of the tensor's bytes, in the order of its elements and not joined."""
     parts = [(chunk, chunk.at) for chunk in entry.chunks if 0 not in chunk.lengths]
     return _ranges_of_block(parts, 0, entry.shape, ITEM_BYTES[entry.dtype]) if parts else iter(())
 
@@ -186,7 +195,7 @@ def _places(entry: TensorEntry) -> Iterator[Place]:
 def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequence[int], item: int) -> Iterator[Place]:
     """Yield the ranges of the tensor below some indexes of the dimensions before `dim`.
 
-    Each part comes with the offset in its file where that block begins.
+    Each part comes with the offset in its file where that block begins; `item` is the size of an element.
     """
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim:]) == tuple(shape[dim:]):
@@ -205,7 +214,7 @@ def _ranges_of_block(parts: Sequence[tuple[Chunk, int]], dim: int, shape: Sequen
 def _ranges_of_rows(
     parts: Sequence[tuple[Chunk, int]], dim: int, rows: int, shape: Sequence[int], item: int
 ) -> Iterator[Place]:
-    """Yield the ranges of rows that the same parts share."""
+    """Yield the ranges of `rows` indexes along `dim` that lie in the same parts."""
     chunk, at = parts[0]
     if len(parts) == 1 and tuple(chunk.lengths[dim + 1 :]) == tuple(shape[dim + 1 :]):
         yield Place(chunk.file, at, rows * _row(chunk, dim, item))

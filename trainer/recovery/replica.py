@@ -90,7 +90,7 @@ class Replica:
     def __init__(self, subjects: Subjects, snapshot: Snapshot) -> None:
         names = ModelNames(subjects.models)
         optimizers = {key: OptimizerNames(key, value, names) for key, value in subjects.optimizers.items()}
-        whole = {key: one for key, one in optimizers.items() if not one.shared_out}  # else it is no other rank's
+        whole = {key: one for key, one in optimizers.items() if not one.is_partitioned}  # else it is no other rank's
         alike = names.parameters()
         for optimizer in whole.values():
             alike |= optimizer.tensors()

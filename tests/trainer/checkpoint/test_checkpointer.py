@@ -465,7 +465,7 @@ def test_what_cannot_be_kept_is_told_at_the_first_step_with_its_place(alone, eve
     )
     checkpointer.load()
     one_step(model, optimizer)
-    with pytest.raises(TrainerError, match=r"mine/phase/0: a .*Phase cannot be kept\nhint: .*of an Enum keep its name"):
+    with pytest.raises(TrainerError, match=r"mine/phase/0: .*Phase cannot be saved\nhint: .*of an Enum keep its name"):
         checkpointer.after_step(1)
 
 

@@ -33,7 +33,7 @@ def test_of_a_sharded_tensor_each_rank_brings_its_part():
 def keep_a_sharded_tensor_for_one_rank():
     training = Training.begin(Recipe("fsdp"))
     subjects = Subjects({"": training.model}, {}, {}, {"mine": Ema(training.module)})
-    with pytest.raises(TrainerError, match="a sharded tensor is no single rank's\nhint: keep it in `state`"):
+    with pytest.raises(TrainerError, match="a sharded tensor cannot be in `per_rank`\nhint: keep it in `state`"):
         gather(subjects, training.world)
     return True
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_kept_is_named_by_where_it_is():
 
     training = Training.begin(Recipe("none"))
     subjects = Subjects({"": training.model}, {}, {"data": Odd()}, {})
-    with pytest.raises(TrainerError, match=r"state/shared/objects/data/seen/1: a builtins\.object cannot be kept"):
+    with pytest.raises(TrainerError, match=r"state/shared/objects/data/seen/1: a builtins\.object cannot be saved"):
         gather(subjects, training.world)
 
 

@@ -78,7 +78,7 @@ def test_where_nothing_comes_it_is_said_once_and_nobody_waits_again_until_copies
         assert not waits(near, 400)
         assert waits(behind, 400)
     assert [record.message for record in caplog.records] == [
-        "step 20: no checkpoint has a second copy, and for 60 s nothing of one has come: saves wait no more"
+        "step 20: no checkpoint has a second copy, and no part of one has arrived for 60 s: saves no longer wait"
     ]
 
 

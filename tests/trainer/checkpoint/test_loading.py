@@ -296,7 +296,7 @@ def test_where_all_are_damaged_the_next_start_begins_anew(tmp_path):
     for step in (1, 2):
         flip(tmp_path / folder_name(step) / data_name(step - 1), 40)
     for said in spawn_ranks(begin_anew, 2, tmp_path):
-        assert "no checkpoint is sound any more" in said and "the next start begins anew" in said
+        assert "no checkpoint is sound any more" in said and "the next start begins at step 0" in said
     assert len(catalog.set_aside(tmp_path)) == 2 and catalog.steps(tmp_path) == []
     assert spawn_ranks(begin_anew, 2, tmp_path) == [(0, True)] * 2
 

@@ -182,7 +182,7 @@ def test_a_damaged_snapshot_before_there_is_anything_on_disk_changes_nothing_and
     damage_a_snapshot(base)
     for rank, (step, same, said) in enumerate(start(begin_anew, 2, base, ranks_of_node=1).results()):
         assert (step, same) == (0, True)
-        assert [line.endswith("; the training begins anew") for line in said] == [True] * (rank == 0), said
+        assert [line.endswith("; the training begins at step 0") for line in said] == [True] * (rank == 0), said
     assert catalog.steps(base / "memory-0") == [], "what is damaged is not tried again"
 
 

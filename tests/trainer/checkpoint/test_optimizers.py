@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from trainer.checkpoint.names import ModelNames
-from trainer.checkpoint.optimizers import OptimizerNames, home_of, sharded_again
+from trainer.checkpoint.optimizers import OptimizerNames, device_of_state, sharded_again
 from trainer.errors import TrainerError
 
 
@@ -113,4 +113,4 @@ def test_state_of_a_parameter_that_had_none_goes():
     ],
 )
 def test_where_a_tensor_of_the_state_lives(key, group, expected):
-    assert home_of(key, group, torch.empty(2, device="meta")).type == expected
+    assert device_of_state(key, group, torch.empty(2, device="meta")).type == expected

@@ -87,5 +87,5 @@ def test_a_part_that_is_not_what_was_planned_is_an_error():
 
 
 def test_a_type_that_cannot_be_kept_is_told_of():
-    with pytest.raises(TrainerError, match="a tensor of type float4_e2m1fn_x2 cannot be kept"):
+    with pytest.raises(TrainerError, match="a tensor of type float4_e2m1fn_x2 cannot be saved"):
         make_plan({"a": torch.empty(2, dtype=torch.float4_e2m1fn_x2)}, ALONE)

@@ -122,7 +122,7 @@ def test_times_and_paths_come_back(value):
 
 
 def test_a_time_in_a_zone_of_rules_is_refused():
-    with pytest.raises(TrainerError, match=r"state/x/at: a time in Europe/Berlin cannot be kept\nhint: .astimezone"):
+    with pytest.raises(TrainerError, match=r"state/x/at: a time in Europe/Berlin cannot be saved\nhint: .astimezone"):
         there_and_back({"at": dt.datetime.now(ZoneInfo("Europe/Berlin"))})
 
 
@@ -228,14 +228,14 @@ def attributed():
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "lambda": (lambda: {"a": [1, lambda: 0]}, "state/x/a/1: a builtins.function"),
-    "object": (lambda: {"deep": {"er": Thing()}}, "state/x/deep/er: a .*Thing cannot be kept"),
-    "module": (lambda: torch.nn.Linear(1, 1), "Linear cannot be kept"),
-    "subclass": (type("Mine", (dict,), {}), "Mine cannot be kept"),
+    "object": (lambda: {"deep": {"er": Thing()}}, "state/x/deep/er: a .*Thing cannot be saved"),
+    "module": (lambda: torch.nn.Linear(1, 1), "Linear cannot be saved"),
+    "subclass": (type("Mine", (dict,), {}), "Mine cannot be saved"),
     "objects in an array": (lambda: np.array([Thing()]), "array of object"),
     "an array with fields": (lambda: np.zeros(2, dtype=[("a", "i4"), ("b", "f4")]), "array of"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "layout torch.sparse_coo cannot be kept"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "layout torch.sparse_coo cannot be saved"),
     "default of its own": (lambda: defaultdict(Thing), r"a defaultdict whose default is made by .*Thing"),
-    "attributes on a named tuple": (attributed, "Attributed cannot be kept"),
+    "attributes on a named tuple": (attributed, "Attributed cannot be saved"),
     "iterator": (lambda: {"i": iter(())}, "state/x/i: a builtins.tuple_iterator"),
 }
 

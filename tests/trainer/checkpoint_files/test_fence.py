@@ -66,7 +66,7 @@ def test_a_start_by_hand_does_not_lower_the_fence(folder):
 def test_without_a_claim_nobody_may_write(folder):
     mine = take_token(folder)
     (folder / FENCE).unlink()
-    with pytest.raises(Fenced, match="somebody has taken over"):
+    with pytest.raises(Fenced, match="another start has taken over"):
         check(folder, mine)
 
 

@@ -127,9 +127,12 @@ def test_whatever_is_believed_lies_inside_of_its_files(data):
     [
         (with_tensor(dtype="object"), "unknown type 'object'"),
         (with_tensor(chunks=[Chunk(0, 0, (0,), (3,))]), "its parts are not the whole"),
-        (with_tensor(chunks=[Chunk(0, 0, (0,), (2,)), Chunk(1, 0, (1,), (2,))]), "its parts lie over each other"),
-        (with_tensor(shape=(), chunks=[Chunk(0, 0, (), ()), Chunk(1, 0, (), ())]), "its parts are not the whole"),
-        (with_tensor(shape=(), chunks=[Chunk(0, 0, (), ()), Chunk(1, 0, (), ())], ranks=(0,)), "over each other"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (2,)), Chunk(1, 0, (1,), (2,))]), "its parts overlap"),
+        (
+            with_tensor(shape=(), chunks=[Chunk(0, 0, (), ()), Chunk(1, 0, (), ())]),
+            "its parts are not the whole",
+        ),
+        (with_tensor(shape=(), chunks=[Chunk(0, 0, (), ()), Chunk(1, 0, (), ())], ranks=(0,)), "its parts overlap"),
         (with_tensor(chunks=[Chunk(0, 0, (1,), (4,))]), "a part reaches over the edge"),
         (with_tensor(chunks=[Chunk(2, 0, (0,), (4,))]), "lies in a file that is not listed"),
         (with_tensor(chunks=[Chunk(0, 96, (0,), (4,))]), "lies outside of its file"),
@@ -138,14 +141,14 @@ def test_whatever_is_believed_lies_inside_of_its_files(data):
         (with_tensor(chunks=[Chunk(0, 0, (0,), (2,), 3)]), "a part reaches over the edge"),
         (with_tensor(chunks=[Chunk(0, 0, (0,), (1,), 2)]), "its parts are not the whole"),
         (with_tensor(chunks=[Chunk(0, 93, (0,), (2,), 2)]), "lies outside of its file"),
-        (with_tensor(chunks=[Chunk(0, 0, (0,), (1,), 2), Chunk(0, 0, (1,), (2,))]), "its parts lie over each other"),
+        (with_tensor(chunks=[Chunk(0, 0, (0,), (1,), 2), Chunk(0, 0, (1,), (2,))]), "its parts overlap"),
         (with_tensor(chunks=[Chunk(0, 0, (0,), (2,), 2, 1, 1)]), "follows no dimension"),
         (with_tensor(shape=(), chunks=[Chunk(0, 0, (), (), 2)], ranks=(0,)), "follows no dimension"),
         (with_tensor(chunks=[Chunk(0, 0, (0,), (2,), 1 << 62, 1 << 62)]), "a part reaches over the edge"),
         (with_tensor(shape=(0,), chunks=[Chunk(0, 0, (0,), (0,), 1 << 62, 1 << 62)]), "file that is not listed"),
-        (Manifest(1, 1, "n", (FILES[0], FILES[0]), {}, {}), "expected one file a rank"),
-        (Manifest(1, 1, "n", (FileEntry("../x", 1, "0"),), {}, {}), "expected one file a rank"),
-        (Manifest(1, 1, "n", (FileEntry("FENCE", 1, "0"),), {}, {}), "expected one file a rank"),
+        (Manifest(1, 1, "n", (FILES[0], FILES[0]), {}, {}), "expected one file per rank"),
+        (Manifest(1, 1, "n", (FileEntry("../x", 1, "0"),), {}, {}), "expected one file per rank"),
+        (Manifest(1, 1, "n", (FileEntry("FENCE", 1, "0"),), {}, {}), "expected one file per rank"),
         (Manifest(1, 2, "n", tuple(FILES), {}, {"t": TreeEntry(0, 99, 2)}), "t: lies outside of its file"),
         (Manifest(1, 2, "n", tuple(FILES), {}, {"t": TreeEntry(2, 0, 1)}), "t: lies outside of its file"),
         (Manifest(1, 1, "n", (), {}, {}, format=3), "expected format 2 or an older one, got 3"),
@@ -203,11 +206,11 @@ def test_parts_of_every_shape_are_told_apart():
         assert decode(encode(square(parts)))
         if depth:
             moved = msgspec.structs.replace(parts[0], offsets=parts[-1].offsets)
-            with pytest.raises(CheckpointDamaged, match="lie over each other"):
+            with pytest.raises(CheckpointDamaged, match="its parts overlap"):
                 decode(encode(square([*parts[1:], moved])))
     wheel = [Chunk(0, 0, *where) for where in PINWHEEL]  # which no straight cut divides
     assert decode(encode(square(wheel)))
-    with pytest.raises(CheckpointDamaged, match="lie over each other"):
+    with pytest.raises(CheckpointDamaged, match="its parts overlap"):
         decode(encode(square([*wheel, wheel[4]])))
 
 
@@ -266,7 +269,7 @@ def test_parts_beside_each_other_are_the_whole(cuts):
     empty = Chunk(0, 0, (2, 0), (0, 4))
     assert decode(encode(with_tensor(dtype="int8", shape=(4, 4), chunks=[empty, *chunks]))).tensors
     if len(chunks) > 1:
-        with pytest.raises(CheckpointDamaged, match="over each other"):
+        with pytest.raises(CheckpointDamaged, match="its parts overlap"):
             decode(encode(with_tensor(dtype="int8", shape=(4, 4), chunks=[*chunks[:-1], chunks[0]])))
 
 

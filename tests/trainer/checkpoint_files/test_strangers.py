@@ -100,7 +100,7 @@ def test_what_stands_in_a_draft_is_not_written_through(folder, outside, mine, ki
 def test_a_manifest_names_nothing_outside_of_its_folder(folder, outside, mine, name):
     draft = commit.begin(folder, 1, mine)
     hostile = Manifest(1, 1, "n", (FileEntry(name, 1, "0" * 32),), {}, {"t": TreeEntry(0, 0, 1)})
-    with pytest.raises(CheckpointDamaged, match="one file a rank"):
+    with pytest.raises(CheckpointDamaged, match="one file per rank"):
         commit.publish(draft, hostile, mine)
     assert untouched(outside) and catalog.entries(folder) == []
 
