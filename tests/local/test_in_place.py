@@ -201,7 +201,7 @@ def test_unasked_nobody_stays_where_that_would_cost_something(lab, alone):
     assert [event["text"] for event in lab.events(run, "regroup")] == [
         "a new generation follows: restart 1 of 20 for killed"
     ]
-    assert "started anew" not in lab.rank_logs(run)
+    assert "will be restarted" not in lab.rank_logs(run)
     assert (status["fingerprint"], numbers(lab, run)) == (fingerprint, wanted)
 
 

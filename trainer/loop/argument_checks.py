@@ -1,4 +1,4 @@
-"""Refuse arguments of a Trainer that are of the wrong kind, by name, before anything starts."""
+"""Raise errors that name the Trainer argument that is of the wrong kind, before anything starts."""
 
 import logging
 from collections.abc import Mapping, Sequence

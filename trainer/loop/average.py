@@ -1,4 +1,4 @@
-"""Average the weights over the steps; the average is steadier, and is validated and exported."""
+"""Keep an exponential moving average (EMA) of the weights, which is validated and exported instead of them."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ _LEAST_BYTES = 4  # of a number: in fewer a small change of the average would be
 
 
 class Average:
-    """The averages of the trained parameters that this rank has, whole or as shards.
+    """The averages of this rank's trained parameters, of whole ones or of its shards, in `tensors` by name.
 
-    An older step counts `decay` times as much as the next one, and less in the first steps, or the random first weights
+    At each update the old average has the weight `decay`, and less in the first steps, or the random first weights
     would stay in the average for long: step n has a share of at least 9 / (10 + n).
     """
 
@@ -41,7 +41,10 @@ class Average:
 
     @torch.no_grad()
     def begin(self, known: Collection[str] = ()) -> int:
-        """Set the averages whose names are not in `known` to the current weights; return how many were set."""
+        """Set the averages that no checkpoint had to the current weights, and return how many were set.
+
+        `known` are the names of the averages that were loaded.
+        """
         begun = [name for name in self.tensors if name not in known]
         for name in begun:
             self.tensors[name].copy_(self._weights[name])
@@ -49,7 +52,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int, learned: bool | Tensor) -> None:
-        """Update the averages after an optimizer step; `learned` says whether it changed the weights.
+        """Update the averages after optimizer step `step`; `learned` says whether it changed the weights.
 
         On a GPU `learned` is a tensor, so that nothing waits for it.
         """

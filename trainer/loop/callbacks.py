@@ -1,4 +1,4 @@
-"""Hooks into the loop, and how their state is kept."""
+"""Define the hooks of the training loop (`Callback`), and call those of several callbacks in order (`Callbacks`)."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +24,13 @@ class Callback:
         """Act after each optimizer step."""
 
     def on_log(self, training: Training, line: Line) -> None:
-        """Act every `log_every` steps on the plain numbers of the step."""
+        """Act every `log_every` steps; `line` has the step's losses, learning rate, speed and times as numbers."""
 
     def on_validation(self, training: Training, values: Values) -> None:
-        """Act after each validation on the means over all samples."""
+        """Act after each validation; `values` are means over all samples by name."""
 
     def on_test(self, training: Training, values: Values) -> None:
-        """Act after Trainer.test(); `training.step` is the step of the tested weights."""
+        """Act after Trainer.test() with its `values`; `training.step` is the step of the tested weights."""
 
     def on_epoch(self, training: Training) -> None:
         """Act after each epoch; `training.epoch` is the number of finished epochs."""
@@ -41,11 +41,11 @@ class Callback:
     def on_end(self, training: Training) -> None:
         """Act when the loop ends: done, stopped or failed.
 
-        If ranks continue in place, on_start follows.
+        If it failed because another rank was lost and training continues in this process, on_start is called again.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept in each checkpoint."""
+        """Return the callback's state, which each checkpoint contains."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""List the reasons why a training cannot continue in place after a rank was killed, so that all ranks start anew."""
+"""List why ranks cannot continue in place (in their running processes) after another rank was killed."""
 
 import os
 import time
@@ -30,7 +30,10 @@ _NOT_HANDED_OVER = (*_NOT_LOADED, "compile", "keep_best", "ema")
 
 
 class PlainState:
-    """Finds numbers and text that modules or a loss keep in Python, which no checkpoint has and a new rank lacks."""
+    """Finds numbers and strings of modules or a loss that change while training and that no checkpoint contains.
+
+    A new rank would lack their values.
+    """
 
     def __init__(self) -> None:
         self._steps, self._last = 0, dict[str, str]()
@@ -38,7 +41,8 @@ class PlainState:
     def changing(self, **modules: object) -> str:
         """Return the name of a value that changed in one of the first steps, such as `model.blocks.0.count`, or "".
 
-        The first step is not compared, as a module may make there what it keeps from then on.
+        It is called once a step with the objects to look at by name. The first step is not compared, as a module may
+        make there the values that it keeps from then on.
         """
         if self._steps == _LOOKED_AT:
             return ""
@@ -56,7 +60,7 @@ class PlainState:
 
 
 def _objects_of(root: object) -> Iterator[tuple[str, object]]:
-    """Yield a module's parts by name, or the object that a method belongs to."""
+    """Yield a module's submodules with their names; for another object, or a method's, yield it with the name ""."""
     while isinstance(root, partial):
         root = root.func
     root = getattr(root, "__self__", root)
@@ -67,22 +71,22 @@ def _objects_of(root: object) -> Iterator[tuple[str, object]]:
 
 
 class Pace:
-    """Measures which share of the first steps is spent on saving what continuing in place needs."""
+    """Measures which share of the first steps' time is spent on the snapshots that continuing in place needs."""
 
     def __init__(self) -> None:
         self._steps, self._began, self._spent = 0, 0.0, 0.0
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Count this thread's CPU time in the context; time lost to other processes is no cost."""
+        """Add this thread's CPU time inside the context to the time spent on snapshots."""
         began = time.thread_time()
         try:
             yield
         finally:
             self._spent += time.thread_time() - began
 
-    def is_felt(self, now: float) -> bool:
-        """Return, once after enough steps, whether too much of them was spent."""
+    def count_step(self, now: float) -> bool:
+        """Count a step that ends at `now`; return True once, after 25 steps, if snapshots took over 1 % of them."""
         self._steps += 1
         if self._steps == _WARM:
             self._began, self._spent = now, 0.0
@@ -94,16 +98,16 @@ def reasons(
 ) -> Iterator[str]:
     """Yield each reason why a step could not be undone exactly, or its state not be given to another rank.
 
-    `met_once`: the ranks have met for this training and can meet again. `loads`: nothing is handed over and all go back
-    to what was saved. `made`: a function made the model.
+    `met_once`: the ranks have met for this training and can meet again. `loads`: instead of getting state from other
+    ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model.
     """
     if launched.in_place_by_default and not _is_free(loop, loads=loads):
         yield "recovery.mode hot would have to ask for it"
     yield from _of_its_ranks(loop, launched, met_once=met_once, made=made)
     if loop.own_step is not None:
-        yield "it has a training step of its own"
+        yield "the training step is the user's own"
     if is_iterable(dataset) or is_loader(dataset):
-        yield "its data is a stream, or comes by a loader"
+        yield "the data is a stream, or comes from a loader"
     for name in _NOT_LOADED if loads else _NOT_HANDED_OVER:
         if getattr(settings, name) not in (None, False):
             yield f"{name} is set"
@@ -118,7 +122,7 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
     """Return whether continuing in place can lose no step and costs next to nothing.
 
     That is so on a CPU, with a strategy that has replicas, small buffers, and no callback of the user with an `on_end`.
-    With `loads` all ranks go back to a saved state, which loses steps.
+    With `loads`, all ranks load a saved state, which loses steps.
     """
     strategy, cpu = loop.strategy, loop.training.world.device.type == "cpu"
     small = sum(one.nbytes for one in strategy.buffers) <= _BUFFERS_BYTES
@@ -126,7 +130,7 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
 
 
 def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
-    """Yield the reasons that lie in the strategy, and in the number of ranks and nodes.
+    """Yield the reasons that lie in the strategy, or in the number of ranks and nodes.
 
     `met_once`: the ranks have met for this training and can meet again. `made`: a function made the model.
     """
@@ -137,9 +141,9 @@ def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool)
     if strategy.settings.strategy not in ("ddp", *PARTITIONED) or alone:
         yield f"strategy {strategy.settings.strategy} on {world.size} ranks: expected one for several ranks, on several"
     if strategy.settings.strategy in PARTITIONED and not made:
-        yield "the model was given, and cannot be made anew: expected a function that makes it"
+        yield "the model was given, and cannot be made again: expected a function that makes it"
     if strategy.pipeline is not None:
-        yield "the model is in stages, which have not been shown to go on in place"
+        yield "the model is in pipeline stages, with which continuing in place is not supported"
     if world.device.type != "cpu" and strategy.settings.strategy in _NOT_ON_GPUS:
         yield f"strategy {strategy.settings.strategy} on {world.device.type}: expected ddp, zero2 or fsdp, or CPUs"
     if world.backend == "nccl" and (heeds := os.environ.get(_NCCL_HEEDS)) != "0":

@@ -13,7 +13,7 @@ _LEAST_S = 0.1  # between two looks of the bar
 
 
 class Console(Callback):
-    """Prints lines to `lines`, and a progress bar to `screen` if it is a terminal."""
+    """A callback that prints lines to `lines`, and a progress bar to `screen` if it is a terminal."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ def logged(line: Line, total_steps: int | None) -> str:
 
 
 def bar(step: int, total_steps: int | None) -> str:
-    """Return the progress bar."""
+    """Return the progress bar as text, or `step 10` if the total is unknown."""
     if total_steps is None:
         return f"step {step}"
     full = _BAR_WIDTH * min(step, total_steps) // total_steps

@@ -1,4 +1,4 @@
-"""Compute means over all samples of a data set, exact however many ranks share it."""
+"""Compute means over all samples of validation or test data, exact however many ranks share the samples."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
 class Shares:
     """Gives the validation or test batches of this rank.
 
-    Batches are formed before they are divided over ranks, so that each batch, and what is computed from it, is the same
-    to the last bit on any number of ranks.
+    Batches are formed before they are divided over ranks, so that each batch, and each value computed from it, is the
+    same to the last bit on any number of ranks. `are_of_a_stream` is True for data without a length.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Shares:
         return iter(()) if self._data is None else islice(self._data.batches(), self._most)
 
     def filler(self) -> Batch:
-        """Return the first batch, counted as 0 samples, for a rank that has none left but must run forward passes."""
+        """Return the first batch, counted as 0 samples, for a rank that has none but must run forward passes."""
         return replace(next(self._open_any().batches()), samples=0)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the worker processes that load the data."""
         if self._data is not None:
             self._data.close()
 
@@ -80,7 +80,7 @@ def _own_indices(length: int, samples: int, world: World) -> list[int]:
 
 
 class Evaluation:
-    """Computes the values of validation or test data without changing anything in the training."""
+    """Computes loss and metrics on validation or test data, and leaves the training's state unchanged."""
 
     def __init__(
         self,
@@ -102,14 +102,20 @@ class Evaluation:
         self._weights = average.in_place if average is not None else nullcontext
 
     def run(self, after_batch: Callable[[], None]) -> dict[str, float]:
-        """Return `val_loss` or `test_loss` and the user's metrics, the same on all ranks."""
+        """Return `val_loss` or `test_loss` and the user's metrics, the same on all ranks.
+
+        `after_batch` is called after each batch.
+        """
         with self._weights(), self._without_trace():
             sums, objects = self._sums_over(self._with_fillers(self._shares.batches()), after_batch)
             found = {**means(of_shares(sums.terms(), self._world)), **objects.values(self._world)}
         return {self._prefix + name: value for name, value in found.items()}
 
     def predict(self, answer: Callable[[nn.Module, Any], Any], after_batch: Callable[[], None]) -> list[Any]:
-        """Return `answer(model, batch)` for each batch, in the order of the data, the same on all ranks."""
+        """Return `answer(model, batch)` for each batch, in the order of the data, the same on all ranks.
+
+        `after_batch` is called after each batch.
+        """
         mine: list[Any] = []
         with self._weights(), self._without_trace():
             for batch in self._with_fillers(self._shares.batches()):
@@ -122,7 +128,7 @@ class Evaluation:
         return [some[number] for number in range(len(of_each[0])) for some in of_each if number < len(some)]
 
     def names(self) -> list[str] | None:
-        """Return the names of the values, found with a single batch, or None for a stream, which would lose it."""
+        """Return the names of the values by evaluating one batch, or None for a stream, which would lose it."""
         if self._shares.are_of_a_stream:
             return None
         with self._without_trace():
@@ -131,7 +137,7 @@ class Evaluation:
 
     @contextmanager
     def _without_trace(self) -> Iterator[None]:
-        """Evaluate in this context without gradients, then restore generators, modes and buffers."""
+        """Evaluate without gradients in this context, then restore random generators and training modes."""
         generators = state_of_generators(self._world.device)
         modes = [(part, part.training) for root in self._roots for part in root.modules()]
         self._strategy.share_buffers()
@@ -147,11 +153,11 @@ class Evaluation:
             restore_generators(generators, self._world.device)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the worker processes that load the data."""
         self._shares.close()
 
     def _sums_over(self, batches: Iterator[Batch], after_batch: Callable[[], None]) -> tuple[Sums, MetricObjects]:
-        """Evaluate these batches; return this rank's sums of the values, and the metric objects that were updated."""
+        """Evaluate these batches; return this rank's sums, and the metric objects that the batches have updated."""
         sums, objects = Sums(), MetricObjects()
         for batch in batches:
             values = self._values(self._place(batch.data), batch.samples)
@@ -191,7 +197,7 @@ class Evaluation:
         return sum_of(value, samples, floats_are_sums=sums)
 
     def _with_fillers(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches, and fillers until all ranks are done if ranks meet in every forward pass."""
+        """Yield the batches; if ranks meet in each forward pass, yield fillers until no rank has a batch left."""
         if not self._strategy.is_sharded:
             yield from batches
             return
@@ -216,18 +222,21 @@ class SeveralEvaluations:
         return {name: value for one in self._each for name, value in one.run(after_batch).items()}
 
     def names(self) -> list[str] | None:
-        """Return the names of the values, or None if one of the sets is a stream."""
+        """Return the names of the values, or None if one of the data sets is a stream."""
         found = [one.names() for one in self._each]
         return None if None in found else [name for names in found for name in names or ()]
 
     def close(self) -> None:
-        """End their workers."""
+        """End the worker processes of all data sets."""
         for one in self._each:
             one.close()
 
 
 def answer_alone(model: nn.Module, batch: Any) -> Any:
-    """Return the model's output for a batch: for the whole of it, or for the first part of a pair with labels."""
+    """Return the model's output for a batch, of which a tuple or list has the input first and labels after it.
+
+    A mapping is passed as keyword arguments, anything else as it is.
+    """
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch[0] if isinstance(batch, (tuple, list)) else batch)

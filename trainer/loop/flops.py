@@ -43,7 +43,7 @@ def _is_in(name: str, device: str, parts: list[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """The operations of one sample, and what all devices can do in a second, if that is known."""
+    """The operations of one sample, and the operations that all devices together can do in a second (None: unknown)."""
 
     per_sample: float
     peak_per_s: float | None = None
@@ -90,7 +90,5 @@ def counted(
     if peak is None and device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         peak = peak_tflops(name, settings.precision)
-        message += (
-            "" if peak is not None else f"\nhint: nobody here knows the peak of {name}: with peak_tflops there is mfu"
-        )
+        message += "" if peak is not None else f"\nhint: the peak of {name} is not known; set peak_tflops to get mfu"
     return Flops(per_sample, None if peak is None else peak * 1e12 * strategy.world.size), message

@@ -1,4 +1,4 @@
-"""Run Python's garbage collection on all ranks at the same steps, so that ranks do not wait for each other's."""
+"""Run Python's garbage collection on all ranks at the same steps, so that ranks do not wait for it one by one."""
 
 import gc
 
@@ -7,7 +7,7 @@ from trainer.loop.progress import Training
 
 
 class Collecting(Callback):
-    """Collects garbage every so many steps, instead of whenever Python does, which makes all ranks wait for one.
+    """A callback that collects garbage every so many steps, instead of whenever Python would.
 
     Objects that exist before the first step are not examined again.
     """

@@ -1,6 +1,6 @@
-"""Save where a pipeline was cut by measured time, beside the checkpoints and in each of them.
+"""Save which layers begin the stages of a pipeline that was cut by measured time, so that later starts cut it alike.
 
-A later start would otherwise measure again and go on with other stages in the middle of a run.
+The cut is in a file beside the checkpoints and in each checkpoint.
 """
 
 import os
@@ -27,7 +27,10 @@ NOTED = "pp_cut"  # with a checkpoint: the parts with which stages begin
 
 
 class _File(msgspec.Struct, frozen=True):
-    """The file beside the checkpoints in which a cut is saved."""
+    """The file beside the checkpoints: the layers that begin stages, and each stage's measured seconds.
+
+    `otherwise` is the slowest stage's share of the time, had the model been cut by numbers of layers.
+    """
 
     begins: list[str]
     seconds: list[float]
@@ -45,7 +48,7 @@ class KeptCuts:
         self._folder, self._world, self._measure = folder, world, measure
 
     def kept(self) -> list[Kept]:
-        """Return the cuts on the ranks' disks in order of preference; they need not all be the same."""
+        """Return the cuts saved on the ranks' disks, preferred ones first; disks may have different cuts."""
         cuts_of_ranks = gathered((self._cut_of_checkpoint(), self._cut_in_file()), self._world)
         checkpoints = sorted((one for one, _ in cuts_of_ranks if one is not None), key=lambda one: -one[0])
         files = [one for _, one in cuts_of_ranks if one is not None]
@@ -54,11 +57,11 @@ class KeptCuts:
         return [with_times.get(tuple(one.begins), one) for one in noted] + files
 
     def sample(self) -> Sample | None:
-        """Return a sample to measure by, or None."""
+        """Return a micro-batch to measure the stages with, or None if nothing has to be measured."""
         return None if self._measure is None else self._measure()
 
     def keep(self, cut: Cut) -> None:
-        """Write the cut beside the checkpoints."""
+        """Write the cut to its file beside the checkpoints, on rank 0."""
         if not self._world.is_first:
             return
         make_folder(self._folder)
@@ -68,7 +71,7 @@ class KeptCuts:
         sync_folder(self._folder)
 
     def _cut_of_checkpoint(self) -> tuple[int, list[str]] | None:
-        """Return step and first parts of stages from the newest checkpoint, or None if it has no cut."""
+        """Return the newest checkpoint's step and the layers that begin its stages, or None if it has no cut."""
         for entry in reversed(catalog.entries(self._folder)):
             manifest = _manifest(entry) if entry.kind == "step" else None
             if manifest is not None:
@@ -84,13 +87,13 @@ class KeptCuts:
             return None
         except (CheckpointDamaged, msgspec.MsgspecError) as error:
             raise TrainerError(
-                f"{self._folder / STAGES}: {error}\nhint: remove it to measure the stages anew"
+                f"{self._folder / STAGES}: {error}\nhint: remove the file to measure the stages again"
             ) from error
         return Kept(found.begins, tuple(found.seconds), found.otherwise)
 
 
 def _manifest(entry: catalog.Entry) -> Manifest | None:
-    """Return the manifest, or None if it is damaged; damage is reported when the checkpoint is loaded."""
+    """Return the checkpoint's manifest, or None if it is damaged; damage is reported when the checkpoint is loaded."""
     try:
         return catalog.read_manifest(entry, partial=True)
     except (CheckpointDamaged, OSError):

@@ -19,7 +19,7 @@ _MOST = 32  # parameters: a call that is taken back costs half a microsecond in 
 
 
 class LaunchMessages:
-    """Receives the message that ranks must meet again, by waiting for it or by watching for it during training."""
+    """Receives launch's message that ranks have to reconnect, when asked or in the middle of a step."""
 
     def __init__(self) -> None:
         self._control: Control | None = None
@@ -41,21 +41,21 @@ class LaunchMessages:
         return None if self._control is None else self._control.wait(within_s)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable once there is a message that cannot wait; -1 if there is no pipe."""
+        """Return the descriptor that is readable once a message is there that cannot wait; -1 if there is no pipe."""
         return -1 if self._control is None else self._control.fileno()
 
     @property
     def has_one_for_step_end(self) -> bool:
-        """Whether there is a message that can wait for the end of a step."""
+        """Whether a message is there that can wait for the end of a step."""
         return self._control is not None and self._control.has_message_for_step_end
 
     def watch(
         self, parameters: Iterable[nn.Parameter] | None = None, unless: Callable[[], bool] = lambda: False
     ) -> None:
-        """Cut the connections when a message comes, since no operation fails by itself if a node only fell silent.
+        """Start to cut the connections to other ranks when a message comes, so that pending operations fail.
 
-        With `parameters`, forward and backward passes over them end with an error too, except while `unless` returns
-        True.
+        If a node only fell silent, no operation would fail by itself. With `parameters`, forward and backward passes
+        over them end with an error too, except while `unless` returns True.
         """
 
         def check() -> None:
@@ -85,10 +85,10 @@ class LaunchMessages:
 
 
 class Passes:
-    """The forward and backward passes of the current thread over these parameters; `check` raises to end them.
+    """The forward and backward passes of the current thread over these parameters, which `leave` ends.
 
-    After another rank is lost, passes would fail by themselves, but only when gradients are reduced: with DDP at the
-    end.
+    `check` raises the error that ends them. After another rank is lost, passes would fail by themselves, but only when
+    gradients are reduced: with DDP at the end.
     """
 
     def __init__(self, check: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:
@@ -96,7 +96,7 @@ class Passes:
         self._hooks: list[RemovableHandle] = []
 
     def leave(self) -> None:
-        """From now on, call `check` before each module's forward pass and when some parameters get gradients.
+        """Call `check` from now on before each module's forward pass and when some parameters get gradients.
 
         Another thread calls this in the middle of a pass; before that it costs nothing. Modules get no hook if
         something was compiled, as it would be compiled again with the hook in it.

@@ -1,4 +1,4 @@
-"""The training loop: epochs, batches, micro-batches, and what happens at the end of a step."""
+"""The training loop: epochs, batches, micro-batches, and the work at the end of a step (log, validate, save)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -36,26 +36,39 @@ Info = dict[str, str | int | float | bool | None]
 
 
 class StepListener(Protocol):
-    """The interface by which the loop reports each step, so that a training can continue in place after a kill."""
+    """The interface by which the loop reports each step, so that a training can continue in place after a kill.
 
-    step_samples: int | None  # of the step after which that is; None: before the first one
+    In place means in the running processes. `step_samples` is the number of samples of the step after which the
+    training continues, or None before the first step.
+    """
+
+    step_samples: int | None  # of the step after which training continues; None: before the first step
 
     def save_rank_state(self, loop: "Loop") -> None:
-        """Save this rank's own state after the last forward pass of a step."""
+        """Save the state that only this rank has, after the last forward pass of a step."""
 
     def update_done(self, loop: "Loop", step_samples: int) -> None:
-        """Save the shared state after the update."""
+        """Save the state that all ranks share, after an update with `step_samples` samples."""
 
     def before_save(self, loop: "Loop") -> None:
-        """Seed the generators anew if ranks have changed in the step; called before such a step is saved."""
+        """Seed the random generators again if the set of ranks has changed in the step that is about to be saved."""
 
     def step_done(self, loop: "Loop") -> None:
-        """Leave the step with an error if new ranks wait to join; called after logging and saving."""
+        """Raise an error that ends the loop if new ranks wait to join; called after logging and saving."""
 
 
 @dataclass(slots=True)
 class Loop:
-    """All parts of one `fit` call: model, data, schedules, evaluation, checkpointer, callbacks and the current step."""
+    """All parts of one `fit` call: model, data, schedules, evaluation, checkpointer, callbacks and the current step.
+
+    `epoch_samples` and `left` count the samples of an epoch and those still to come (None: unknown). `logs` and
+    `gathers` say whether the current step is logged, and its losses are gathered over ranks. `steps` and `samples`
+    count since the last line of metrics, and `spent` is the time in them before ranks reconnected. `validated` is a
+    step with the values that other ranks found after it. `goes_back` is True once a spike sends the training back to
+    the newest checkpoint. `norm` is that of the last step's gradients, `means` the step's mean losses, `info` the
+    values for a checkpoint's manifest, and `late` the vote on `max_time_s`. `updating` is called before the weights
+    change, and `survivor` gets each step, if ranks may continue in place.
+    """
 
     training: Training
     loss: LossFunction
@@ -108,7 +121,7 @@ class Loop:
             self.piped = Piped(self.strategy.pipeline)
 
     def run(self) -> int:
-        """Train to the end and return 0, or return 75 if asked to stop, with everything saved."""
+        """Train to the end and return 0, or return 75 (to be resumed) if asked to stop, with everything saved."""
         self.callbacks.on_start(self.training)
         try:
             if self._train():
@@ -122,7 +135,7 @@ class Loop:
             self.callbacks.on_end(self.training)
 
     def _train(self) -> bool:
-        """Train, and return True if a stop was requested, with everything saved."""
+        """Train to the end; return True if the training has to be resumed by another start, with everything saved."""
         self.phases.lap("other")
         self.phases.take()  # loading, and what else comes before the first step, is no time of a step
         if self.survivor is not None:
@@ -141,7 +154,7 @@ class Loop:
         return False
 
     def _continue_after_step(self, survivor: StepListener) -> bool:
-        """Do the rest of a step after whose update ranks continue in place; return True if a stop was requested."""
+        """Finish the step in which a rank was lost after the update; return True if a stop was requested."""
         if survivor.step_samples is None:
             survivor.before_save(self)
             return False
@@ -159,7 +172,7 @@ class Loop:
             self._validate()
 
     def _train_epoch(self) -> bool:
-        """Train the rest of an epoch; return whether a stop was requested."""
+        """Train the rest of an epoch; return True if the loop has to stop before the training's end."""
         begun, first = self.data.samples_done, self.progress.step
         self.left = None if self.epoch_samples is None else self.epoch_samples - begun
         for batch in self.data.epoch_batches():
@@ -212,7 +225,7 @@ class Loop:
             if not str(error).startswith(_TOO_FEW):
                 raise
             raise TrainerError(
-                f"a micro-batch of {batch.samples} sample: BatchNorm knows no variance of one: {error}\n"
+                f"a micro-batch of {batch.samples} sample: BatchNorm cannot compute a variance: {error}\n"
                 "hint: drop_last=True leaves out an epoch's last, smaller batch; or another batch_size or accumulate"
             ) from error
 
@@ -222,14 +235,14 @@ class Loop:
         return self.loss(model, data)
 
     def _optimizer_step(self, batch: Batch) -> None:
-        """Update the weights after the last micro-batch, or leave the step out."""
+        """Update the weights after the last micro-batch, or skip the update if the loss is a spike."""
         if self.logs:
             self.rates = self.schedules.rates  # before they are scheduled anew
         factor = self.count.factor(batch.step_samples)
         if self.own_step is not None:
             self.norm = self.own_step.end()
         elif self._is_spike():
-            self.strategy.leave_out()
+            self.strategy.skip_step()
             self.norm = None
         else:
             self.norm = self.strategy.step(factor, measured=self.logs, updating=self.updating)
@@ -243,9 +256,9 @@ class Loop:
         self.phases.lap("optimizer")
 
     def _is_spike(self) -> bool:
-        """Return whether the step's loss is a spike, so that it is left out.
+        """Return whether the step's loss is a spike, so that its update is skipped.
 
-        Ranks meet here if spikes are looked for.
+        All ranks call it; they communicate if `spike_factor` is set.
         """
         spikes, step, settings = self.spikes, self.progress.step + 1, self.training.settings
         if spikes is None:
@@ -268,9 +281,9 @@ class Loop:
         return call_on_first(self.training.world, lambda: any(one.kind == "step" for one in catalog.entries(folder)))
 
     def _end_step(self, step_samples: int, before_saving: Callable[[], None] = lambda: None) -> bool:
-        """Log, call callbacks, validate and save, each if due after a step of so many samples; return whether to stop.
+        """Log, call callbacks, validate and save, each if due after a step of so many samples.
 
-        `before_saving` is called just before the checkpointer.
+        `before_saving` is called just before the checkpointer. Returns True if a stop was requested.
         """
         self.steps += 1
         self.samples += step_samples
@@ -294,7 +307,7 @@ class Loop:
         return stop
 
     def _begin_step(self) -> None:
-        """Decide whether the step that begins is logged."""
+        """Decide whether the next step is logged, and whether its losses are gathered over ranks."""
         self.logs = (self.progress.step + 1) % self.training.settings.log_every == 0
         self.gathers = self.logs or self.spikes is not None
 
@@ -307,7 +320,7 @@ class Loop:
         self.callbacks.on_epoch(self.training)
 
     def _is_over(self, epochs: int | None = None) -> bool:
-        """Return whether the training is over, now or after `epochs` epochs."""
+        """Return whether the training is over with so many finished epochs (None: those finished so far)."""
         settings, progress = self.training.settings, self.progress
         epochs = progress.epoch if epochs is None else epochs
         return (
@@ -318,7 +331,7 @@ class Loop:
         )
 
     def _check_time_limit(self) -> None:
-        """Note whether `max_time_s` is over, by a vote of all ranks."""
+        """Set `out_of_time` if `max_time_s` has passed on some rank; in some steps all ranks vote on it."""
         limit = self.training.settings.max_time_s
         if limit is not None and self.late.due(self.progress.step):
             [self.out_of_time] = self.late.vote(self.progress.step, [self.progress.seconds >= limit])
@@ -329,7 +342,7 @@ class Loop:
         return (isinstance(every, int) and step % every == 0) or self._is_over()
 
     def _validate(self, *, last: bool = False) -> None:
-        """Validate.
+        """Validate, unless that is off or was done after this step.
 
         With `last`, the training ends after it, so everything is saved before, in case validation fails.
         """
@@ -355,7 +368,7 @@ class Loop:
         self.callbacks.on_validation(self.training, values)
 
     def still_here(self) -> None:
-        """Report progress during long work between steps, or launch takes the rank for hung."""
+        """Report progress during long work between steps, so that launch does not take the rank for hung."""
         self.checkpointer.still_at(self.progress.step)
 
     def _log(self) -> None:
@@ -386,7 +399,7 @@ class Loop:
         self._refuse_to_continue()
 
     def _losses_of_step(self, seconds: Mapping[str, float]) -> tuple[dict[str, float], list[list[float]]]:
-        """Return the losses of the step, and each rank's own times and memory; all ranks call it and communicate."""
+        """Return the step's mean losses, and each rank's own seconds and memory; all ranks call it and communicate."""
         world, settings = self.training.world, self.training.settings
         meets = self.strategy.is_sharded or settings.sync_batchnorm or self.own_step is not None
         mine = [own_seconds(seconds, meets_in_forward=meets), peak_memory_gb(world.device)]
@@ -424,7 +437,7 @@ class Loop:
         self.callbacks.on_done(self.training)
 
     def try_step(self, batches: Iterator[Batch]) -> float:
-        """Do an optimizer step for the learning-rate finder, and return its loss."""
+        """Do one optimizer step with the next batches for the learning-rate finder, and return its loss."""
         self.gathers = True
         for batch in batches:
             self._micro_batch(batch)

@@ -25,7 +25,11 @@ LossFunction = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a loss function returned: the loss, and its other values by name."""
+    """The result of a loss function: the loss, an optional count, and other values by name.
+
+    Without `count` the loss is a mean over the batch's samples, else a sum over so many things, such as tokens.
+    `more_values` are means of the same kind, or pairs of sum and count.
+    """
 
     loss: Tensor  # a mean over the samples of the batch; with a count, a sum
     count: Count | None = None
@@ -66,7 +70,7 @@ def answer_of(given: Any) -> Answer:
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return the answer. Raises TrainerError if it is not a single number."""
+    """Return `answer` unchanged. Raises TrainerError if its loss, its count or another value is no single number."""
     if answer.loss.numel() != 1:
         raise TrainerError(f"loss: expected one number, got {described(answer.loss)}\nhint: the mean over the batch")
     if isinstance(answer.count, Tensor) and answer.count.numel() != 1:
@@ -100,7 +104,7 @@ def by_name(given: Any) -> Mapping[str, Any]:
 
 
 def described(value: Any) -> str:
-    """Return how a message names a value of the wrong kind."""
+    """Return the words for a wrong value in an error message: its type, or a tensor's shape."""
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
@@ -114,7 +118,10 @@ def plain(given: Any) -> Any:
 
 
 class StepLosses:
-    """Losses of a step, gathered and read from the device only in steps that are logged."""
+    """Collects the losses of a step's micro-batches, and averages them over all ranks if the step is logged.
+
+    `of_ranks` has the extra numbers of each rank from the last `take`.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -124,31 +131,31 @@ class StepLosses:
         self.of_ranks: list[list[float]] = []  # what each rank sent along when they last met
 
     def add(self, answer: Answer, batch: Batch) -> None:
-        """Add a micro-batch."""
+        """Add the losses of a micro-batch; a batch that counts as 0 samples adds nothing."""
         self._names = ("loss", *answer.more_values)
         if batch.samples:  # one that only fills up has no part in it, whatever its loss is
             self._sums.append(answer.sums(batch.samples))
 
     def noted(self) -> tuple[tuple[str, ...], list[float]]:
-        """Return the names of the losses, and sum and count of each of them for every batch that was added."""
+        """Return the losses' names, and a flat list with sum and count of each, for every micro-batch added."""
         return self._names, read([one for sums in self._sums for pair in sums.values() for one in pair])
 
     def put_back(self, names: Sequence[str], numbers: Sequence[float], others: Sequence[Sequence[float]] = ()) -> None:
-        """Restore the names and numbers that `noted` returned, here and in `others` on ranks that are gone."""
+        """Restore the names and numbers that `noted` returned; `others` are those of ranks that are gone."""
         self._names, width = tuple(names), 2 * len(names)
         tensors = [torch.tensor(number, dtype=torch.float64) for number in numbers]
         batches = [tensors[place : place + width] for place in range(0, len(tensors), width or 1)]
         self._sums = [dict(zip(self._names, zip(one[::2], one[1::2], strict=True), strict=True)) for one in batches]
         self._others = [_added_up(one, width) for one in others]
 
-    def take(self, say: Sequence[float] = ()) -> dict[str, float]:
-        """Return the step's mean losses by name, the same on all ranks, which meet here, and begin a new step.
+    def take(self, extra: Sequence[float] = ()) -> dict[str, float]:
+        """Return the step's mean losses by name, the same on all ranks, which communicate, and begin a new step.
 
-        `say` is sent along; `of_ranks` then has what each rank sent.
+        `extra` are more numbers of this rank: `of_ranks` then has those of each rank.
         """
         numbers = read([one for sums in self._sums for pair in sums.values() for one in pair])
         width = 2 * len(self._names)
-        rows = self._of_all([*_added_up(numbers, width), *say])
+        rows = self._of_all([*_added_up(numbers, width), *extra])
         self.of_ranks = [row[width:] for row in rows]
         of_each = [*(rows[rank][:width] for rank in self._world.of_shares), *self._others]
         self._sums.clear()
@@ -173,7 +180,7 @@ def _added_up(numbers: Sequence[float], width: int) -> list[float]:
 
 
 class StepCount:
-    """Counts over all ranks what the step's loss is a sum of, if the loss function returns a count.
+    """Sums, over a step and all ranks, the counts that a loss function returns with its loss, such as tokens.
 
     The count is known only after the last micro-batch of all ranks. Until then gradients are those of the sum over the
     step's samples, which is about as large, and then they are multiplied once.
@@ -184,7 +191,7 @@ class StepCount:
         self._count: Tensor | None = None
 
     def weighted(self, answer: Answer, batch: Batch) -> Tensor:
-        """Count the micro-batch, and return the loss to call `backward` on."""
+        """Add the micro-batch's count, and return the loss to call `backward` on."""
         self.add(answer, batch)
         return self.share_of(answer, batch)
 
@@ -204,7 +211,7 @@ class StepCount:
         self._count = here if self._count is None else self._count + here
 
     def factor(self, step_samples: int) -> Tensor | None:
-        """Return the factor for the gradients, or None if there were no counts; ranks meet here."""
+        """Return the factor that corrects the gradients for the count, or None without counts; all ranks call it."""
         count, self._count = self._count, None
         if count is None:
             return None

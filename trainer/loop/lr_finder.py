@@ -31,7 +31,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The learning rates that were tried, and the one at which the loss fell most steeply."""
+    """The learning rates that were tried, their smoothed losses, and the rate at which the loss fell most steeply."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -46,9 +46,10 @@ def learning_rate_finder(
     highest: float = 10.0,
     steps: int = 100,
 ) -> Sweep:
-    """Sweep the rate from `lowest` to `highest` in equal ratios; groups keep their ratios to the first one.
+    """Sweep the learning rate from `lowest` to `highest` in equal ratios, and return the losses.
 
-    `run_step` does one optimizer step and returns its loss, the same on all ranks. Call this inside `put_back`.
+    `run_step` does one optimizer step and returns its loss, the same on all ranks. Other parameter groups keep their
+    ratio to the first one. Call this inside `put_back`, which restores the training.
     """
     ratios = [_ratio(group["lr"], optimizer.param_groups[0]["lr"]) for group in optimizer.param_groups]
     rates: list[float] = []

@@ -1,4 +1,4 @@
-"""Use metrics that keep state, as torchmetrics has them: update them by batch, then reduce over ranks."""
+"""Use metric objects that keep state, such as torchmetrics: update them by batch, then reduce them over ranks."""
 
 import warnings
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ class MetricObjects:
 
     @property
     def names(self) -> list[str]:
-        """The names of the values."""
+        """The names of the values: one for each metric, also of a collection."""
         return list(self._parts)
 
     def update(self, name: str, metric: Any, *args: Any) -> None:
-        """Update a metric with a batch; it is reset at the first one of the pass."""
+        """Update `metric` with one batch's arguments; before the first batch of the pass it is reset."""
         if name not in self._begun:
             self._begun.add(name)
             _check(name, metric)
@@ -44,9 +44,9 @@ class MetricObjects:
         self._parts |= dict(_parts(name, metric))
 
     def values(self, world: World) -> dict[str, float]:
-        """Return the values of all metrics, the same on all ranks, which meet here; each is computed on one rank.
+        """Return the values of all metrics, the same on all ranks, which communicate; then reset the metrics.
 
-        That is the first rank that has a state of the metric.
+        Each is computed on one rank, the first that has a state of the metric.
         """
         of_each = of_shares({name: _states(metric) for name, metric in self._parts.items()}, world)
         mine: dict[str, float] = {}
@@ -131,7 +131,7 @@ def _set(part: Any, state: State) -> None:
 
 
 def _reduce(part: Any, states: list[State]) -> State:
-    """Set on the metric the states of all ranks reduced by its own rules, and return the plain first state.
+    """Set on the metric the states of all ranks, reduced by its own rules, and return its state without the reduction.
 
     Lists are concatenated in the order of ranks.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def metrics_folder(settings: Settings) -> Path:
-    """Return the folder for metrics."""
+    """Return the folder for metrics: `out`, or else `metrics` in the run directory or the current one."""
     if settings.out is not None:
         return Path(settings.out)
     run_dir = Launched.from_environment().run_dir
@@ -38,7 +38,7 @@ def numbers_of(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 class JsonLines(Callback):
-    """Appends a line for each logged step, each validation and each test, on rank 0."""
+    """A callback that appends a JSON line for each logged step, each validation and each test, on rank 0."""
 
     def __init__(self, folder: Path, launched: Launched | None = None) -> None:
         self._folder, self._launched = folder, launched or Launched()
@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 class TensorBoard(Callback):
-    """Writes scalars for TensorBoard, on rank 0."""
+    """A callback that writes scalars for TensorBoard, on rank 0."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -114,7 +114,7 @@ class TensorBoard(Callback):
         self._open(training.step + 1)
 
     def _open(self, purge_step: int | None) -> None:
-        """Open the event file, dropping events after `purge_step`."""
+        """Open an event file; TensorBoard then hides older events from `purge_step` on (None: it hides none)."""
         try:
             from torch.utils.tensorboard import SummaryWriter  # late: an optional package, and slow to import
         except ImportError as error:
@@ -148,7 +148,7 @@ _SAID = ("loss", "lr", "samples_per_s", "mfu", "skipped")
 
 
 class Reports(Callback):
-    """Sends loss, rate and validation values to launch."""
+    """A callback that sends loss, learning rate, speed and validation values to launch."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

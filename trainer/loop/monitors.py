@@ -12,7 +12,10 @@ from trainer.loop.progress import Training
 
 @dataclass(slots=True)
 class Best:
-    """The best value so far; NaN is never better."""
+    """The best value so far; NaN is never better.
+
+    `mode` is min or max; a value is better only by more than `min_delta`.
+    """
 
     mode: str  # min or max
     min_delta: float = 0.0
@@ -31,7 +34,7 @@ class Best:
 
 
 class EarlyStopping(Callback):
-    """Ends the training when `patience` validations in a row have brought no better value."""
+    """A callback that ends the training after `patience` validations in a row without a better value."""
 
     def __init__(self, patience: int, monitor: str = "val_loss", mode: str = "min", min_delta: float = 0.0) -> None:
         self.patience, self.monitor = patience, monitor
@@ -39,13 +42,13 @@ class EarlyStopping(Callback):
         self.bad = 0
 
     def on_start(self, training: Training) -> None:
-        self._look(training)  # anew: there may be more patience than before
+        self._end_if_due(training)  # anew: there may be more patience than before
 
     def on_validation(self, training: Training, values: Values) -> None:
         self.bad = 0 if self.best.take(monitored(values, self.monitor)) else self.bad + 1
-        self._look(training)
+        self._end_if_due(training)
 
-    def _look(self, training: Training) -> None:
+    def _end_if_due(self, training: Training) -> None:
         """End the training if `patience` is used up."""
         if self.bad >= self.patience:
             training.end(f"early stopping: {self.bad} validations without a better {self.monitor}", stays=False)
@@ -58,7 +61,7 @@ class EarlyStopping(Callback):
 
 
 class BestModel(Callback):
-    """Keeps the checkpoint with the best value."""
+    """A callback that calls `save(step, values)` after each validation with the best value so far."""
 
     def __init__(
         self, save: Callable[[int, Mapping[str, float]], None], monitor: str = "val_loss", mode: str = "min"

@@ -13,7 +13,7 @@ PHASES = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "oth
 
 
 class Phases(Protocol):
-    """A stopwatch: each lap adds the time since the last one to a phase."""
+    """A stopwatch for the phases of a step: each lap adds the time since the last one to a phase."""
 
     def lap(self, phase: str) -> None: ...
 
@@ -24,10 +24,10 @@ class Phases(Protocol):
         """
 
     def so_far(self) -> Spent:
-        """Return what `take` would return now, by the host's clock alone."""
+        """Return the values of `take` up to now by the host's clock alone, and continue counting."""
 
     def go_on_from(self, spent: Spent) -> None:
-        """Continue counting as if this much time had passed already."""
+        """Continue counting as if the seconds in `spent` had passed before."""
 
 
 class HostPhases:
@@ -61,9 +61,9 @@ class HostPhases:
 
 
 class DevicePhases:
-    """Measures phases by events in the GPU's stream, which are read only when asked for.
+    """Measures phases by events in the GPU's stream, which are read only in `take`.
 
-    The host's laps count for what the GPU has no part in: waiting for data, and checkpoints.
+    The host's clock counts for phases in which the GPU does nothing: waiting for data, and checkpoints.
     """
 
     _OF_HOST = ("data", "checkpoint", "other")

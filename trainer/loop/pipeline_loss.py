@@ -39,7 +39,7 @@ Function = Callable[[nn.Module, Any], Any]
 class _Called(BaseException):
     """Carries the arguments of the model's call out of a loss function.
 
-    A BaseException, so that it is not caught there.
+    It is a BaseException, so that an `except Exception` in that function does not catch it.
     """
 
     def __init__(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class Piped:
         self._shape: _Shape | None = None  # of what the loss function returns, known after the first batch
 
     def train(self, loss: LossFunction, data: Any, batch: Batch, count: StepCount, *, known: bool) -> Answer:
-        """Compute the gradients of a batch, add it to `count`, and return the loss function's answer.
+        """Compute the gradients of a batch, add its count to `count`, and return the loss function's answer.
 
         `data` is the content of `batch`. With `known` the answer has all values, else only the count, if there is one.
         """
@@ -124,7 +124,7 @@ class Piped:
     def ask(self, functions: Sequence[Function], data: Any) -> dict[str, Any]:
         """Return the named values of functions for a batch, without gradients, the same on all ranks.
 
-        Functions that call the model with the same tensor share its pass.
+        Functions that call the model with the same tensor share one forward pass.
         """
         # Before any of them has an answer: only the last stage has one, and all have to decide alike.
         inputs = [self._inputs(one, data, training=False) for one in functions]
@@ -161,7 +161,7 @@ class Piped:
         return values
 
     def answered(self, function: Function, data: Any) -> Any:
-        """Return what a function returns for a batch, without gradients, on the last stage; None elsewhere."""
+        """Return the result of a function for a batch, without gradients, on the last stage; None elsewhere."""
         output = self._pipeline.ask(self._inputs(function, data, training=False))
         if output is None:
             return None
@@ -175,7 +175,7 @@ class Piped:
     def _merged_answer(self, answers: list[Answer], *, known: bool) -> Answer:
         """Return the answers of all parts merged into one, on all ranks.
 
-        Without `known`, only counts are needed, and nothing is sent if there are none.
+        Without `known`, the answer has only the count, and nothing is sent if there is none.
         """
         pipeline = self._pipeline
         if self._shape is None:
@@ -249,7 +249,7 @@ def sample_of(loss: LossFunction, data: Any, settings: Settings, world: World) -
 
 
 def _shape_of(answer: Answer) -> _Shape:
-    """Return the shape; with a count, means become sums and counts as well."""
+    """Return the names of an answer's values; with a count, means are treated as sums with that count."""
     counts = answer.count is not None
     return _Shape(
         counts,
@@ -258,7 +258,7 @@ def _shape_of(answer: Answer) -> _Shape:
 
 
 def _names(shape: _Shape) -> str:
-    """Return the names in an answer for a message."""
+    """Return the names in an answer, separated by commas, for an error message."""
     return ", ".join(name for name, _ in shape.pairs)
 
 

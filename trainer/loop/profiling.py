@@ -20,7 +20,7 @@ Report = Callable[[Training, Mapping[str, float]], None]
 
 
 class MarkedPhases:
-    """A stopwatch whose laps are also recorded in the trace."""
+    """A stopwatch whose laps are written into the profiler's trace as well."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
@@ -46,9 +46,9 @@ def _mark(phase: str) -> None:
 
 
 class Profiler(Callback):
-    """Traces the steps `first` to `last` of each rank into a file of its own.
+    """A callback that traces the steps `first` to `last` of each rank into a file of its own.
 
-    After a complete trace `report` is called on each rank with where the time went over all ranks.
+    After a complete trace `report(training, times)` is called on each rank with times averaged over all ranks.
     """
 
     def __init__(self, first: int, last: int, folder: Path, report: Report = lambda *_: None) -> None:

@@ -27,12 +27,12 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """The seconds of training over all starts, without the time that kills have lost."""
+        """The seconds of training over all starts, without work that was lost to kills."""
         return self._seconds + self._clock() - self._began
 
     @property
     def seconds_before(self) -> float:
-        """The seconds of earlier starts, which are the same on all ranks."""
+        """The seconds of training in earlier starts, which are the same on all ranks."""
         return self._seconds
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,7 +55,10 @@ class Progress:
 
 @dataclass(slots=True)
 class Training:
-    """A running training as callbacks see it."""
+    """A running training as callbacks see it.
+
+    `say` logs a line on rank 0; `total_steps` is None if unknown.
+    """
 
     settings: Settings
     world: World

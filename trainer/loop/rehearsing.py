@@ -1,4 +1,4 @@
-"""Run passes before the first step that change nothing: to count operations, to find a learning rate, to warm up."""
+"""Run passes before the first step without changing the weights: to count operations, find a rate, or warm up."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ log = logging.getLogger("trainer")
 
 
 def count_operations(loop: Loop, settings: Settings) -> Flops:
-    """Return the operations of a sample, before anything is loaded; the data stays where it was."""
+    """Return the operations of a sample, before weights are loaded; the data's position does not change."""
     place = loop.data.state_dict()
     used: list[Batch] = []
 
@@ -44,7 +44,10 @@ def count_operations(loop: Loop, settings: Settings) -> Flops:
 
 
 def find_rate(loop: Loop) -> None:
-    """Find a learning rate and start the schedule from it."""
+    """Find a learning rate, start the schedule from it, and log it.
+
+    Raises BadSettings with several optimizers, or if the schedule ignores the optimizer's learning rate.
+    """
     strategy, device = loop.strategy, loop.training.world.device
     schedule, *others = loop.schedules.each.values()
     if others:
@@ -73,7 +76,7 @@ def find_rate(loop: Loop) -> None:
 
 
 def touch(module: nn.Module) -> None:
-    """Allocate memory for weights that are still to come, as a first touch costs more than filling it."""
+    """Fill the parameters with zeros, so that their memory is allocated before the weights arrive."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()
@@ -86,10 +89,10 @@ def try_first_pass(
     dataset: Any,
     collate: Callable[[list[Any]], Any] | None,
 ) -> None:
-    """Run a first pass on the CPU in a reserve process, with a model that is thrown away.
+    """Run a first pass on the CPU in a reserve process, which waits to replace a lost rank.
 
-    A first pass loads code and touches memory, which takes time. A process in reserve has no GPU. Another process
-    fetches the samples, so that the data's position stays unchanged.
+    It loads code and touches memory ahead of time; its results are dropped. Nothing is done if ranks use GPUs or the
+    data is a stream. A worker process fetches the samples, so that the data's position stays unchanged.
     """
     device = torch.device("cpu")
     on_gpu = torch.cuda.is_available() if settings.device is None else settings.device != "cpu"
@@ -108,6 +111,6 @@ def try_first_pass(
                 answer = answer_of(loss(module.train(), Placing(device)(batch.data)))
             answer.loss.backward()
     except Exception as error:  # noqa: BLE001 - the user's code, with weights that nobody would give it
-        log.warning("a first pass in reserve was broken off: %s: %s", type(error).__name__, error)
+        log.warning("the first pass of the reserve process failed: %s: %s", type(error).__name__, error)
     finally:
         data.close()

@@ -1,7 +1,7 @@
-"""Bring ranks that have met again after a kill to the step from which they continue.
+"""Bring ranks that have reconnected after a rank was killed to the step from which they continue.
 
-standing of each ─► agree ─► rank states from copies ─► weights, optimizer, snapshot: sent in stripes, or restored
-                 ─► buffers, generators, the step's losses ─► all are right after that step's update
+reports of all ranks ─► agree on a step ─► rank states from copies ─► weights, optimizer: sent in stripes, or restored
+                    ─► buffers, generators, the step's losses ─► all are right after that step's update
 """
 
 from typing import Any
@@ -19,18 +19,19 @@ from trainer.recovery.replica import Replica, ReplicaReader
 from trainer.recovery.shard_states import ShardState
 from trainer.strategies.replicas import unsaved_buffers
 
-CANNOT = "the training cannot go on in place: "  # what an error begins with that no other meeting mends
+CANNOT = "the training cannot continue in place: "  # begins an error after which reconnecting once more would not help
 
 
 def cannot(why: str) -> dist.DistBackendError:
-    """Return the error that makes launch start all ranks anew, for a reason that is no mistake of the user's."""
+    """Return the error that makes launch restart all ranks because of `why`, which is no mistake of the user's."""
     return dist.DistBackendError(CANNOT + why)
 
 
 def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str:
     """Bring all ranks, in new process groups, to the step from which the training continues.
 
-    Returns the step and its number of samples, or why all ranks have to go back to what was saved.
+    Returns the step and its number of samples (None: before the first step), or, as text, why all ranks have to load a
+    checkpoint or snapshot.
     """
     world = loop.training.world
     snapshots.find(loop)
@@ -43,7 +44,7 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
     if not agreed.resized:
         _send_copied_states(loop, snapshots, agreed, reports[agreed.source].start)
     elif not snapshots.save_resized_state(loop, agreed.step):
-        raise cannot("what ranks have noted takes too much room in memory")
+        raise cannot("the saved states of ranks do not fit in memory")
     snapshots.copy_in_new_groups(loop, agreed.step)
     loop.checkpointer.continue_from(agreed.step)
     values = (_with_part if snapshots.loads else _with_weights)(loop, snapshots, agreed)
@@ -57,7 +58,7 @@ def arrive(loop: Loop, snapshots: StepSnapshots) -> tuple[int, int | None] | str
 
 
 def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Send or receive whole weights, where each rank has the whole model; return the loop's position."""
+    """Send or receive whole weights, if each rank has the whole model; return the values of the loop's fields."""
     world, subjects = loop.training.world, loop.checkpointer.subjects
     if world.rank in agreed.receivers:
         snapshots.snapshot = None  # until it has all of it
@@ -78,7 +79,10 @@ def _with_weights(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> di
 
 
 def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[str, Any]:
-    """Restore shards in models that were made anew, from this rank or another one; return the loop's position."""
+    """Restore this rank's shards in the rebuilt model, from its own memory or another rank's.
+
+    Returns the values of the loop's fields as of that step.
+    """
     world = loop.training.world
     for sender in dict.fromkeys(one for one, _ in agreed.shards_sent):
         receivers = [rank for one, rank in agreed.shards_sent if one == sender]
@@ -94,7 +98,10 @@ def _with_part(loop: Loop, snapshots: StepSnapshots, agreed: Agreement) -> dict[
 
 
 def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement, start: str) -> None:
-    """Send the state that was lost with its node to its rank, from the rank that keeps a copy."""
+    """Send each state that was lost with a node from the rank that keeps a copy to the rank it belongs to.
+
+    `start` names the start of the ranks to which the state belongs.
+    """
     world = loop.training.world
     for holder, rank in agreed.copies_sent:
         if world.rank == holder and snapshots.copies is not None:
@@ -103,14 +110,14 @@ def _send_copied_states(loop: Loop, snapshots: StepSnapshots, agreed: Agreement,
             received: list[Any] = [None]
             dist.recv_object_list(received, src=holder, group=world.control)
             if not snapshots.keep_copied_state(loop, start, agreed.step, received[0]):
-                raise cannot(f"there is no memory for the note of step {agreed.step}")
+                raise cannot(f"there is no memory for the state of step {agreed.step}")
 
 
 def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str, Any]) -> None:
-    """Restore the loop's position and this rank's own state, after weights, optimizer and objects."""
+    """Restore the loop's fields from `values`, and this rank's own state of that step."""
     state = snapshots.rank_states.read(step) if snapshots.rank_states is not None else None
     if state is None:
-        raise cannot(f"the note of step {step} is gone")
+        raise cannot(f"the saved state of step {step} is gone")
     _put_buffers_back(loop, state)
     for name, value in values.items():
         if name not in ("norm", "step_samples"):
@@ -125,7 +132,7 @@ def _put_back(loop: Loop, snapshots: StepSnapshots, step: int, values: dict[str,
 
 
 def _put_buffers_back(loop: Loop, state: RankState) -> None:
-    """Restore the buffers: this rank's own, or rank 0's where all ranks use those."""
+    """Restore the model's buffers: this rank's own, or rank 0's if all ranks share them."""
     buffers = loop.strategy.buffers
     if not buffers or (loop.strategy.is_sharded and not state.resized):  # each rank has kept its own
         put_bytes(state.buffers, buffers)
@@ -136,13 +143,13 @@ def _put_buffers_back(loop: Loop, state: RankState) -> None:
 
 
 def _put_back_losses(loop: Loop, state: RankState) -> None:
-    """Restore the losses of the step that this rank has added up."""
+    """Restore the losses of the step that this rank has summed so far."""
     if state.names:
         loop.losses.put_back(state.names, state.losses, state.others)
 
 
 def reseed_generators(loop: Loop) -> None:
-    """Seed the generators at the end of a step, as a start from its checkpoint with other ranks does."""
+    """Seed the random generators at the end of a step, as loading its checkpoint on other ranks does."""
     world, step = loop.training.world, loop.progress.step
     seed_all(loop.training.settings.seed, world.share)
     if step:

@@ -27,14 +27,14 @@ def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: L
     if steps:
         raise BadSettings(
             f"resume: never, but {folder} has a checkpoint of step {max(steps)}\n"
-            "hint: another checkpoint_dir, or resume=auto to go on from there"
+            "hint: another checkpoint_dir, or resume=auto to resume from it"
         )
 
 
 def refuse_to_begin(settings: Settings, folder: Path, found: bool, launched: Launched) -> None:
     """Raise BadSettings with `resume` must if no checkpoint was `found`, except when launch restarts the run."""
     if settings.resume == "must" and not found and _is_first_start(launched):
-        raise BadSettings(f"resume: must, but {folder} has no checkpoint\nhint: resume=auto begins where there is none")
+        raise BadSettings(f"resume: must, but {folder} has no checkpoint\nhint: resume=auto begins without one")
 
 
 def _is_first_start(launched: Launched) -> bool:
@@ -86,7 +86,7 @@ def _constants_of(name: str, schedule: Schedule) -> Iterator[tuple[str, str]]:
 
 
 def _constants(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments that a scheduler was made with, without its position."""
+    """Yield the arguments that a scheduler was made with, without its current position."""
     for key, value in state.items():
         if key == "_schedulers":  # of one made of several
             for number, inner in enumerate(value):

@@ -36,12 +36,12 @@ class Schedule:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups as they were made, with the found rate if there is one."""
+        """Copies of the optimizer's parameter groups as it was made, without `params`, with a found learning rate."""
         return copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in self._before])
 
     @property
     def rate(self) -> float:
-        """The current rate of the first group."""
+        """The current learning rate of the first parameter group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self) -> None:
@@ -51,11 +51,11 @@ class Schedule:
         if self._stepped:
             self._scheduler.step()
         else:
-            self._go_on(1)
+            self._step_quietly(1)
         self._stepped = True
 
-    def _go_on(self, steps: int) -> None:
-        """Step the scheduler without torch's warning that the optimizer has not been stepped yet."""
+    def _step_quietly(self, steps: int) -> None:
+        """Step the scheduler so many times, without torch's warning that the optimizer was not stepped yet."""
         if self._scheduler is None or self.needs_validation:
             return
         with warnings.catch_warnings():
@@ -65,24 +65,27 @@ class Schedule:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether the scheduler depends on a monitored value."""
+        """Whether the scheduler depends on a monitored validation value."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def validated(self, values: Mapping[str, float], monitor: str) -> None:
-        """Step a ReduceLROnPlateau after a validation."""
+        """Step a ReduceLROnPlateau by the monitored value after a validation; other schedulers do nothing."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step(monitored(values, monitor))
 
     def start_from(self, rate: float) -> None:
-        """Start the first group from `rate`, and the others in their ratio to it."""
+        """Start the first parameter group from the learning rate `rate`, and others in their ratio to it."""
         first = self._before[0]["lr"]
         for before in self._before:
             before["lr"] = rate * (before["lr"] / first if first else 1.0)
-        self._make_anew()
+        self._make_again()
 
     @property
     def follows_the_rate(self) -> bool:
-        """Whether the schedule depends on the optimizer's rate; OneCycleLR, for one, mostly has rates of its own."""
+        """Whether the schedule depends on the optimizer's learning rate.
+
+        OneCycleLR, for one, mostly has rates of its own.
+        """
         if self._make is None:
             return True
         before, rates = self.groups, []
@@ -91,19 +94,19 @@ class Schedule:
             group = self._optimizer.param_groups[0]
             rates.append(float(group.get("initial_lr", group["lr"])))
         self._before = before
-        self._make_anew()
+        self._make_again()
         return rates[0] != rates[1]
 
     def take_given(self) -> None:
-        """Use the script's settings instead of the loaded ones, at the loaded position."""
+        """Use the script's optimizer and schedule options instead of the loaded ones, at the loaded position."""
         done = self._scheduler.last_epoch if self._scheduler is not None else 0
         if self.needs_validation:
             self._reset_groups()  # what it knows of the values before stays
         else:
-            self._make_anew()
-            self._go_on(done)
+            self._make_again()
+            self._step_quietly(done)
 
-    def _make_anew(self) -> None:
+    def _make_again(self) -> None:
         """Make the scheduler again from the optimizer's current settings."""
         self._reset_groups()
         self._scheduler = self._make(self._optimizer, self._total_steps) if self._make is not None else None
@@ -146,17 +149,17 @@ class Schedules:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether one of the schedulers depends on a monitored value."""
+        """Whether one of the schedulers depends on a monitored validation value."""
         return any(one.needs_validation for one in self.each.values())
 
     @property
     def rates(self) -> dict[str, float]:
-        """The rates of first groups for a line of metrics: `lr` of the first optimizer, `lr_NAME` of each named one."""
+        """The learning rates for a line of metrics: `lr` of the first optimizer, and `lr_NAME` of each named one."""
         rates = {name: one.rate for name, one in self.each.items()}
         return {"lr": next(iter(rates.values())), **{f"lr_{name}": rate for name, rate in rates.items() if name}}
 
     def step(self) -> None:
-        """Step all of them after an optimizer step."""
+        """Step every scheduler after an optimizer step."""
         for one in self.each.values():
             one.step()
 
@@ -166,7 +169,7 @@ class Schedules:
             one.validated(values, monitor)
 
     def take_given(self) -> None:
-        """Use the script's settings instead of the loaded ones, at the loaded position."""
+        """Use the script's optimizer and schedule options instead of the loaded ones, at the loaded position."""
         for one in self.each.values():
             one.take_given()
 
@@ -178,18 +181,18 @@ class Schedules:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the schedulers; one that was not saved starts from its beginning, with a warning."""
+        """Restore the schedulers; one that was not saved starts from step 0, with a warning."""
         saved = _saved_by_name(state)
         for name, one in self.each.items():
             mine = saved.get(name, {})
             if one.state_dict() and not mine:
                 title = f"the schedule of {name!r}" if name else "the schedule"
-                log.warning("schedule: nothing was saved for %s: it begins anew", title)
+                log.warning("schedule: nothing was saved for %s: it starts from step 0", title)
             one.load_state_dict(mine)
 
 
 def _saved_by_name(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the saved states by optimizer; an only optimizer without a name was saved without one."""
+    """Return the saved states by the optimizer's name, "" for an only optimizer."""
     several = bool(state) and all(isinstance(value, Mapping) for value in state.values())
     return state if several else {"": state}
 

@@ -53,7 +53,7 @@ def _one_of(*choices: str) -> Kind:
 
 
 def _some_of(*words: str) -> Kind:
-    """Return the type of a tuple of some of these words, written with commas."""
+    """Return the type of a tuple of some of these words; its text has commas between them."""
     return Kind(
         f"some of {', '.join(words)}",
         _words,
@@ -62,7 +62,7 @@ def _some_of(*words: str) -> Kind:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Return the words in a text with commas."""
+    """Return the words in `text`, which are separated by commas."""
     return tuple(word.strip() for word in text.split(","))
 
 
@@ -72,19 +72,19 @@ def _yes_or_no() -> Kind:
 
 
 def _flag(text: str) -> bool:
-    """Return the bool that `true` or `false` means. Raises ValueError."""
+    """Return True for `true` and False for `false`. Raises ValueError for other text."""
     if text not in ("true", "false"):
         raise ValueError(text)
     return text == "true"
 
 
 def _is_path(value: Any) -> bool:
-    """Return whether the value is a path that is not empty."""
+    """Return whether the value is a path, and not an empty one."""
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
 
 def _is_word(value: Any) -> bool:
-    """Return whether the value is a text that is not empty."""
+    """Return whether the value is a string that is not blank."""
     return type(value) is str and value.strip() != ""
 
 
@@ -143,7 +143,7 @@ def _setting(default: Any, kind: Kind, says: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings of a training; impossible values raise BadSettings together when it is made."""
+    """All settings of a training. Raises BadSettings that lists every value that cannot work."""
 
     max_epochs: int | None = _setting(None, _whole(1), "end after so many passes over the data")
     max_steps: int | None = _setting(None, _whole(1), "end after so many optimizer steps")
@@ -158,7 +158,7 @@ class Settings:
     workers: int = _setting(0, _whole(0), "processes of each rank that prepare data")
 
     strategy: str = _setting("ddp", _one_of(*NAMES), "how the ranks share the work")
-    precision: str = _setting("fp32", _one_of(*PRECISIONS), "what to calculate in")
+    precision: str = _setting("fp32", _one_of(*PRECISIONS), "the number format of calculations")
     shard_size: int | None = _setting(None, _whole(1), "hsdp: ranks that share one copy; left out: those of a node")
     mesh: str | Mapping[str, int] | None = _setting(
         None,
@@ -179,25 +179,25 @@ class Settings:
         None, _whole(1), "mesh with pp: into how many parts a rank's samples are divided; left out: 4 times the stages"
     )
     unused_parameters: bool = _setting(
-        False, _yes_or_no(), "ddp, zero1: some parameters may have no part in a step's loss"
+        False, _yes_or_no(), "ddp, zero1: some parameters may not be used in a step's loss"
     )
     blocks: Choice = _setting(  # noqa: RUF009 - it makes a field
-        (), _PARTS, "what is sharded, recomputed and compiled each by itself; left out: found"
+        (), _PARTS, "modules to shard, recompute and compile separately; left out: found"
     )
     units: Choice = _setting(  # noqa: RUF009 - the same
-        (), _PARTS, "more to shard each by itself, without recomputing: an embedding, a head"
+        (), _PARTS, "more modules to shard separately, without recomputing: an embedding, a head"
     )
     sync_each: bool = _setting(
-        False, _yes_or_no(), "fsdp, hsdp: deal gradients out after every micro-batch: less memory, more to send"
+        False, _yes_or_no(), "fsdp, hsdp: reduce-scatter gradients after every micro-batch: less memory, more to send"
     )
     by_parts: bool = _setting(
         False, _yes_or_no(), "sharded strategies: make the model part by part, so that no rank ever holds all of it"
     )
     reshard: bool = _setting(
-        True, _yes_or_no(), "fsdp, hsdp: let go of a block's whole parameters after its forward pass"
+        True, _yes_or_no(), "fsdp, hsdp: free a block's gathered parameters after its forward pass"
     )
     prefetch: int | None = _setting(
-        None, _whole(1), "sharded strategies: gather so many blocks ahead of the one at work; left out: as torch does"
+        None, _whole(1), "sharded strategies: gather so many blocks ahead; left out: as torch does"
     )
     offload: bool = _setting(
         False, _yes_or_no(), "sharded strategies: keep parameters and optimizer in the host's memory, not a GPU's"
@@ -229,11 +229,11 @@ class Settings:
         (), _some_of(*KEPT), "activation checkpointing: what to keep of recomputed blocks, as matmul,attention"
     )
     sync_batchnorm: bool = _setting(False, _yes_or_no(), "BatchNorm over the samples of all ranks")
-    cudnn_benchmark: bool = _setting(False, _yes_or_no(), "GPUs: try cuDNN's ways for each new shape, take the fastest")
+    cudnn_benchmark: bool = _setting(False, _yes_or_no(), "GPUs: time cuDNN's algorithms for each new shape")
     gc_every: int | None = _setting(
         None,
         _whole(1),
-        "collect Python's garbage after so many steps, on all ranks at once; left out: whenever it likes",
+        "collect Python's garbage after so many steps, on all ranks at once; left out: whenever Python does",
     )
     compile: bool = _setting(False, _yes_or_no(), "compile the model (torch.compile)")
     seed: int = _setting(0, _whole(0), "decides every random choice")
@@ -250,7 +250,7 @@ class Settings:
     monitor: str = _setting(
         "val_loss",
         Kind("a name", str, _is_word),
-        "the validation value that early stopping and the best model go by",
+        "the validation value for early stopping and the best model",
     )
     mode: str = _setting("min", _one_of("min", "max"), "whether the smaller or the larger value is better")
     patience: int | None = _setting(None, _whole(1), "end after so many validations without a better value")
@@ -266,16 +266,18 @@ class Settings:
     checkpoint_keep: int | None = _setting(None, _whole(1), "left out: LAUNCH_CHECKPOINT_KEEP, else 3")
 
     resume: str = _setting(
-        "auto", _one_of("auto", "never", "must"), "go on from the newest checkpoint: if there is one, never, or surely"
+        "auto",
+        _one_of("auto", "never", "must"),
+        "resume from the newest checkpoint: if there is one, never, or fail without one",
     )
     hyperparameters: str = _setting(
         "saved",
         _one_of("saved", "given"),
-        "whose count after a resume, those of optimizer and schedule in the checkpoint or in the script",
+        "after a resume, use the options of optimizer and schedule from the checkpoint (saved) or the script (given)",
     )
 
     straggler_factor: float = _setting(
-        1.5, _real(above=1), "say so where a rank's own work takes so many times as long as the usual rank's"
+        1.5, _real(above=1), "report a rank whose own work takes so many times as long as the median rank's"
     )
     count_flops: bool = _setting(
         False,
@@ -325,7 +327,7 @@ def _refuse_unknown(values: Iterable[str]) -> None:
 
 
 def _named_only(make: Callable[..., None]) -> Callable[..., None]:
-    """Make a dataclass refuse unknown fields, and values without a name, with BadSettings and a hint."""
+    """Wrap the `__init__` of Settings so that unknown or positional arguments raise BadSettings with a hint."""
 
     @wraps(make)
     def made(self: Settings, *args: Any, **values: Any) -> None:
@@ -342,7 +344,7 @@ Settings.__init__ = _named_only(Settings.__init__)  # type: ignore[method-assign
 
 
 def add_options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add one option per setting (`--batch-size`); `defaults` are those of this program."""
+    """Add one option per setting, such as `--batch-size`; `defaults` replace those of Settings."""
     _refuse_unknown(defaults)
     group = parser.add_argument_group("training")
     for name, field in _FIELDS.items():
@@ -377,7 +379,7 @@ def _option(name: str) -> str:
 
 
 def _read(value: Any, field: "dataclasses.Field[Any]") -> Any:
-    """Return the value of an option's text, or a default as it is."""
+    """Parse an option's text for its setting; a default, which is no text, is returned as it is."""
     if not isinstance(value, str):
         return value
     if value == "none" and field.default is None:
@@ -391,7 +393,7 @@ def _unfit(value: Any, kind: Kind) -> str:
 
 
 def _problems(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return every setting that cannot work, with the reason."""
+    """Return the name and the problem of each setting that cannot work, by itself or with the others."""
     found = []
     for name, field in _FIELDS.items():
         value, kind = values[name], field.metadata["kind"]

@@ -12,14 +12,14 @@ from torch.utils._pytree import tree_flatten
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One forward pass: its input, its output, and marks by which a later change of either is noticed."""
+    """One forward pass: its input, its output, and `marks` that show whether either was changed since."""
 
     given: tuple[tuple[Any, ...], dict[str, Any]]
     output: Any
     marks: list[list[Any]]  # of what was given, and of what came out: none of it has been changed since
 
     def is_of(self, given: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-        """Return whether this input is the same, and neither it nor the output has been changed since."""
+        """Return whether `given` is this pass's input, and neither it nor the output was changed since."""
         return [marks_of(given), marks_of(self.output)] == self.marks
 
 
@@ -51,7 +51,10 @@ class SharedForward:
 
 @contextmanager
 def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
-    """Share the model's passes among the functions of one batch, which `next_function` separates."""
+    """Share the model's forward passes among the functions of one batch, until the context ends.
+
+    Call `next_function` of the returned object before each function. Nothing is shared if the model is compiled.
+    """
     shared, forward = SharedForward(), model.forward
     # One that is compiled would be compiled anew for this, and of one of TorchScript it cannot be had.
     if getattr(model, "_compiled_call_impl", None) is not None or isinstance(model, torch.jit.ScriptModule):
@@ -69,13 +72,13 @@ def sharing_forward(model: nn.Module) -> Iterator[SharedForward]:
 
 
 def marks_of(value: Any) -> list[Any]:
-    """Return what identifies the values in a tree: for a tensor its memory and its version."""
+    """Return values that change if anything in a tree of values does: for a tensor its memory and its version."""
     leaves, form = tree_flatten(value)
     return [form, *map(_mark, leaves)]
 
 
 def _mark(leaf: Any) -> Any:
-    """Return what identifies one value, or changes whenever the value may have changed."""
+    """Return a value that changes whenever this leaf of a tree may have changed."""
     if not isinstance(leaf, Tensor):
         return leaf if isinstance(leaf, (int, float, str, bool, type(None))) else id(leaf)
     if hasattr(leaf, "to_local"):

@@ -23,7 +23,7 @@ class Spikes:
 
     @property
     def usual(self) -> float | None:
-        """The median, or None while too few steps are known."""
+        """The running median of the loss, or None while fewer than 20 losses are known."""
         return median(self._losses) if len(self._losses) >= _LEAST else None
 
     def take(self, loss: float) -> bool:

@@ -1,7 +1,7 @@
-"""Save what a rank needs of each step, so that the training can continue right after it when a rank is killed.
+"""Save each step's state, so that training can continue right after that step when a rank is killed.
 
-rank states  what is this rank's alone, in its node's memory, before its gradients are sent
-copies       where a node may be lost: the states of a rank of another node, in this process
+rank states  this rank's own state, in its node's memory, before its gradients are sent
+copies       if a node may be lost: the states of a rank of another node, in this process
 snapshot     the small shared state, in this process, after the update
 """
 
@@ -36,7 +36,17 @@ _OF_LOOP = ("steps", "samples", "left", "info", "logs", "gathers", "rates", "mea
 
 @dataclass(slots=True)
 class StepSnapshots:
-    """The snapshots that one rank saves of its steps, across all process groups in which it meets the others."""
+    """The snapshots that one rank saves of its steps, kept while ranks reconnect in new process groups.
+
+    `loads`: the strategy shards, so only snapshots and checkpoints may have a killed rank's state. `has_replica`:
+    another rank has (with `loads`: may have) the same parameters. `made`: a function made the model and can make it
+    again. `node_suffices`: the ranks of one node have all parameters between them. `snapshot` is of the last step.
+    `part` is a copy of this rank's shards while its model is rebuilt, and `source` the tensors that it is taken from.
+    `updating`: an optimizer update is under way. `drawn`: the random generators as last recorded. `old_place`: this
+    rank and the number of ranks when its states were saved. `validated`: the last validation's step and values.
+    `verified`: steps of checkpoints that were verified, and whether their weights are finite. `resized`: the ranks
+    after the step are not those before it.
+    """
 
     launched: Launched
     loads: bool  # the state of a rank that was killed may be kept by snapshots and checkpoints alone
@@ -56,7 +66,7 @@ class StepSnapshots:
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:
-        """Begin to save rank states. Raises OSError."""
+        """Begin to save rank states, dropping older ones. Raises OSError."""
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
         self.drop_rank_states()
@@ -89,14 +99,14 @@ class StepSnapshots:
         return self.loads and not self.has_replica  # it stays only once something was
 
     def find(self, loop: Loop) -> None:
-        """Find the states that the rank that this one replaces has left in the node's memory."""
+        """Open the states that a replaced rank left in the node's memory, if this rank has none of its own."""
         path = self._path(loop.training.world)
         if self.rank_states is None:
             self.rank_states = RankStateFile.from_files(path)
 
     @property
     def copies_rank_states(self) -> bool:
-        """Whether rank states are copied to other nodes; they are all that a node's loss would lose."""
+        """Whether this rank's states are copied to another node, so that they survive the loss of its node."""
         return self.launched.rank_states_copied and self.has_replica
 
     def save_rank_state(self, loop: Loop, step: int, *, known: bool) -> bool:
@@ -121,7 +131,7 @@ class StepSnapshots:
             self.copies.finish()
 
     def copy_in_new_groups(self, loop: Loop, step: int) -> None:
-        """Copy the step's state in new groups, whose holders may be new too."""
+        """Copy this rank's state of that step to another node again, once new process groups are made."""
         if not self.copies_rank_states:
             return
         world = loop.training.world
@@ -133,12 +143,13 @@ class StepSnapshots:
         self.copies.exchange(step, b"" if save_rank_state is None else encoded(save_rank_state))
         self.await_copies()
 
-    def keep_copied_state(self, loop: Loop, life: str, step: int, data: bytes) -> bool:
+    def keep_copied_state(self, loop: Loop, start: str, step: int, data: bytes) -> bool:
         """Save a state that was lost with its node and was received from the rank that had a copy.
 
-        Returns False if there is no memory for it. Raises OSError.
+        `start` names the start of the ranks to which it belongs. Returns False if there is no memory for it. Raises
+        OSError.
         """
-        self.rank_states = RankStateFile.begin(self._path(loop.training.world), life)
+        self.rank_states = RankStateFile.begin(self._path(loop.training.world), start)
         return self.rank_states.write(step, data)
 
     def save_resized_state(self, loop: Loop, step: int) -> bool:
@@ -177,7 +188,10 @@ class StepSnapshots:
         return self.drawn is not None and (self.drawn.torch, self.drawn.gpu) != torch_state()
 
     def take_snapshot(self, loop: Loop, step_samples: int | None, spent: Spent | None = None) -> None:
-        """Save the shared state after an update with so many samples; None means before the first step."""
+        """Save the shared state after an update with so many samples; None means before the first step.
+
+        `spent` is the time since the last line of metrics; without it, the loop's stopwatch is read.
+        """
         values = {name: getattr(loop, name) for name in _OF_LOOP}
         norm = float(loop.norm) if loop.norm is not None and loop.logs else None  # else nobody looks at it
         values |= {"norm": norm, "step_samples": step_samples, "spent": spent or loop.phases.so_far()}
@@ -185,43 +199,43 @@ class StepSnapshots:
         self.snapshot = Snapshot.of(step, subjects.shared, subjects.optimizers, values)
 
     def continue_from(self, loop: Loop, step_samples: int | None) -> None:
-        """Start from where the loop is now, dropping newer state."""
+        """Take the loop's present state as the one to continue from, and drop other state."""
         self.drawn = self.part = None
         self._record_source(loop)
         self.old_place = loop.training.world.rank, loop.training.world.size
         self.take_snapshot(loop, step_samples, loop.spent)
 
     def _record_source(self, loop: Loop) -> None:
-        """Record the tensors from which a part is taken; call it between two steps."""
+        """Record the tensors from which this rank's shards would be copied; call it between two steps."""
         if self.loads and self.has_replica:
             self.source = Source.of(loop.checkpointer.subjects)
 
     def keep_part(self) -> None:
-        """Store this rank's shards of a model that is about to be made anew in `part`, and drop `source`.
+        """Store this rank's shards of a model that is about to be rebuilt in `part`, and drop `source`.
 
-        `part` is None if an update is under way or the shards cannot be handed over.
+        `part` is None if an update is under way or the shards cannot be sent to another rank.
         """
         self.part = None
         if not self.updating and self.snapshot is not None and self.source is not None:
             try:
                 self.part = self.source.part(self.snapshot)
             except CannotHandOver as error:
-                log.warning("its shards cannot be handed to another rank: %s", error)
+                log.warning("this rank's shards cannot be sent to another rank: %s", error)
         self.source = None  # else all of the model would be kept
 
     def report(self, loop: Loop) -> RankReport:
-        """Return what this rank reports when the ranks meet again."""
-        life, rank_states = (
+        """Return the steps of which this rank has state, by which reconnected ranks agree on a step."""
+        start, rank_states = (
             (self.rank_states.start, self.rank_states.steps()) if self.rank_states is not None else ("", ())
         )
         kept = tuple(self.copies.kept) if self.copies is not None else ()
         if self.loads:
             step = None if self.part is None else self.part.step
             return RankReport(
-                life, step, rank_states, copy_steps=kept, shard=loop.strategy.shard, old_place=self.old_place
+                start, step, rank_states, copy_steps=kept, shard=loop.strategy.shard, old_place=self.old_place
             )
         step = None if self.snapshot is None or self.updating else self.snapshot.step
-        return RankReport(life, step, rank_states, copy_steps=kept, old_place=self.old_place)
+        return RankReport(start, step, rank_states, copy_steps=kept, old_place=self.old_place)
 
     def _start_name(self) -> str:
         """Return a name for this start of the ranks, made of attempt and generation."""

@@ -42,7 +42,7 @@ def in_line(of_ranks: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 class Stragglers:
-    """Finds the rank for which all others wait, line by line."""
+    """Finds a rank for which all others wait, from one line of metrics after the other."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor

@@ -17,14 +17,14 @@ Terms = dict[str, tuple[list[float], list[float]]]  # sums and counts, one of ea
 
 
 class Sums:
-    """The sums of this rank so far; they are read from the device only at the end."""
+    """Sums by name of the values on this rank, which are read from the device only at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Count]] = {}
         self._counts: dict[str, list[Count]] = {}
 
     def add(self, name: str, found: tuple[Count, Count]) -> None:
-        """Add a sum and the count that it is divided by."""
+        """Add a batch's sum and the count that it is divided by."""
         total, count = found
         self._sums.setdefault(name, []).append(total)
         self._counts.setdefault(name, []).append(count)
@@ -35,7 +35,7 @@ class Sums:
 
 
 def sum_of(value: Sum, samples: int, *, floats_are_sums: bool = False) -> tuple[Count, Count]:
-    """Return the sum and the count that a value over a batch stands for.
+    """Return the sum and the count for a metric's value over a batch of `samples` samples.
 
     An integer counts samples, such as correct ones. Any other number is a mean over them, or with `floats_are_sums` a
     sum, as in trainings that began with version 0.1.
@@ -71,7 +71,7 @@ def _on_the_device(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def means(of_ranks: Iterable[Terms]) -> dict[str, float]:
-    """Return the mean of each value by name from all ranks' sums and counts, exact and rounded once."""
+    """Return the mean of each value by name from all ranks' sums and counts, added exactly and rounded once."""
     sums: dict[str, list[float]] = {}
     counts: dict[str, list[float]] = {}
     for terms in of_ranks:
@@ -82,7 +82,7 @@ def means(of_ranks: Iterable[Terms]) -> dict[str, float]:
 
 
 def exact_sum(numbers: Iterable[float]) -> float:
-    """Return math.fsum, except that infinities and NaN add up instead of raising."""
+    """Return math.fsum of the numbers, except that infinities and NaN add up instead of raising an error."""
     known = list(numbers)
     return math.fsum(known) if all(map(math.isfinite, known)) else sum(known)
 
@@ -93,7 +93,7 @@ def divided(total: float, count: float) -> float:
 
 
 def gathered(mine: Any, world: World) -> list[Any]:
-    """Return the values of all ranks, by rank."""
+    """Return the values of all ranks, by rank; all ranks call it."""
     if world.control is None:
         return [mine]
     found: list[Any] = [None] * world.size
@@ -102,7 +102,10 @@ def gathered(mine: Any, world: World) -> list[Any]:
 
 
 def of_shares(mine: Any, world: World) -> list[Any]:
-    """Return the values of one rank for each share of the samples; ranks with the same samples have the same value."""
+    """Return one rank's value for each share of the samples; ranks with the same samples have the same value.
+
+    All ranks call it.
+    """
     found = gathered(mine, world)
     return [found[rank] for rank in world.of_shares]
 

@@ -55,7 +55,13 @@ _LOST = "another rank was lost"  # the message of a save group that has lost a r
 
 @dataclass(slots=True)
 class Survivor:
-    """Continues one rank in place after others were killed, across all process groups in which it meets them."""
+    """Continues one rank's training in its process after other ranks were killed.
+
+    `member` is None if the ranks cannot meet again. `arriving`: this rank joins others that are in the middle of the
+    training. `active`: launch may replace a killed rank. `step_samples` is of the step to continue after (None: before
+    the first step), `step_at_loss` the number of steps done when another rank was killed, and `reload_reason` why all
+    ranks load a checkpoint or snapshot, or "" if they need not.
+    """
 
     wire: Wire
     member: Membership | None
@@ -81,7 +87,7 @@ class Survivor:
 
     @property
     def loads(self) -> bool:
-        """Whether models are made anew when ranks meet again, and load lost state from a checkpoint or snapshot."""
+        """Whether models are rebuilt when ranks meet again, and may load state from a checkpoint or snapshot."""
         return self.snapshots.loads
 
     @property
@@ -92,7 +98,7 @@ class Survivor:
     # -- in each step
 
     def begin(self, loop: Loop, settings: Settings, dataset: Any) -> None:
-        """Begin before the first step: from then on, launch may replace another rank."""
+        """Prepare to continue in place before the first step: from then on, launch may replace another rank."""
         launched = self.launched
         if self.active or (launched.control is None and not launched.rank_states_copied):
             return
@@ -123,7 +129,7 @@ class Survivor:
         if self.loads:
             self.snapshots.has_replica = self._may_have_replica(loop) and not any(why_not(loads=False))
         if why := next(why_not(loads=not self.snapshots.has_replica), ""):
-            self._log_refusal(loop, f"a killed rank will have all ranks started anew: {why}")
+            self._log_refusal(loop, f"if a rank is killed, all ranks will be restarted: {why}")
             return False
         if self.launched.control is None or not self.snapshots.has_replica:
             return not self.snapshots.has_replica
@@ -132,7 +138,7 @@ class Survivor:
             self.snapshots.begin(loop)
         except OSError as error:
             level = logging.DEBUG if self.launched.in_place_by_default else logging.WARNING
-            log.log(level, "a killed rank will have all ranks started anew: %s", error)
+            log.log(level, "if a rank is killed, all ranks will be restarted: %s", error)
             return False
         return True
 
@@ -141,7 +147,10 @@ class Survivor:
         return bool(loop.strategy.copies) or self.snapshots.may_resize
 
     def _begin_reloading(self, loop: Loop) -> None:
-        """Begin where all ranks load what was saved; until something is saved they can only start anew."""
+        """Prepare for the way in which all ranks load the newest checkpoint or snapshot after a kill.
+
+        Until one is saved, launch can only restart all ranks.
+        """
         self.messages.open(self.launched.control)
         loop.updating = self._check_arrived
         if loop.checkpointer.loaded is not None:
@@ -151,11 +160,11 @@ class Survivor:
             self.messages.watch()
             loop.checkpointer.on_first_save = self._report_ability
         every = self.launched.memory_every
-        where = f"the newest snapshot in memory: one is made every {every}" if every else "the newest checkpoint"
-        loop.training.say(f"a killed rank will have all go back in their processes, to {where}")
+        where = f"the newest snapshot in memory (one every {every})" if every else "the newest checkpoint"
+        loop.training.say(f"if a rank is killed, all ranks will reload {where}, without a restart")
 
     def save_rank_state(self, loop: Loop) -> None:
-        """Save the rank's own state after the last forward pass of a step."""
+        """Save the state that only this rank has, after the last forward pass of a step."""
         self._save_rank_state(loop, loop.progress.step + 1)
 
     def updating(self) -> None:
@@ -168,20 +177,20 @@ class Survivor:
         self.snapshots.updating = True
 
     def update_done(self, loop: Loop, step_samples: int) -> None:
-        """Save the state after the update; stop saving if the training turns out not to be exact."""
+        """Save the state after an update with so many samples; stop saving if state turns out to be missing."""
         if not self.active:
             return
         if self.snapshots.has_drawn():
             self.end(loop, "the backward pass, or the optimizer, draws random numbers")
         if changing := self._plain.changing(model=loop.strategy.module, loss=loop.loss):
-            self.end(loop, f"{changing} changes from step to step, and a new rank would not have it")
-        if self.launched.in_place_by_default and self._pace.is_felt(time.monotonic()):
-            self.end(loop, "what it takes would be felt")
+            self.end(loop, f"{changing} changes from step to step, and a new rank would lack its value")
+        if self.launched.in_place_by_default and self._pace.count_step(time.monotonic()):
+            self.end(loop, "saving the state of each step takes too much time")
         self._take_snapshot(loop, step_samples)
         self.snapshots.updating = False
 
     def before_save(self, loop: Loop) -> None:
-        """Seed the generators anew if the ranks have changed, before the step is saved to disk."""
+        """Seed the random generators again if the ranks have changed, before the step is saved to disk."""
         if self.snapshots.resized:
             reseed_generators(loop)
             self.snapshots.resized = False
@@ -190,7 +199,7 @@ class Survivor:
         """Raise an error to leave the step together with the other ranks, if new ranks wait to join."""
         if self.active and loop.checkpointer.all_regroup:
             loop.checkpointer.wait()
-            raise dist.DistBackendError("other ranks wait to be met")
+            raise dist.DistBackendError("new ranks wait to join")
 
     def end(self, loop: Loop, why: str) -> None:
         """Stop saving state, tell launch that this rank cannot continue in place any more, and log `why`."""
@@ -201,7 +210,7 @@ class Survivor:
                 loop.survivor = loop.updating = None
             self.messages.unwatch()
             self.wire.report(can_continue=0)
-            self._log_refusal(loop, f"a killed rank will have all ranks started anew from now on: {why}")
+            self._log_refusal(loop, f"from now on, if a rank is killed, all ranks will be restarted: {why}")
 
     def close(self) -> None:
         """Stop at the end of the training; what follows in the script runs without replacement of ranks."""
@@ -213,7 +222,7 @@ class Survivor:
             self.member.world = replace(self.member.world, anew=False)
 
     def _log_refusal(self, loop: Loop, text: str) -> None:
-        """Log why the training cannot continue in place, unless that is only launch's default."""
+        """Log `text`, why the training cannot continue in place, unless that is only launch's default."""
         if not self.launched.in_place_by_default:
             loop.training.say(text)
 
@@ -225,17 +234,17 @@ class Survivor:
             with self._pace.measuring():
                 self.snapshots.take_snapshot(loop, step_samples)
         except Exception as error:  # noqa: BLE001 - of any kind
-            self.end(loop, f"a state that is kept of each step cannot be had: {type(error).__name__}: {error}")
+            self.end(loop, f"the state of a step cannot be copied: {type(error).__name__}: {error}")
 
     def _save_rank_state(self, loop: Loop, step: int) -> None:
         """Save the rank's own state of a step; stop if it does not fit in memory."""
         with self._pace.measuring():
             fits = self.snapshots.save_rank_state(loop, step, known=self.active)
         if not fits:
-            self.end(loop, "what a rank has to note of a step takes too much room in memory")
+            self.end(loop, "the state of a step does not fit in memory")
 
     def _listen(self, loop: Loop) -> None:
-        """Have the loop report each step to this Survivor."""
+        """Register this Survivor to get each step of the loop."""
         loop.survivor, loop.updating, loop.checkpointer.would_regroup = self, self.updating, self._has_joiners
 
     def _check_arrived(self) -> None:
@@ -256,10 +265,10 @@ class Survivor:
     # -- after a rank was killed
 
     def rejoin(self, error: Exception, strategy: Strategy | None, loop: Loop | None) -> World:
-        """Leave the step, or an earlier attempt to meet, and meet the other ranks again; return the new world.
+        """Leave the step, or an earlier attempt to reconnect, and meet the other ranks again; return the new world.
 
-        Raises `error` if it is not about another rank, or if launch sends no message. `strategy` is what has been built
-        of it, and is kept unless it has to be made anew.
+        Raises `error` if it is not about another rank, or if launch sends no message. `strategy` is the one that was
+        built, or None; it is kept in the new process groups unless models have to be rebuilt.
         """
         while True:
             able = self._may_meet and (self.loads or strategy is not None)
@@ -297,11 +306,14 @@ class Survivor:
 
     @property
     def _may_meet(self) -> bool:
-        """Whether this rank can meet the others again; in the middle of an update only if all load what was saved."""
+        """Whether this rank can meet the others again; during an update only if all ranks load saved state."""
         return (self.active or self.arriving) and (not self.snapshots.updating or self.loads)
 
     def arrive(self, loop: Loop) -> int | None:
-        """Bring this rank to the step from which the training continues; return it, or None if all ranks load."""
+        """Bring this rank to the step from which the training continues.
+
+        Returns the step, or None if all ranks load a checkpoint or snapshot.
+        """
         try:
             if self.loads and not self._may_have_replica(loop):
                 return None
@@ -318,7 +330,7 @@ class Survivor:
         return step
 
     def go_on(self, loop: Loop) -> None:
-        """Continue after everything has been restored."""
+        """Continue training after everything has been restored."""
         self.messages.open(self.launched.control)
         self._listen(loop)
         self.snapshots.continue_from(loop, self.step_samples)

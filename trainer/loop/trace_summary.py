@@ -41,7 +41,11 @@ Span = tuple[float, float]  # seconds, from and to
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective as one rank saw it."""
+    """One collective as one rank saw it.
+
+    `sent` is the bytes that the rank gave, `open_s` those of its `seconds` in which the rank computed nothing, and
+    `phase` the one in which the rank waited for it or launched it.
+    """
 
     name: str
     sent: int  # bytes that the rank gave
@@ -52,7 +56,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The traced steps of one rank; the seconds of its phases include exposed collectives and packing."""
+    """The times of one rank's traced steps; the seconds of phases include exposed collectives and packing.
+
+    `packing` is the time spent on copies for messages, by phase.
+    """
 
     seconds: float
     phases: dict[str, float]
@@ -93,7 +100,7 @@ def _on_gpu(
 ) -> Traced:
     """Return the times of a trace of a GPU: each phase has the GPU time of the work launched in it.
 
-    The rest is the host's.
+    Time in which the GPU is idle goes to the phases `data` and `other`.
     """
     asked = {
         _correlation(one): _seconds(one["ts"]) for one in whole if one.get("cat") in ("cuda_runtime", "cuda_driver")
@@ -226,7 +233,11 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def merged(ranks: Sequence[Traced], steps: int) -> dict[str, float]:
-    """Return means per step and rank: seconds by kind of work, of the `step`, `hidden` ones, `bytes` and `messages`."""
+    """Return means per step and rank: the step's seconds by kind of work, and what was communicated.
+
+    `step` and `hidden` are seconds of the whole step and of collectives behind computation; `bytes` and `messages`
+    count.
+    """
     least = _least([one.collectives for one in ranks])
     sums: defaultdict[str, float] = defaultdict(float)
     for rank in ranks:

@@ -16,7 +16,10 @@ from trainer.world import World
 
 
 def refuse_no_data_set(*, several: bool = False, **given: Any) -> None:
-    """Raise BadSettings for arguments that are no data set; with `several`, a dict of data sets is allowed."""
+    """Raise BadSettings for arguments that are no data set.
+
+    `given` are the arguments by name; with `several`, a dict of data sets by name is allowed.
+    """
     for name, data in given.items():
         if is_several(data):
             _refuse_by_name(name, data, several=several)

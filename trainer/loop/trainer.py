@@ -1,4 +1,4 @@
-"""Trainer: model, loss and data are the user's, the rest is done."""
+"""Trainer: train, validate, test and export a user's model, given its loss function, data and optimizer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ from trainer.loop.survivor import Survivor
 from trainer.loop.train_data import epoch_samples, is_several, refuse_no_data_set, train_data
 from trainer.loop.trials import begin_dev_run, first_batches, trial_settings
 from trainer.loop.user_step import OwnStep, StepFunction, refuse_beside_own_step
-from trainer.loop.weights_and_export import StartFrom, begin_average, begin_with, hand_over, take_weights
+from trainer.loop.weights_and_export import StartFrom, begin_average, begin_with, export_checkpoint, take_weights
 from trainer.recovery.control import await_rank
 from trainer.stopping import Votes
 from trainer.strategies import (
@@ -73,7 +73,7 @@ MakeOptimizer = Callable[[Any], Optimizer | Optimizers]  # of trainer.strategies
 
 
 class Trainer:
-    """One training; `fit()` resumes from the newest checkpoint, or begins."""
+    """One training; `fit()` resumes from its newest checkpoint, or begins it."""
 
     def __init__(
         self,
@@ -173,9 +173,10 @@ class Trainer:
                     restored = not here.anew and self._has_checkpoints()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
-        """Do everything before the first step; return the step to begin from, or None if there are no weights at all.
+        """Do everything before the first step, such as loading; return the step to begin from.
 
-        `past` is the position in the data that the same fit() has reached before.
+        Returns None if the model was made without weights and no checkpoint has any. `past` is the position in the data
+        that the same fit() has reached before.
         """
         loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
         if survivor.arriving and (step := survivor.arrive(loop)) is not None:
@@ -206,7 +207,7 @@ class Trainer:
             raise loop.spikes.too_many_error(f"{limit + 1} times after step {starts[-1]}", limit)
 
     def _has_checkpoints(self) -> bool:
-        """Return whether this rank sees checkpoints; counting operations needs weights before they are loaded."""
+        """Return whether the model's first weights are never used, because a checkpoint replaces them."""
         return bool(catalog.steps(self._folder)) and not (self.settings.count_flops and self._flops is None)
 
     @property
@@ -229,7 +230,7 @@ class Trainer:
             return None
         self._log_start(loop, start)
         if checkpointer.loaded is not None:
-            say(f"goes on from {checkpointer.loaded.path}")
+            say(f"resumes from {checkpointer.loaded.path}")
             for change in loop.given.changes:
                 say(change)
             if self.settings.hyperparameters == "given":
@@ -337,7 +338,7 @@ class Trainer:
         overwrite = overwrite and self.settings.fast_dev_run is None
         shape = Shape(dtype, None, most_bytes_per_file, overwrite, averaged)
         with self._world(world) as here:
-            return hand_over(self._folder, Path(target), here, module, shape, step, best=best)
+            return export_checkpoint(self._folder, Path(target), here, module, shape, step, best=best)
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:
@@ -363,7 +364,7 @@ class Trainer:
     def _make_deferred(self) -> nn.Module | None:
         """Make the model without weights, which will come from a checkpoint or from other ranks, and return it.
 
-        None if the strategy or a given model does not allow this.
+        Returns None if the strategy or a given model does not allow this.
         """
         alone = self.settings.strategy in REPLICAS and self.settings.mesh is None
         if self._made is None and alone and not isinstance(self._model, nn.Module):
@@ -385,9 +386,10 @@ class Trainer:
 
     @contextmanager
     def _loop(self, world: World, *, trains: bool = False, restored: bool = False) -> Iterator[Loop]:
-        """Make the Loop with all its parts, and load nothing yet.
+        """Make the Loop with all its parts for the context, without loading weights.
 
-        With `trains`, a pipeline may measure its cut; with `restored`, a state will be loaded into the Loop.
+        With `trains`, a pipeline may measure its cut; with `restored`, a state will be loaded into the Loop, so that
+        first weights need not be drawn.
         """
         settings = self.settings
         refuse_off_stages(settings, world)
@@ -457,7 +459,10 @@ class Trainer:
             yield loop
 
     def _cuts(self, world: World, data: TrainData | None) -> KeptCuts | None:
-        """Return the store of a pipeline's cut, or None if there is no pipeline; without data nothing is measured."""
+        """Return the store of a pipeline's cut, or None if there is no pipeline.
+
+        `data` has the samples to measure stages with; None: nothing is measured.
+        """
         settings, loss = self.settings, self._loss
         if settings.pp_cut != BY_TIME or world.stages == 1:
             return None
@@ -465,10 +470,10 @@ class Trainer:
         return KeptCuts(self._folder, world, measure)
 
     def _strategy(self, world: World, cuts: KeptCuts | None, *, restored: bool) -> Strategy:
-        """Return the strategy; a given model is wrapped once, and one that a function makes is made each time.
+        """Return the strategy with its model; a given model is wrapped once, others are made by the function each time.
 
         When ranks meet again, the strategy is kept if possible. With `restored`, the first weights will be replaced and
-        need not be drawn.
+        need not be drawn. `cuts` is the store of a pipeline's cut, if there is a pipeline.
         """
         settings, built = self.settings, self._built
         goes_on = built is not None and built.world is world and world.anew

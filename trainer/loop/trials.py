@@ -1,4 +1,4 @@
-"""Try whether a training works: on a few batches again and again, or for a few steps."""
+"""Run a training as a trial: on a few batches again and again, or for a few steps."""
 
 import dataclasses
 import shutil
@@ -39,7 +39,7 @@ def trial_settings(settings: Settings) -> Settings:
 
 
 def first_batches(settings: Settings, data: Dataset[Any] | DataLoader[Any]) -> Dataset[Any] | DataLoader[Any]:
-    """Return the batches to overfit on, or all data if that is not asked for."""
+    """Return the data of the first batches with `overfit_batches`, else all data."""
     if settings.overfit_batches is None:
         return data
     if is_loader(data):

@@ -10,14 +10,14 @@ from trainer.data import Batch
 from trainer.errors import BadSettings
 from trainer.loop.losses import Answer, answer_of
 from trainer.loop.settings import Settings
-from trainer.strategies import Turns, refuse_to_turn
+from trainer.strategies import Turns, refuse_own_step
 
 StepFunction = Callable[[nn.Module, Any, Turns], Any]  # returns what a loss function does, for the lines of metrics
 
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """Runs the user's step function for each micro-batch."""
+    """Runs the user's step function for each micro-batch; `turns` does its backward passes and optimizer steps."""
 
     function: StepFunction
     turns: Turns
@@ -33,8 +33,8 @@ class OwnStep:
 
 
 def refuse_beside_own_step(settings: Settings) -> None:
-    """Raise BadSettings for settings that need the loop's own step."""
-    refuse_to_turn(settings.strategy)
+    """Raise BadSettings for settings that do not go with a training step of the user's own."""
+    refuse_own_step(settings.strategy)
     for name in ("spike_factor", "lr_find", "count_flops"):
         if getattr(settings, name):
-            raise BadSettings(f"{name}: a step of your own is stepped by nobody else\nhint: leave {name} out, or step")
+            raise BadSettings(f"{name}: does not go with a training step of your own\nhint: leave out {name}, or step")

@@ -22,7 +22,10 @@ _OF_HUGGING_FACE = ("config", "generation_config")
 
 
 def begin_with(start: StartFrom | None, loop: Loop) -> None:
-    """Load the given weights into the model, which is wrapped and sharded by now."""
+    """Load the weights that were given to begin with; None does nothing.
+
+    The model is wrapped and sharded before.
+    """
     if start is None:
         return
     module = loop.strategy.module
@@ -31,14 +34,14 @@ def begin_with(start: StartFrom | None, loop: Loop) -> None:
 
 
 def begin_average(loop: Loop) -> None:
-    """Begin the average from the current weights, unless the checkpoint had one."""
+    """Start the average of the weights (EMA) from the current ones, unless the loaded checkpoint had one."""
     loaded = loop.checkpointer.loaded
     if loop.average is not None and loop.average.begin(loaded.averages if loaded else ()) and loaded is not None:
-        loop.training.say("ema: the checkpoint has no average of the weights, which begins from them now")
+        loop.training.say("ema: the checkpoint has no average of the weights, so it starts from them now")
 
 
 def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *, best: bool = False) -> None:
-    """Load the newest whole checkpoint, the best one, or that of a step; without any, the weights to start from."""
+    """Load the newest complete checkpoint, the best one, or that of a step; without any, the weights to start from."""
     folder, world, module = loop.checkpointer.folder, loop.training.world, loop.strategy.module
     if step is not None or best or call_on_first(world, lambda: bool(catalog.entries(folder))):
         loop.progress.step = load_model_together(module, folder, world, step, best=best)
@@ -47,7 +50,7 @@ def take_weights(start: StartFrom | None, loop: Loop, step: int | None = None, *
     begin_average(loop)
 
 
-def hand_over(
+def export_checkpoint(
     folder: Path, target: Path, world: World, module: nn.Module | None, shape: Shape, step: int | None, *, best: bool
 ) -> Written:
     """Export the weights of the newest checkpoint, with `best` of the best one, or of `step`, on rank 0.

@@ -155,7 +155,7 @@ def test_where_none_was_saved_it_begins_from_the_weights_and_says_so(tmp_path, c
     assert trainer_in(tmp_path, ema=None, max_steps=6).fit(ALONE) == 0
     by_hand = ByHand()
     assert trainer_in(tmp_path, by_hand).fit(ALONE) == 0
-    assert "ema: the checkpoint has no average of the weights, which begins from them now" in capsys.readouterr().out
+    assert "ema: the checkpoint has no average of the weights, so it starts from them now" in capsys.readouterr().out
     load_model(model := make_model(), tmp_path / "checkpoints")
     for one, mean in zip(model.parameters(), by_hand.mean, strict=True):
         assert torch.equal(one, mean)

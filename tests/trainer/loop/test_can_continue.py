@@ -72,7 +72,7 @@ def test_what_is_noted_is_felt_where_it_is_a_part_of_each_step(monkeypatch, note
         with pace.measuring():
             spent[0] += noted_s if step > 5 else 1.0
         spent[0] += 1.0  # of the step itself
-        found += [step] if pace.is_felt(now) else []
+        found += [step] if pace.count_step(now) else []
     assert found == ([25] if felt else [])
 
 

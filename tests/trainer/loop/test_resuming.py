@@ -90,7 +90,7 @@ def test_a_resume_says_from_where_and_what_is_other_now(tmp_path, capsys):
     train(tmp_path, lr=0.2, batch_size=8, max_epochs=3, schedule=lambda optimizer, _: StepLR(optimizer, 6, 0.1))
     said = capsys.readouterr().out.splitlines()
     kept = "that of the checkpoint is used (hyperparameters=given takes the new one)"
-    assert said[1] == f"goes on from {tmp_path / 'checkpoints' / 'step-00000012'}"
+    assert said[1] == f"resumes from {tmp_path / 'checkpoints' / 'step-00000012'}"
     assert said[2:5] == [
         "batch_size: 16 when it was saved, now 8: the new one is used",
         f"optimizer.lr: 0.1 when it was saved, now 0.2: {kept}",

@@ -100,7 +100,7 @@ def test_from_one_to_several_and_back_each_begins_anew_and_is_told_of(named, cap
         assert {one.param_groups[0]["lr"] for one in optimizers.values()} == {0.25}
     titles = [*(f"the schedule of '{name}'" for name in named), "the schedule"]
     assert [one.getMessage() for one in caplog.records] == [
-        f"schedule: nothing was saved for {title}: it begins anew" for title in titles
+        f"schedule: nothing was saved for {title}: it starts from step 0" for title in titles
     ]
 
 
@@ -136,4 +136,4 @@ def test_an_optimizer_of_which_nothing_was_saved_is_told(tmp_path, caplog):
     trainer(tmp_path, optimizer=torch.optim.AdamW, settings={"max_steps": 2}).fit(ALONE)
     trainer(tmp_path, optimizer=muon_and_adamw, settings={"max_steps": 4}).fit(ALONE)
     for name in ("muon", "adamw"):
-        assert f"nothing was saved for the optimizer '{name}': it begins anew" in caplog.text
+        assert f"nothing was saved for the optimizer '{name}': it starts from step 0" in caplog.text

@@ -131,7 +131,7 @@ def test_a_rank_ends_an_update_that_runs_modules_after_launchs_word(tmp_path, al
 def test_a_model_that_counts_in_python_has_all_started_anew(tmp_path, counts):
     run = Launched(tmp_path / "run", 2, "--steps", "4", *(["--counts"] if counts else []))
     assert run.run() == [0, 0], run.said()
-    told = "started anew from now on: model.2.calls changes from step to step, and a new rank would not have it"
+    told = "all ranks will be restarted: model.2.calls changes from step to step, and a new rank would lack its value"
     assert (told in run.said()) == counts
 
 
@@ -141,12 +141,12 @@ def test_a_model_that_counts_in_python_has_all_started_anew(tmp_path, counts):
 def test_unasked_no_rank_stays_where_that_would_be_felt(tmp_path, monkeypatch, unasked, felt, ended):
     if unasked:
         monkeypatch.setenv("LAUNCH_STAYS", "auto")
-    monkeypatch.setattr(Pace, "is_felt", lambda *_: felt)
+    monkeypatch.setattr(Pace, "count_step", lambda *_: felt)
     run = Launched(tmp_path / "run", 2, "--steps", "40", "--pause", "0.01")
     assert run.run() == [0, 0], run.said()
     assert {*run.stayed_at} == {0, 1}
     assert {rank for rank, step in run.stayed_until.items() if step < 40} == ended
-    assert "started anew" not in run.said()
+    assert "will be restarted" not in run.said()
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
@@ -204,7 +204,7 @@ def test_parts_of_the_state_go_back_to_the_newest_snapshot_in_memory(
     [(begun, again)] = gone_back_to(run)
     assert step - 4 <= begun <= step  # the one that was being written does not count
     assert again <= 4
-    assert "a killed rank will have all go back in their processes, to the newest snapshot in memory" in run.said()
+    assert "if a rank is killed, all ranks will reload the newest snapshot in memory" in run.said()
 
 
 @pytest.mark.nightly
@@ -219,7 +219,7 @@ def test_shards_without_snapshots_in_memory_go_back_to_the_newest_checkpoint(tmp
 def test_shards_of_which_nothing_was_saved_are_started_anew(tmp_path):
     run, codes = killed(tmp_path, 2, "1 3 forward", words=["--strategy", "fsdp"])
     assert codes == [1, 1]
-    assert "the training cannot go on in place: nothing was saved so far" in run.said()
+    assert "the training cannot continue in place: nothing was saved so far" in run.said()
 
 
 @pytest.mark.nightly
@@ -236,7 +236,7 @@ def test_shards_say_that_they_can_stay_once_something_is_saved(tmp_path, strateg
 def test_shards_of_a_model_that_was_given_are_started_anew(tmp_path, strategy):
     run = Launched(tmp_path / "run", 2, "--steps", "2", "--strategy", strategy, "--given")
     assert run.run() == [0, 0], run.said()
-    assert "all ranks started anew: the model was given, and cannot be made anew" in run.said()
+    assert "all ranks will be restarted: the model was given, and cannot be made again" in run.said()
 
 
 OF_TWO = ("--shard-size", "2")
@@ -340,7 +340,7 @@ def test_neighbours_that_are_lost_at_once_leave_no_copy_and_all_say_so(tmp_path)
     run, codes = killed(tmp_path, 3, "2 8 backward", nodes=3, along={1})
     assert (codes, run.replaced) == ([1] * 3, [[1, 2]])
     why = "what rank 2 noted after step 8 is lost, and nobody has a copy"
-    assert f"cannot go on in place: {why}; nothing was saved so far" in run.said()
+    assert f"cannot continue in place: {why}; nothing was saved so far" in run.said()
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +363,7 @@ def started_anew(tmp_path_factory):
             before = begun.numbers()
         run = Launched(rest, fewer, *words, nodes=max(1, fewer * nodes // size))
         assert run.run() == [0] * fewer, run.said()
-        assert not step or f"goes on from {rest}" in run.said()
+        assert not step or f"resumes from {rest}" in run.said()
         known[size, nodes, step, fewer, more] = run.fingerprint(), before | run.numbers()
         return known[size, nodes, step, fewer, more]
 

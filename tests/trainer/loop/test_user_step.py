@@ -243,8 +243,8 @@ def test_what_a_step_does_wrong_is_told(tmp_path, step, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"settings": {"spike_factor": 3.0}}, "spike_factor: a step of your own is stepped by nobody else"),
-        ({"settings": {"lr_find": True}}, "lr_find: a step of your own is stepped by nobody else"),
+        ({"settings": {"spike_factor": 3.0}}, "spike_factor: does not go with a training step of your own"),
+        ({"settings": {"lr_find": True}}, "lr_find: does not go with a training step of your own"),
         ({"validation": Noisy(8)}, "validation: with a step of your own expected loss or metrics to validate by"),
     ],
 )
