@@ -26,7 +26,7 @@ class Canonical:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: int | None) -> Fetchers:
-        """Start the reader where the position `after` says, or at the beginning of the epoch."""
+        """Start the reader at the slot `after`, or at the beginning of the epoch if no sample is `done`."""
         slot = after or 0 if done else 0
         return start_fetchers(
             lambda _: CanonicalReader(self._reading, epoch, slot), self._fetching, self._reading.dataset, most=1
@@ -38,11 +38,11 @@ class Canonical:
             yield step
 
     def saved(self, after: int | None) -> Any:
-        """Return the position as plain values, or None if there is none."""
+        """Return the position `after` a step as plain values, or None if there is none."""
         return after and {"slot": after, "shards": self._reading.dataset.shards}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> int | None:
-        """Return the position that `saved` gave, or None to begin the epoch anew.
+        """Return the position in `saved`, or None to begin the epoch again.
 
         Raises BadSettings if the number of shards has changed in the middle of an epoch.
         """
@@ -51,7 +51,7 @@ class Canonical:
         shards = self._reading.dataset.shards
         if saved.get("shards") != shards:
             raise BadSettings(
-                f"data: in the middle of epoch {epoch} a stream in shards goes on only with as many as it was saved "
+                f"data: in the middle of epoch {epoch} a stream in shards continues only with as many as it was saved "
                 f"with: expected {saved.get('shards', 'another kind of stream')}, got {shards}\n"
                 "hint: the number of shards is to stay as it is, whatever the number of ranks"
             )
@@ -59,7 +59,7 @@ class Canonical:
 
 
 class CanonicalReader:
-    """Takes this rank's part of each step from its shards."""
+    """A function that returns this rank's part of the next step of an epoch, read from its shards."""
 
     def __init__(self, reading: Reading, epoch: int, slot: int) -> None:
         self._reading, self._epoch, self._slot = reading, epoch, slot
@@ -93,7 +93,10 @@ class CanonicalReader:
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*numbers)))
 
     def _take_slots(self, start: int, stop: int) -> dict[int, Any]:
-        """Return samples by slot; what a shard draws does not depend on who reads it."""
+        """Return this rank's samples in slots from `start` to `stop`, by slot.
+
+        The random numbers that a shard draws do not depend on the rank that reads it.
+        """
         own: dict[int, Any] = {}
         for shard, items in list(self._items.items()):
             slots = _slots(shard, start, stop, self._reading.dataset.shards)
@@ -105,7 +108,10 @@ class CanonicalReader:
         return own
 
     def _parts(self, own: dict[int, Any], start: int) -> Iterator[Part]:
-        """Yield this rank's micro-batches of the step that begins at slot `start`; without samples it gets a filler."""
+        """Yield this rank's micro-batches of the step that begins at slot `start`.
+
+        Without samples the rank gets a filler, which counts as 0 samples.
+        """
         reading = self._reading
         if own:
             self._filler = next(iter(own.values()))

@@ -51,7 +51,10 @@ class EvalData:
             self._source = Indexed(dataset, collate, sharing, fetching, seed=seed, fillers=fillers)
 
     def batches(self, start: int = 0) -> Generator[Batch, None, None]:
-        """Yield all batches from position `start` on; each pass draws the same random numbers."""
+        """Yield all batches from sample `start` on; each pass draws the same random numbers.
+
+        Raises BadSettings if a stream is to start later than at its beginning.
+        """
         if isinstance(self._source, Streamed):
             if start:
                 raise BadSettings(f"data: expected to read a stream from its beginning, got start {start}")
@@ -65,5 +68,5 @@ class EvalData:
                     raise TrainerError("data: another pass has begun meanwhile\nhint: make an EvalData for each")
 
     def close(self) -> None:
-        """End the workers; the next batches() would start new ones."""
+        """End the worker processes; the next batches() would start new ones."""
         self._source.close()

@@ -13,7 +13,10 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Job(NamedTuple):
-    """Samples to fetch for one micro-batch."""
+    """The samples to fetch for one micro-batch; `samples` is 0 if the only index is a filler.
+
+    `micro` is the position of the micro-batch in the epoch.
+    """
 
     indices: list[int]  # of the samples in the data set
     samples: int  # 0: the one index is a filler
@@ -22,7 +25,10 @@ class Job(NamedTuple):
 
 
 class Fetch:
-    """Fetches jobs, each with random numbers of its own."""
+    """A function that returns the batch of a job, drawn with random numbers that depend on the job alone.
+
+    `draws` is False if no random numbers are drawn.
+    """
 
     def __init__(self, dataset: Any, collate: Collate | None, *, seed: int, rank: int) -> None:
         rows = _rows(dataset) if collate is None else None
@@ -58,7 +64,7 @@ class _Rows:
 
 
 def _rows(dataset: Any) -> _Rows | None:
-    """Return a reader of rows if the data set is plain tensors or a part of them; None for any other."""
+    """Return a reader of rows if the data set is plain tensors or a subset of them; None for any other."""
     places = []
     while type(dataset) is Subset:
         places.append(dataset.indices)

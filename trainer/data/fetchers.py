@@ -1,4 +1,4 @@
-"""Fetch in worker processes or in this one, with tasks handed out in turn."""
+"""Fetch data in worker processes or in this one, with tasks handed out in turn."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Settings of fetching: workers, prefetch and pinning; none of them changes the data."""
+    """The settings of fetching: workers, prefetch and pinning; none of them changes the data."""
 
     workers: int = 0
     prefetch: int = 2
@@ -37,7 +37,7 @@ class Fetching:
 
     @property
     def pins(self) -> bool:
-        """Whether tensors go into page-locked memory."""
+        """Whether tensors are copied into page-locked memory."""
         return self.pin_memory and torch.cuda.is_available()
 
     def pin(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
@@ -50,13 +50,16 @@ class Fetching:
 
 
 class Fetchers(Protocol):
-    """The worker processes that fetch data, or this process in their place."""
+    """The interface of worker processes that fetch data, or of this process in their place.
+
+    `ask` gives worker number `worker` a task, and `end` ends the workers.
+    """
 
     size: int
 
     def ask(self, worker: int, task: Any) -> None: ...
     def take(self, worker: int) -> Any:
-        """Return the answer to the oldest task given to this worker."""
+        """Return the answer to the oldest task given to this worker that was not taken."""
 
     def forget(self) -> None:
         """Drop the answers to all tasks given so far."""
@@ -79,7 +82,7 @@ def in_turn(fetchers: Fetchers, tasks: Iterable[T], ahead: int) -> Generator[tup
 
 
 class InProcess:
-    """Loads data in the current process instead of in workers, and leaves its random generators as they are."""
+    """Does the tasks in the current process instead of in workers, and leaves its random generators as they are."""
 
     size = 1
 
@@ -111,7 +114,10 @@ class InProcess:
 def start_fetchers(
     open_work: Callable[[int], Work], fetching: Fetching, dataset: Any, *, most: int | None = None
 ) -> Fetchers:
-    """Start and return the workers that are asked for, at most `most`; without any, this process does the work."""
+    """Start and return the workers that `fetching` asks for, at most `most`; without any, an InProcess.
+
+    `open_work(number)` returns the function that does a worker's tasks.
+    """
     if not fetching.workers:
         return InProcess(open_work(0))
     return Workers(open_work, min(fetching.workers, most or fetching.workers), dataset)

@@ -11,7 +11,7 @@ from trainer.errors import BadSettings
 
 
 class Indexed:
-    """A source of batches that knows the order of every epoch, and so can begin anywhere at once."""
+    """A source of batches with a computed order for every epoch, so that it can begin at any position at once."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class Indexed:
         self._fetchers: Fetchers | None = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return the number of samples from which the epoch goes on: `done`, as this source can begin anywhere."""
+        """Return the number of samples of the epoch after which `batches` begins: `done`."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        """Yield this rank's batches of the epoch after `done` samples."""
+        """Yield this rank's batches of the epoch after the first `done` samples."""
         self._fetchers = self._fetchers or start_fetchers(lambda _: self._fetch, self._fetching, self._dataset)
         world_size = self._sharing.world_size
         answers = in_turn(self._fetchers, self._jobs(epoch, done), self._fetching.ahead)
@@ -55,11 +55,11 @@ class Indexed:
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
     def shared(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the position that all ranks share: all of it."""
+        """Return the part of a position that all ranks share: all of it."""
         return state
 
-    def settled(self, done: int) -> int:
-        """Return how many samples of the epoch are done: all, if too few are left for a step."""
+    def count_done(self, done: int) -> int:
+        """Return `done`, or the length of the epoch if too few samples are left for a step."""
         least = self._sharing.batch_size if self._drop_last else 1
         return self._length if self._length - done < least else done
 
@@ -76,13 +76,13 @@ class Indexed:
         return done
 
     def close(self) -> None:
-        """End the workers."""
+        """End the worker processes."""
         if self._fetchers is not None:
             self._fetchers.end()
         self._fetchers = None
 
     def _jobs(self, epoch: int, done: int) -> Iterator[Job]:
-        """Yield the samples that this rank fetches for each micro-batch."""
+        """Yield a Job for each micro-batch after `done` samples, with the samples that this rank fetches."""
         order = epoch_order(self._length, self._seed, epoch, shuffle=self._shuffle)
         for micro in micro_batches(done, self._length, self._sharing, drop_last=self._drop_last):
             own = self._sharing.share(micro.lo, micro.hi)

@@ -24,7 +24,7 @@ _OPENING, _READING, _COLLATING = range(3)
 
 
 class Part(NamedTuple):
-    """The data of one micro-batch on this rank."""
+    """The data of one micro-batch on this rank; `samples` is 0 for a filler."""
 
     data: Any
     samples: int  # 0: a filler
@@ -32,7 +32,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The samples of one step that a reader took from its stream; without parts the stream has ended."""
+    """The samples of one step that a reader took from its stream; without parts the stream has ended.
+
+    `parts` has one entry for each micro-batch of this rank. `samples` counts the whole step if all ranks share the
+    stream, else those of this rank. `state` is the data set's after the step, None if it has none. `ended`: the stream
+    was seen to end.
+    """
 
     parts: tuple[Part, ...]  # one for each micro-batch of this rank
     samples: int  # of the whole step, if the stream is shared; else those of this rank
@@ -46,7 +51,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position at which a reader begins."""
+    """The position at which a reader begins.
+
+    `done` counts the epoch's samples, or this reader's steps for a stream that shards itself; `state` is the data set's
+    (None: it has none, or begins); `ended`: the stream has ended for this epoch.
+    """
 
     epoch: int = 0
     done: int = 0  # samples of the epoch, or for a sharding stream this reader's steps
@@ -56,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Settings that all readers of a stream have in common."""
+    """The settings that all readers of a stream have in common."""
 
     dataset: Any
     sharing: Sharing
@@ -70,7 +79,7 @@ class Reading:
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Return whether the data set is a stream."""
+    """Return whether the data set is a stream: it can be iterated and has no index, or has canonical shards."""
     return (
         isinstance(dataset, IterableDataset)
         or has_shards(dataset)
@@ -79,7 +88,7 @@ def is_iterable(dataset: Any) -> bool:
 
 
 def has_shards(dataset: Any) -> bool:
-    """Return whether it has canonical shards: `shards` of them on any number of ranks, read by `read_shard`."""
+    """Return whether the data set has canonical shards: `shards` of them on any number of ranks, with `read_shard`."""
     return callable(getattr(dataset, "read_shard", None))
 
 
@@ -97,7 +106,7 @@ def keeps_its_place(dataset: Any) -> bool:
 
 @dataclass(slots=True)
 class _Stream:
-    """The data set's iterator, over several epochs, begun at a saved state."""
+    """The data set's iterator over several epochs, which begins at the saved position `place`."""
 
     dataset: Any
     place: Place
@@ -114,7 +123,7 @@ class _Stream:
         return self._items is None
 
     def enter(self, epoch: int) -> None:
-        """Go to this epoch: to the saved position in it, or to its beginning."""
+        """Go to this epoch: to the saved position in it, or to its beginning; do nothing if it is the current one."""
         if epoch == self.epoch:
             return
         first = self.epoch is None
@@ -149,7 +158,7 @@ class _Stream:
         self._items = None
 
     def state(self) -> Any:
-        """Return the data set's own state, or None if it has none."""
+        """Return a copy of the data set's own state, or None if it has none."""
         return copy.deepcopy(self.dataset.state_dict()) if keeps_its_place(self.dataset) else None
 
     def _open(self) -> None:
@@ -163,7 +172,7 @@ class _Stream:
 
 
 class SharedReader:
-    """Reads whole steps, of all ranks, from the stream, and keeps this rank's part."""
+    """A function that reads the next step from a stream that all ranks read, and returns this rank's part."""
 
     def __init__(self, reading: Reading, place: Place) -> None:
         self._reading = reading
@@ -195,7 +204,7 @@ class SharedReader:
 
 
 class ShardReader:
-    """Reads this rank's steps from a stream that gives each rank and worker samples of its own."""
+    """A function that returns the next step from a stream that gives each rank and worker its own samples."""
 
     def __init__(self, reading: Reading, place: Place, worker: int) -> None:
         self._reading = reading
@@ -223,14 +232,17 @@ class ShardReader:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The position of each reader of a stream that shards itself, and which reader is next."""
+    """The position of each reader of a stream that shards itself (`places`), and the number of the next one (`turn`).
+
+    `ended` has the readers that have ended in this epoch.
+    """
 
     places: tuple[Place, ...]  # by reader
     turn: int = 0  # the reader that is next
     ended: frozenset[int] = frozenset()  # in this epoch
 
     def after(self, reader: int, step: Step) -> "Turns":
-        """Return the turns after this reader's step was taken."""
+        """Return the positions after `step` of this reader was taken; the next reader's turn comes."""
         done = self.places[reader].done + (1 if step.parts else 0)
         place = replace(self.places[reader], done=done, state=step.state)
         places = (*self.places[:reader], place, *self.places[reader + 1 :])
@@ -238,7 +250,7 @@ class Turns:
         return Turns(places, (reader + 1) % len(places), ended)
 
     def next_reader(self) -> int | None:
-        """Return the reader to ask next, or None if all have ended."""
+        """Return the number of the reader to ask next, or None if all have ended."""
         size = len(self.places)
         return next((n % size for n in range(self.turn, self.turn + size) if n % size not in self.ended), None)
 

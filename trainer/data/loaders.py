@@ -1,7 +1,7 @@
-"""Batches of a loader that keeps its own place: torchdata's StatefulDataLoader, MosaicML's StreamingDataLoader.
+"""Batches of a loader that keeps its own position: torchdata's StatefulDataLoader, MosaicML's StreamingDataLoader.
 
-The loader decides what is in a batch and in which order they come, and its state_dict() tells the position. A step is
-`accumulate` batches of each rank. None is read ahead, so the state after a step is where to go on.
+The loader decides what is in a batch and in which order batches come, and its state_dict() has the position. A step is
+`accumulate` batches of each rank. None is read ahead, so the state after a step is where to continue.
 """
 
 import copy
@@ -25,7 +25,7 @@ _OF_ALL_RANKS = "sample_in_epoch"  # MosaicML's key: the samples of the epoch th
 
 
 def is_loader(data: Any) -> bool:
-    """Return whether it gives batches and keeps its position in them."""
+    """Return whether `data` gives batches and can save and restore its position in them."""
     return keeps_its_place(data) and hasattr(data, "batch_size") and hasattr(data, "dataset")
 
 
@@ -51,15 +51,15 @@ class LoaderBatches:
         self._filler: Any = None
 
     def place(self, _epoch: int, done: int) -> int:
-        """Return the number of samples from which the epoch goes on: `done`, as the loader keeps its own position."""
+        """Return the number of samples of the epoch after which `batches` begins: `done`."""
         return done
 
-    def settled(self, done: int) -> int:
-        """Return how many samples of the epoch are done."""
+    def count_done(self, done: int) -> int:
+        """Return how many samples of the epoch are done: `done`."""
         return done
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        """Yield this rank's batches of the rest of the epoch."""
+        """Yield this rank's batches of the rest of the epoch, of which `done` samples are over."""
         if self._epoch_over:
             self._epoch_over, self._batches_given = False, 0
             return
@@ -97,7 +97,10 @@ class LoaderBatches:
         return {"loader": of_rank}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the position for all ranks: with the loader's own state only if it serves any number of ranks."""
+        """Return the part of a position that all ranks share.
+
+        The loader's own state is in it only if it serves any number of ranks.
+        """
         of_rank = state["loader"]
         kept = {name: of_rank[name] for name in ("world_size", "given", "ended")}
         return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
@@ -113,20 +116,20 @@ class LoaderBatches:
         if saved["world_size"] != world_size:
             if not saved["ended"]:
                 raise BadSettings(
-                    f"data: in the middle of epoch {epoch} a {type(self._loader).__name__} goes on only on as many "
+                    f"data: in the middle of epoch {epoch} a {type(self._loader).__name__} continues only on as many "
                     f"ranks as it was saved by: expected {saved['world_size']}, got {world_size}\n"
-                    "hint: go on with as many ranks as before until the epoch is over"
+                    "hint: continue with as many ranks as before until the epoch is over"
                 )
             self._state, self._loads = None, False
         elif "state" in saved and own is None:  # else the rank's own is still to come
             name = type(self._loader).__name__
-            log.warning("data: epoch %d begins again: %s did not say where it was", epoch, name)
+            log.warning("data: epoch %d starts again: %s has saved no position", epoch, name)
             self._batches_given = 0
             return 0
         return done
 
     def close(self) -> None:
-        """Forget the loader's iterator, with which its workers end."""
+        """Drop the loader's iterator, with which its workers end, and keep its position."""
         if self._items is not None:
             self._state, self._loads = self.state_dict()["loader"]["state"], True
         self._items = self._step = None
@@ -176,7 +179,7 @@ class LoaderBatches:
             yield Batch(data, count, count * sharing.world_size / total, number == len(parts), total, ())
 
     def _seed_for(self, what: int, epoch: int, done: int) -> None:
-        """Seed the generators for this rank at a position; `what` differs for opening and reading the loader."""
+        """Seed the generators for this rank at a position; `what` tells opening the loader from reading it."""
         seed_draws(self._seed, epoch, what, done, self._sharing.rank)
 
     def _state_of_loader(self) -> Any:
@@ -185,7 +188,7 @@ class LoaderBatches:
 
 
 def is_of_all_ranks(state: Any) -> bool:
-    """Return whether the loader's state serves any number of ranks."""
+    """Return whether the loader's state serves any number of ranks, as that of MosaicML's does."""
     return isinstance(state, Mapping) and _OF_ALL_RANKS in state
 
 
@@ -201,7 +204,7 @@ def samples_in(batch: Any) -> int:
 
 
 def _length(loader: Any) -> int | None:
-    """Return the loader's number of batches, or None if it does not know it."""
+    """Return the loader's number of batches, or None if its length is unknown."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):

@@ -35,9 +35,10 @@ class Sharing:
             raise BadSettings(f"data: rank: expected one of 0..{self.world_size - 1}, got {self.rank}")
 
     def micro_batches(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the positions of each micro-batch of the step at [start, stop), as even as possible.
+        """Return the positions [lo, hi) of each micro-batch of the step at [start, stop), as even as possible.
 
-        A last, partial step is cut where a full one would be, and has fewer of them, so that no rank computes in vain.
+        A last, partial step is cut where a full one would be, and has fewer micro-batches, so that no rank computes in
+        vain.
         """
         cuts = [min(start + self.batch_size * m // self.accumulate, stop) for m in range(self.accumulate + 1)]
         return [(lo, hi) for lo, hi in pairwise(cuts) if lo < hi]
@@ -48,7 +49,10 @@ class Sharing:
 
 
 class Micro(NamedTuple):
-    """A micro-batch over all ranks: the positions [lo, hi) of the step at [start, stop)."""
+    """A micro-batch over all ranks: the positions [lo, hi) of the step at [start, stop).
+
+    `number` counts the micro-batches in the step.
+    """
 
     start: int
     stop: int
@@ -58,10 +62,10 @@ class Micro(NamedTuple):
 
 
 def epoch_order(length: int, seed: int, epoch: int, *, shuffle: bool) -> "NDArray[Any]":
-    """Return the indices in the order of this epoch, the same on every rank and in every release of NumPy.
+    """Return the data set's indices in the order of this epoch, the same on every rank and in every release of NumPy.
 
-    Without `shuffle` they are in their own order. NumPy promises never to change what RandomState draws (NEP 19),
-    unlike Generator; a run may be resumed after an update.
+    Without `shuffle` they ascend. NumPy promises never to change the draws of RandomState (NEP 19), unlike those of
+    Generator; a run may be resumed after an update.
     """
     if not shuffle:
         return np.arange(length)
@@ -75,7 +79,7 @@ def steps_in(length: int, batch_size: int, *, drop_last: bool) -> int:
 
 
 def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) -> Iterator[Micro]:
-    """Yield the rest of an epoch after `done` samples; every position is in it once.
+    """Yield the micro-batches of the rest of an epoch after `done` samples; every position is in one of them.
 
     With `drop_last`, a last step with too few samples is left out.
     """
@@ -89,7 +93,12 @@ def micro_batches(done: int, length: int, sharing: Sharing, *, drop_last: bool) 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch of this rank."""
+    """One micro-batch of this rank.
+
+    `samples` counts this rank's real samples; 0 means a filler, whose loss must not count. `scale` is the factor of the
+    mean loss before the backward pass. `ends_step`: it is the last micro-batch of an optimizer step, which has
+    `step_samples` over all ranks. `indices` are the samples in the data set, empty for streams.
+    """
 
     data: Any  # collated
     samples: int  # of this rank, really in it; 0: a filler, whose loss must not count

@@ -1,4 +1,4 @@
-"""Use page-locked memory, from which a GPU copies while the CPU continues."""
+"""Copy batches into page-locked memory, from which a GPU copies while the CPU continues."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ U = TypeVar("U")
 
 
 def pinned(data: Any) -> Any:
-    """Return the data with its tensors in page-locked memory."""
+    """Return nested data with its tensors in page-locked memory."""
     if isinstance(data, torch.Tensor):
         return data.pin_memory()
     if callable(getattr(data, "pin_memory", None)):
@@ -42,7 +42,7 @@ def on_this_device(change: Callable[[T], U]) -> Callable[[T], U]:
 
 
 def in_thread(items: Iterator[T], change: Callable[[T], U], depth: int) -> Generator[U, None, None]:
-    """Yield `change(item)` for each item, made by a thread that is `depth` of them ahead."""
+    """Yield `change(item)` for each item, computed by a thread that is up to `depth` items ahead."""
     room = threading.Semaphore(depth)
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     stop = threading.Event()

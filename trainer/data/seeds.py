@@ -1,7 +1,7 @@
 """Seed Python's, NumPy's and torch's generators by the position of a batch in the training.
 
-What is drawn then does not depend on the number of workers, nor on what was drawn before. Only CPU generators are
-seeded: `torch.manual_seed` would touch every GPU too, and is a hundred times slower.
+The draws then do not depend on the number of workers, nor on earlier draws. Only CPU generators are seeded:
+`torch.manual_seed` would touch every GPU too, and is a hundred times slower.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _numbers = np.random.RandomState(_bits)  # data sets draw from NumPy's global Ra
 
 
 def seed_draws(*numbers: int) -> None:
-    """Seed the three generators; call it inside `IsolatedDraws`, or in a worker."""
+    """Seed the three generators with a seed made of these numbers; call it inside `IsolatedDraws`, or in a worker."""
     number = _digest(numbers)
     random.seed(number)
     _numbers.seed(number >> 32)  # 32 bits: more take NumPy five times as long
@@ -29,7 +29,7 @@ def seed_draws(*numbers: int) -> None:
 
 
 def seed_of(*numbers: int) -> int:
-    """Return a 32-bit seed for a separate generator."""
+    """Return a 32-bit seed made of these numbers, for a separate generator."""
     return _digest(numbers) >> 32
 
 
@@ -39,7 +39,7 @@ def _digest(numbers: tuple[int, ...]) -> int:
 
 
 class IsolatedDraws:
-    """A context in which `seed_draws` may be called, and after which the generators are as before.
+    """A context in which `seed_draws` may be called; at its end the generators are as before.
 
     NumPy's state is not copied, which would take 70 µs: another bit generator takes its place meanwhile.
     """
@@ -67,7 +67,7 @@ class IsolatedDraws:
 
 
 def _waiting_gauss(bits: Any) -> float | None:
-    """Return NumPy's second normal deviate of a pair if it waits to be drawn, else None; it is drawn by this.
+    """Return NumPy's second normal deviate of a pair if it waits to be drawn, else None; this draws it.
 
     It lies outside the bit generator, so another bit generator would lose it. Asking NumPy for it copies the whole
     state (33 µs); instead one deviate is drawn. If that did not change the generator's state, it was the waiting one;

@@ -1,4 +1,4 @@
-"""Agree over ranks on a step of data of which each rank reads its own part."""
+"""Agree over ranks on the number of samples in a step, if each rank reads its own part of the data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,17 +11,21 @@ _UNABLE = 1 << 40  # more than a step has samples, so that one sum carries both
 
 @dataclass(frozen=True, slots=True)
 class StepAgreement:
-    """Lets ranks that read separate parts of the data agree how many samples a step has over all of them."""
+    """Lets ranks that read separate parts of the data agree how many samples a step has over all of them.
+
+    `total` sums a number over all ranks, which all call it. `only_whole`: a step with too few samples ends the epoch.
+    """
 
     sharing: Sharing
     total: Callable[[int], int]  # a number's sum over all ranks, which meet in it
     only_whole: bool = False  # drop_last: a step with fewer samples is the end
 
     def samples(self, own: int, *, able: bool, source: str) -> int:
-        """Return the samples of the step over all ranks, all of which call it.
+        """Return the samples of the step over all ranks, 0 if the epoch is over; all ranks call it.
 
-        `able` says whether this rank has a batch from its `source`, of this step or an earlier one. Raises TrainerError
-        on all ranks if one is not able while others have samples; raised on one alone, the others would wait for it.
+        `own` counts this rank's. `able` says whether this rank has a batch from its `source`, of this step or an
+        earlier one. Raises TrainerError on all ranks if one is not able while others have samples; raised on one alone,
+        the others would wait for it.
         """
         unable, samples = divmod(self.total(own + (0 if able else _UNABLE)), _UNABLE)
         if self.only_whole and samples != self.sharing.batch_size:

@@ -28,7 +28,11 @@ log = logging.getLogger("trainer")
 
 
 class Steps(Protocol):
-    """The steps of one kind of stream; a step's `state` is the position after it."""
+    """The interface of the steps of one kind of stream.
+
+    A step's `state` is the position after it. `read` yields the steps of an epoch, and `loaded` returns the position
+    that `saved` turned into plain values.
+    """
 
     def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers: ...
     def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]: ...
@@ -61,7 +65,7 @@ class Shared:
         return after and {"state": after.state, "ended": after.ended}
 
     def loaded(self, saved: Any, _epoch: int, _done: int) -> Place | None:
-        """Return the position that `saved` returned, or None."""
+        """Return the position that `saved` returned, or None if that was None."""
         return saved and Place(state=saved["state"], ended=saved["ended"])
 
 
@@ -105,23 +109,25 @@ class Sharded:
         if after is None:
             return None
         readers = [{"epoch": place.epoch, "done": place.done, "state": place.state} for place in after.places]
-        return {**self._who(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
+        return {**self._reader_numbers(), "readers": readers, "turn": after.turn, "ended": sorted(after.ended)}
 
     def loaded(self, saved: Any, epoch: int, done: int) -> Turns | None:
-        """Return the positions that `saved` returned; None to begin anew.
+        """Return the positions that `saved` returned, or None to begin the epoch again.
 
-        Raises BadSettings if ranks or workers differ.
+        Raises BadSettings in the middle of an epoch if the numbers of ranks or workers differ.
         """
         if saved is None:
             return None
-        now = {name: number for name, number in self._who().items() if name in saved}  # no rank in what all share
+        now = {
+            name: number for name, number in self._reader_numbers().items() if name in saved
+        }  # no rank in what all share
         who = {name: saved[name] for name in now}
         if who != now and done and keeps_its_place(self._reading.dataset):
             was, is_now = (", ".join(f"{name} {number}" for name, number in some.items()) for some in (who, now))
             raise BadSettings(
-                f"data: in the middle of epoch {epoch} a stream that shards itself goes on only as it was saved: "
+                f"data: in the middle of epoch {epoch} a stream that shards itself continues only as it was saved: "
                 f"expected {was}, got {is_now}\n"
-                "hint: go on with as many ranks and workers as before until the epoch is over"
+                "hint: continue with as many ranks and workers as before until the epoch is over"
             )
         if who != now or "readers" not in saved:
             return None
@@ -132,7 +138,7 @@ class Sharded:
         """Return the positions of all readers at the beginning of an epoch."""
         return Turns(tuple(Place(epoch) for _ in range(self._readers)))
 
-    def _who(self) -> dict[str, int]:
+    def _reader_numbers(self) -> dict[str, int]:
         """Return the numbers that decide which samples a reader gets: rank, world size, readers."""
         sharing = self._reading.sharing
         return {"rank": sharing.rank, "world_size": sharing.world_size, "readers_of_rank": self._readers}
@@ -152,17 +158,20 @@ class Streamed:
         self._fillers: tuple[Part, ...] = ()
 
     def place(self, epoch: int, done: int) -> int:
-        """Return the number of samples from which the epoch goes on: 0 if the stream cannot restore its position."""
+        """Return the number of samples of the epoch after which `batches` begins.
+
+        It is `done`, or 0, with a warning, if the stream cannot restore its position.
+        """
         if not done or self._steps is not None or keeps_its_place(self._reading.dataset):
             return done
         log.warning(
-            "data: epoch %d begins again: %s cannot tell where it was", epoch, type(self._reading.dataset).__name__
+            "data: epoch %d starts again: %s cannot restore its position", epoch, type(self._reading.dataset).__name__
         )
         self._after = None
         return 0
 
     def batches(self, epoch: int, done: int) -> Generator[Batch, None, None]:
-        """Yield this rank's batches of the rest of the epoch."""
+        """Yield this rank's batches of the rest of the epoch, of which `done` samples are over."""
         if self._steps is None:
             self._fetchers = self._fetchers or self._how.start_fetchers(epoch, done, self._after)
             self._steps = self._fetching.pin(self._how.read(self._fetchers, epoch, self._after))
@@ -177,7 +186,7 @@ class Streamed:
                 scale = part.samples * self._reading.sharing.world_size / step.samples
                 yield Batch(part.data, part.samples, scale, ends_step, step.samples, ())
         self._step, self._after = None, step.state
-        self._leave()
+        self._close_steps()
 
     def state_dict(self) -> dict[str, Any]:
         return {"stream": self._how.saved(self._after)}
@@ -187,8 +196,8 @@ class Streamed:
         stream = state["stream"]
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 
-    def settled(self, done: int) -> int:
-        """Return how many samples of the epoch are done; whether more follow is known only when the stream is read."""
+    def count_done(self, done: int) -> int:
+        """Return how many samples of the epoch are done: `done`."""
         return done  # whether there is more of a stream is known only when it is read on
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
@@ -197,19 +206,19 @@ class Streamed:
         return done
 
     def rewind(self) -> None:
-        """Read the stream from its beginning."""
+        """Read the stream from its beginning with the next batches."""
         self.close()
         self._after = None
 
     def close(self) -> None:
-        """End the workers and forget the step under way."""
+        """End the worker processes and drop the step under way."""
         if self._fetchers is not None:
             self._fetchers.end()
         self._fetchers = self._step = None
-        self._leave()
+        self._close_steps()
 
     def _next(self, steps: Generator[Step, None, None]) -> Step:
-        """Return the next step with the samples of all ranks.
+        """Return the next step, with the number of samples of all ranks.
 
         A rank without samples gets fillers while others have some.
         """
@@ -224,7 +233,7 @@ class Streamed:
             self._fillers = tuple(Part(part.data, 0) for part in step.parts)
         return replace(step, parts=step.parts or self._fillers, samples=samples)
 
-    def _leave(self) -> None:
+    def _close_steps(self) -> None:
         """Close the generator of steps."""
         if self._steps is not None:
             self._steps.close()
@@ -239,7 +248,7 @@ def _kind(dataset: Any) -> Callable[[Reading, Fetching], Steps]:
 
 
 def _steps_per_epoch(reading: Reading) -> int | None:
-    """Return the steps of an epoch, or None if only part of the stream's length is known."""
+    """Return the steps of an epoch, or None if the whole stream's length is unknown."""
     dataset = reading.dataset
     if has_shards(dataset) or shards_itself(dataset) or not hasattr(dataset, "__len__"):
         return None  # the length of one part does not give that of the others

@@ -1,4 +1,4 @@
-"""The endless source of micro-batches, with a position that can be saved and restored."""
+"""Yield a rank's micro-batches, epoch after epoch, from a position that can be saved and restored."""
 
 import inspect
 import logging
@@ -27,11 +27,11 @@ class TrainData:
     of ranks nor `accumulate` changes the training.
 
     The position is the same on all ranks, unless `per_rank`: a stream that shards itself has one on each, and a
-    `SharedPlace` for all. With several ranks such a stream, or one in canonical shards, also needs `sum_over_ranks`, by
-    which all learn that none has samples left; it is called once a step.
+    `SharedPlace` for all. With several ranks such a stream, or one in canonical shards, also needs `sum_over_ranks`,
+    which tells whether any rank has samples left; it is called once a step.
 
-    Instead of a data set a loader that keeps its own place may be given (loaders.py): `shuffle`, `drop_last`, `workers`
-    and the like are its own then, and `per_rank` and `sum_over_ranks` are as for a stream that shards itself.
+    Instead of a data set a loader that keeps its own position may be given (loaders.py): `shuffle`, `drop_last`,
+    `workers` and the like are its own then, and `per_rank` and `sum_over_ranks` are as for a stream that shards itself.
     """
 
     def __init__(
@@ -75,13 +75,14 @@ class TrainData:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """The optimizer steps of an epoch, or None for a stream that does not know its length."""
+        """The optimizer steps of an epoch, or None for a stream of unknown length."""
         return self._source.steps_per_epoch
 
     def epoch_batches(self) -> Generator[Batch, None, None]:
-        """Yield the rest of this epoch, after which `epoch` is one more.
+        """Yield the rest of this epoch's batches, and then add 1 to `epoch`.
 
-        If left early, the next call begins after the last optimizer step that was yielded completely.
+        If the generator is closed early, the next call begins after the last optimizer step that was yielded
+        completely.
         """
         self._stop()
         turn = self._turn
@@ -93,7 +94,9 @@ class TrainData:
                     self.samples_done += batch.step_samples
                 yield batch
                 if turn != self._turn:
-                    raise TrainerError("data: the place has changed while an epoch was running\nhint: begin it anew")
+                    raise TrainerError(
+                        "data: the position has changed during an epoch\nhint: call epoch_batches() again"
+                    )
         if not self.samples_done:
             raise TrainerError(f"data: the stream ended in epoch {self.epoch} before it gave a sample")
         self.epoch += 1
@@ -101,30 +104,30 @@ class TrainData:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last optimizer step that was yielded completely."""
-        done = self._source.settled(self.samples_done)
+        done = self._source.count_done(self.samples_done)
         return {"epoch": self.epoch, "samples_done": done, **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from that position, also with other ranks, workers or `accumulate`."""
+        """Continue from that position, even with other ranks, workers or `accumulate`."""
         self._stop()
         missing = sorted(self.state_dict().keys() - state.keys())
         if missing:
-            raise BadSettings(f"data: the saved place is of another kind of data set: it has no {', '.join(missing)}")
+            raise BadSettings(f"data: the saved position is of other data: it has no {', '.join(missing)}")
         epoch, done = int(state["epoch"]), int(state["samples_done"])
         self.epoch, self.samples_done = epoch, self._source.load_state_dict(dict(state), epoch, done)
 
     def shared_state(self) -> dict[str, Any]:
-        """Return what the positions of all ranks have in common."""
+        """Return the part of the position that is the same on all ranks."""
         state = self.state_dict()
         return {**state, **self._source.shared(state)}
 
     def close(self) -> None:
-        """End the workers; the next epoch_batches() would start new ones."""
+        """End the worker processes; the next epoch_batches() would start new ones."""
         self._source.close()  # first: a thread that pins may wait for them
         self._stop()
 
     def _stop(self) -> None:
-        """Make generators that an earlier call returned fail, instead of yielding later batches."""
+        """Make generators that an earlier call returned raise an error, instead of yielding later batches."""
         self._turn += 1
         if self._running is not None:
             self._running.close()
@@ -132,26 +135,30 @@ class TrainData:
 
 
 class SharedPlace:
-    """The common part of the positions of all ranks, for data whose position differs by rank (`TrainData.per_rank`).
+    """The part of the position that all ranks share, for data whose position differs by rank.
 
-    It is saved once for all. Another number of ranks, for whom no rank's own position is useful, learns from it which
-    epoch is next, or that it cannot go on in the middle of one. Load it before the rank's own position.
+    Such data has `TrainData.per_rank`. This part is saved once for all. If the number of ranks changes, no rank's own
+    position is useful; then this part says which epoch is next, or that the epoch cannot continue in its middle. Load
+    it before the rank's own position.
     """
 
     def __init__(self, data: TrainData) -> None:
         self._data = data
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the common part of the position."""
+        """Return the part of the position that all ranks share."""
         return self._data.shared_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the common part of the position."""
+        """Restore the part of the position that all ranks share."""
         self._data.load_state_dict(state)
 
 
 def _step_agreement(reading: Reading, sum_over_ranks: Callable[[int], int] | None) -> StepAgreement:
-    """Return the agreement on the samples of a step, which only streams that ranks read in parts need."""
+    """Return the agreement over ranks on a step's samples, which only streams need that ranks read in parts.
+
+    Raises BadSettings if the stream does not fit the settings.
+    """
     sharing, dataset = reading.sharing, reading.dataset
     if has_shards(dataset):
         checked(dataset, sharing)
@@ -180,7 +187,10 @@ def _sum_for(sharing: Sharing, sum_over_ranks: Callable[[int], int] | None) -> C
 
 
 def _refuse_arguments(dataset: Any) -> None:
-    """Raise BadSettings for a stream, such as MosaicML's, whose state is known only to its loader."""
+    """Raise BadSettings for a stream whose state_dict() needs arguments, which only its loader has.
+
+    MosaicML's is such a stream.
+    """
     if not keeps_its_place(dataset) or has_shards(dataset):
         return
     wanted = [

@@ -1,4 +1,4 @@
-"""Worker processes that fetch ahead, each answering in the order in which it was asked.
+"""Worker processes that fetch data ahead, each answering in the order in which it was asked.
 
 torch's loader is not used: its workers end with a SIGTERM to the group, its SIGCHLD handler raises anywhere in the
 training, and a worker's own state (the position in its stream) cannot travel with its batches.
@@ -37,11 +37,11 @@ _OF_THE_RANK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 
 
 class WorkerTraceback(Exception):
-    """The cause of an exception raised in a worker: the traceback in the worker, as text."""
+    """The traceback in a worker, as text: the cause of the exception that is raised again in the rank."""
 
 
 class _Worker(NamedTuple):
-    """One worker process, the pipes to and from it, and the tasks that it has not answered."""
+    """One worker process, the pipes to and from it, and the tasks that it has not answered, oldest first."""
 
     process: ForkProcess
     tasks: "connection.Connection[Any, Any]"
@@ -50,7 +50,7 @@ class _Worker(NamedTuple):
     reaping: threading.Lock  # if two threads wait for one child, one of them gets an error
 
     def join(self, timeout: float | None = None) -> int | None:
-        """Return the exit code, or None while it lives."""
+        """Wait up to `timeout` seconds for the process to end; return its exit code, or None if it is still running."""
         with self.reaping:
             self.process.join(timeout)
             return self.process.exitcode
@@ -101,7 +101,7 @@ class Workers:
         self._at_exit()
 
     def _receive(self, worker: int) -> Any:
-        """Return the worker's next answer. Raises an error that says how the worker ended."""
+        """Return the worker's next answer. Raises an error that says how the worker ended, if it has."""
         member = self._workers[worker]
         try:
             answer = member.answers.recv()
@@ -111,7 +111,10 @@ class Workers:
         return answer
 
     def _lost(self, worker: int, error: Exception) -> Exception:
-        """End all workers and return the error for a worker that has ended; return `error` if it still lives."""
+        """Return the error to raise for a worker whose pipe failed, after ending all workers.
+
+        If the worker is still running, `error` is returned and none is ended.
+        """
         member = self._workers[worker]
         code = member.join(_END_S)
         if code is None:
@@ -124,7 +127,7 @@ class Workers:
 
 
 def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: Any, earlier: list[_Worker]) -> _Worker:
-    """Fork a worker and return it."""
+    """Fork a worker and return it; `earlier` are the workers whose pipes it must not keep open."""
     # By fork, whatever Python's default is: the data set need not be picklable, and the rank is the parent.
     context = get_context("fork")
     tasks_there, tasks_here = context.Pipe(duplex=False)
@@ -133,8 +136,12 @@ def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: An
     # Between the fork and its own handlers a worker would act on the rank's signals as the rank does.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_RANK)
     try:
-        life = _Life(number, size, dataset, os.getpid(), mask, threading.current_thread() is threading.main_thread())
-        process = context.Process(target=_serve, args=(life, open_work, tasks_there, answers_there, ours), daemon=True)
+        settings = _WorkerSettings(
+            number, size, dataset, os.getpid(), mask, threading.current_thread() is threading.main_thread()
+        )
+        process = context.Process(
+            target=_serve, args=(settings, open_work, tasks_there, answers_there, ours), daemon=True
+        )
         process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -144,7 +151,7 @@ def _start(open_work: Callable[[int], Work], number: int, size: int, dataset: An
 
 
 def _end(workers: list[_Worker]) -> None:
-    """Ask the workers to exit, and kill those that are still busy after a while."""
+    """Tell the workers to exit, and kill those that are still busy after two seconds."""
     for worker in workers:
         try:
             worker.tasks.send(None)
@@ -158,7 +165,7 @@ def _end(workers: list[_Worker]) -> None:
         worker.join()
 
 
-class _Life(NamedTuple):
+class _WorkerSettings(NamedTuple):
     """Settings of a worker process that its parent passes on."""
 
     number: int  # of the worker, from 0
@@ -169,26 +176,31 @@ class _Life(NamedTuple):
     of_main_thread: bool
 
 
-def _serve(life: _Life, open_work: Callable[[int], Work], tasks: Any, answers: Any, ours: list[Any]) -> None:
-    """Run a worker: do the tasks until the rank closes the pipe."""
-    _leave_signals_to_the_rank(life)
-    _end_with_the_rank(life)
+def _serve(
+    settings: _WorkerSettings, open_work: Callable[[int], Work], tasks: Any, answers: Any, ours: list[Any]
+) -> None:
+    """Run a worker: do the tasks until the rank closes the pipe.
+
+    `ours` are the ends of pipes that belong to the rank, and are closed here.
+    """
+    _leave_signals_to_the_rank(settings)
+    _end_with_the_rank(settings)
     for end in ours:
         end.close()
     gc.freeze()  # what the rank owns is not ours to collect, nor to copy page by page
     gc.enable()  # the rank may have it off, and look at steps of its own
     torch.set_num_threads(1)  # as torch's own workers; and OpenMP's threads do not survive a fork
-    seed_draws(life.number)
+    seed_draws(settings.number)
     # Where data sets look for their share of the work: get_worker_info().
     torch_worker._worker_info = torch_worker.WorkerInfo(  # noqa: SLF001 - torch offers no other way to set it
-        id=life.number, num_workers=life.size, seed=life.number, dataset=life.dataset
+        id=settings.number, num_workers=settings.size, seed=settings.number, dataset=settings.dataset
     )
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks, waiting), daemon=True).start()
     work: Work | None = None
     while (task := waiting.get()) is not None:
         try:
-            work = work or open_work(life.number)
+            work = work or open_work(settings.number)
             answer: tuple[Any, Exception | None, str] = (work(task), None, "")
         except Exception as error:  # noqa: BLE001 - whatever a data set raises is raised again in the rank
             answer = (None, _portable(error), traceback.format_exc())
@@ -210,7 +222,10 @@ def _send(answers: Any, answer: tuple[Any, Exception | None, str]) -> None:
 
 
 def _listen(tasks: Any, waiting: "queue.SimpleQueue[Any]") -> None:
-    """Take tasks from the pipe at once, so that the rank never blocks on a busy worker."""
+    """Read tasks from the pipe as soon as they come, so that the rank never blocks on a busy worker.
+
+    The process exits if the rank is gone.
+    """
     try:
         while (task := tasks.recv()) is not None:
             waiting.put(task)
@@ -228,24 +243,27 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _leave_signals_to_the_rank(life: _Life) -> None:
-    """Do nothing at the signals that the rank handles, as they reach the whole process group."""
+def _leave_signals_to_the_rank(settings: _WorkerSettings) -> None:
+    """Ignore the signals that the rank handles, as they reach the whole process group."""
     signal.set_wakeup_fd(-1)  # the rank's own pipe
     for number in _OF_THE_RANK:
         # Not SIG_IGN: a program that a data set starts would inherit it.
         signal.signal(number, _do_nothing)
         signal.siginterrupt(number, False)
-    signal.pthread_sigmask(signal.SIG_SETMASK, life.mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, settings.mask)
 
 
 def _do_nothing(_signal: int, _frame: Any) -> None: ...
 
 
-def _end_with_the_rank(life: _Life) -> None:
-    """Have the kernel kill this worker with the rank, which Linux ties to the thread that forked."""
-    if life.of_main_thread:
+def _end_with_the_rank(settings: _WorkerSettings) -> None:
+    """Let the kernel kill this worker when the rank dies.
+
+    Linux ties that to the thread that forked, so it is done only for the main thread.
+    """
+    if settings.of_main_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != life.rank_pid:
+    if os.getppid() != settings.rank_pid:
         os._exit(1)
 
 
@@ -270,7 +288,7 @@ class _Packer(ForkingPickler):
     """A pickler that stores small tensors by value."""
 
     def reducer_override(self, item: Any) -> Any:
-        """Return how to pickle a small tensor by value; NotImplemented for anything else."""
+        """Return how pickle stores a small tensor by value; NotImplemented for anything else."""
         if type(item) is not torch.Tensor or not _fits(item):
             return NotImplemented
         content = item.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
@@ -278,7 +296,7 @@ class _Packer(ForkingPickler):
 
 
 def _fits(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is small and plain enough to be pickled by value."""
+    """Return whether the tensor is a plain CPU tensor of at most 64 KiB, to be pickled by value."""
     return (
         tensor.dtype in _NUMBERS
         and tensor.layout is torch.strided

@@ -215,7 +215,7 @@ def test_a_loader_that_does_not_say_where_it_was_begins_its_epoch_again_and_that
     again = data_of(Silent(Remote(), batch_size=4))
     with caplog.at_level(logging.WARNING):
         again.load_state_dict(place)
-    assert "epoch 0 begins again: Silent did not say where it was" in caplog.text
+    assert "epoch 0 starts again: Silent has saved no position" in caplog.text
     assert len(seen_by(again)) == 24
 
 

@@ -158,7 +158,7 @@ def test_a_stream_without_a_place_says_so_at_start_and_begins_again(kind, caplog
     resumed.load_state_dict(data.state_dict())
     caplog.clear()
     again = list(resumed.epoch_batches())
-    assert f"epoch 0 begins again: {kind.__name__}" in caplog.text
+    assert f"epoch 0 starts again: {kind.__name__}" in caplog.text
     assert numbers(again) == list(range(20))
     same(again[:2], first)
 

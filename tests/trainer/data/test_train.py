@@ -263,10 +263,10 @@ def test_batches_of_an_older_place_are_refused():
     next(old)
     new = data.epoch_batches()
     next(new)
-    with pytest.raises(TrainerError, match="place has changed"):
+    with pytest.raises(TrainerError, match="position has changed"):
         next(old)
     data.load_state_dict({**data.state_dict(), "samples_done": 16})
-    with pytest.raises(TrainerError, match="place has changed"):
+    with pytest.raises(TrainerError, match="position has changed"):
         next(new)
     assert data.samples_done == 16
     assert len(list(data.epoch_batches())) == 1
