@@ -1,1 +1,1 @@
-"""Let surviving ranks continue in place when another rank is replaced."""
+"""Let surviving ranks continue in place, in their running processes, when another rank is replaced."""

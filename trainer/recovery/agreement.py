@@ -1,15 +1,15 @@
-"""Agree on the step from which a training goes on after a rank was replaced; pure functions.
+"""Agree on the step from which a training continues after a rank was replaced; pure functions.
 
 A step is done once its update is in the weights. With whole replicas ranks are at most one step apart, since none can
 finish a step before all have contributed their gradients; the most advanced weights count. The rank state that was lost
 with a node comes from the rank that keeps a copy of it.
 
-Where shards have copies, the newest step counts of which each shard is on some living rank, and ranks at another step
-take their shard from there. If there is no such step, all go back to what was saved.
+If shards have copies, the newest step counts of which each shard is on some living rank, and ranks at another step take
+their shard from there. If there is no such step, all load the newest snapshot or checkpoint.
 
-If a node is lost and not replaced, fewer ranks are left and may have other numbers. They go on as any start on so many
-ranks would from a checkpoint of that step. Of lost ranks only their part of the step's losses is needed, from the rank
-that keeps a copy.
+If a node is lost and not replaced, fewer ranks are left and may have other numbers. They continue as any start on so
+many ranks would from a checkpoint of that step. Of lost ranks only their part of the step's losses is needed, from the
+rank that keeps a copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,13 @@ from trainer.checkpoint_files.complete_steps import whole
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """The report of one rank when the ranks meet again: the step of its weights, its shard, and its saved states."""
+    """The report of one rank when the ranks meet again: the step of its weights, its shard, and its saved states.
+
+    `start` names the start of the training that these are of. `step` is None if the rank is new or in the middle of an
+    update. `state_steps` are the steps whose own state it has saved, `copy_steps` those whose state it keeps for a rank
+    on the next node. `shard` is its part of the parameters (None: all). `old_place` is its rank and the number of ranks
+    when its states were saved (None: it has none).
+    """
 
     start: str  # the start of the training that its states and weights are of
     step: int | None  # after which its weights are; None: the rank is new, or in the middle of an update
@@ -32,7 +38,12 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The step to continue from and who sends what to whom, the same on all ranks."""
+    """The step to continue from and who sends what to whom, the same on all ranks.
+
+    `source` sends the state that is the same for all, and `receivers` lack the weights of `step`. `copies_sent` has
+    pairs: the rank with a copy of a rank state, and the rank that lost it; `shards_sent` pairs the sender and receiver
+    of a shard. `resized`: other ranks, or more of them, did the step.
+    """
 
     step: int
     source: int  # the rank that sends the state that is the same for all
@@ -50,7 +61,7 @@ def holder_of(rank: int, ranks_per_node: int) -> int | None:
 
 
 def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> Agreement | str:
-    """Return the agreement, or why exact continuation is impossible.
+    """Return the agreement, or, as text, why exact continuation is impossible.
 
     Without `ranks_per_node` all ranks are on one node.
     """
@@ -68,21 +79,21 @@ def agree(reports: Sequence[RankReport], ranks_per_node: int | None = None) -> A
         if holder is not None and has_copy and (one.step is None or one.start == start):
             copies_sent.append((holder, rank))
         elif one.start not in ("", start):
-            return f"what rank {rank} has noted is of another start of the training"
+            return f"the saved state of rank {rank} is of another start of the training"
         elif one.start:
-            return f"rank {rank} has not noted what was its own after step {step}"
+            return f"rank {rank} has not saved its own state after step {step}"
         else:
-            return f"what rank {rank} noted after step {step} is lost, and nobody has a copy"
+            return f"the state of rank {rank} after step {step} is lost, and no rank has a copy"
     return replace(found, copies_sent=tuple(copies_sent))
 
 
 def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreement | str:
-    """Return the agreement, or why there is none, where the ranks are not the ones that did the last step."""
+    """Return the agreement, or why there is none, if the ranks are not the ones that did the last step."""
     before = {(one.old_place[1], one.start) for one in reports if one.old_place is not None}
     if len(before) > 1:
         return "some ranks had not met the others when one more was lost"
     if reports[0].old_place is None or reports[0].old_place[0] != 0:
-        return "the first rank is new, and no other one has noted the buffers of the model"
+        return "rank 0 is new, and no other rank has saved the model's buffers"
     found = _newest(reports)
     if isinstance(found, str):
         return found
@@ -90,10 +101,10 @@ def _agree_resized(reports: Sequence[RankReport], ranks_per_node: int) -> Agreem
     there = {one.old_place[0]: one for one in reports if one.old_place is not None}
     for rank in range(size):
         if rank in there and found.step not in there[rank].state_steps:
-            return f"rank {rank} of {size} has not noted what was its own after step {found.step}"
+            return f"rank {rank} of {size} has not saved its own state after step {found.step}"
         holder = there.get(rank - ranks_per_node)
         if rank not in there and (holder is None or found.step not in holder.copy_steps):
-            return f"what rank {rank} of {size} noted after step {found.step} is lost, and nobody has a copy"
+            return f"the state of rank {rank} of {size} after step {found.step} is lost, and no rank has a copy"
     return replace(found, resized=True)
 
 

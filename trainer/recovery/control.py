@@ -1,4 +1,7 @@
-"""Receive launch's message that a rank was replaced or that more join, in a rank or in a process in reserve."""
+"""Receive launch's message that a rank was replaced or that more join, in a rank or in a reserve process.
+
+A reserve process waits until it replaces a lost rank.
+"""
 
 import os
 import select
@@ -16,7 +19,10 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class RejoinMessage(msgspec.Struct, frozen=True):
-    """The message from launch that gives this process its rank in a new generation."""
+    """The message from launch that gives this process its rank in a new generation, that is a new set of ranks.
+
+    `log` is the path of the log to write from now on, in place of `log_before`; `environment` has the rank's variables.
+    """
 
     generation: int
     log: str  # the path of the log to write from now on
@@ -28,7 +34,7 @@ _decoder = msgspec.json.Decoder(RejoinMessage)
 
 
 class Control:
-    """The pipes that launch writes to this rank."""
+    """The two pipes that launch writes to this rank: for messages that can wait for a step's end, and for others."""
 
     def __init__(self, path: Path) -> None:
         """Open the pipes. Raises OSError."""
@@ -74,7 +80,7 @@ class Control:
             os.close(fd)
 
     def _taken(self, fd: int) -> RejoinMessage | None:
-        """Remove the whole messages that were read from this pipe and return the last, or None."""
+        """Remove the complete messages that were read from this pipe and return the last, or None."""
         lines, _, self._rest[fd] = self._rest[fd].rpartition(b"\n")
         return _newest(lines)
 
@@ -101,9 +107,9 @@ def _newest(lines: bytes) -> RejoinMessage | None:
 
 
 def become_rank(message: RejoinMessage) -> None:
-    """Set the environment variables of the rank in the message.
+    """Set the environment variables of the rank in the message, and redirect the output.
 
-    Append to its log if output went to the previous one.
+    If output went to the previous log, it goes to the rank's log from now on.
     """
     os.environ.update(message.environment)
     for stream in (sys.stdout, sys.stderr):
@@ -124,14 +130,17 @@ _LONGEST_S = 2e6  # what a poll can wait, 23 days
 
 
 def await_rank(launched: Launched) -> None:
-    """Wait for launch's message in a reserve process, then call `become_rank`."""
+    """Wait in a reserve process until launch's message gives it a rank; do nothing in any other process.
+
+    Exits the process if no message comes.
+    """
     if launched.reserve is None:
         return
     control, wire = Control(launched.reserve.with_suffix(".control")), Wire(launched.reserve)
     wire.report(waits=True)
     message = control.wait(_LONGEST_S)
     if message is None:
-        sys.exit(f"no message came in {_LONGEST_S:.0f} s of which rank this is, or none that makes sense")
+        sys.exit(f"no valid message with a rank for this reserve process came in {_LONGEST_S:.0f} s")
     wire.close()
     control.close()
     become_rank(message)

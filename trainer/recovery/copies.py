@@ -3,8 +3,8 @@
     a rank of node g    state(k) ─ send it ────► backward ─ has all of it been sent? ─ update
     its holder, of g-1  state(k) ─ receive it ─► backward ─ has all of it come? ───── update
 
-A holder that has done a step therefore has its charge's state of it. Ranks of the first node have no holder: launch's
-coordinator runs there, and no rank continues in place without it.
+A holder that has done a step therefore has a copy of that step's state. Ranks of the first node have no holder:
+launch's coordinator runs there, and no rank continues in place without it.
 """
 
 import struct
@@ -25,7 +25,10 @@ _TAG = 1
 
 @dataclass(slots=True)
 class Copies:
-    """The copies that one rank keeps, and the transfer of its own state to its holder."""
+    """The copies that one rank keeps of another's states, and the transfer of its own state to its holder.
+
+    `kept` has the copied states by step.
+    """
 
     world: World
     kept: dict[int, bytes] = field(default_factory=dict)  # by step, the states of the rank whose copies this one keeps
@@ -65,7 +68,7 @@ class Copies:
         self.world, self._coming, self._going = world, None, []
 
     def _keep(self, frame: Tensor) -> None:
-        """Receive the rest of the state whose first part is `frame`, keep it by its step, and drop the oldest ones."""
+        """Receive the rest of the state whose first part is `frame`, store it by its step, and drop the oldest ones."""
         data = frame.numpy().tobytes()
         step, length = _HEAD.unpack_from(data)
         state = data[_HEAD.size : _HEAD.size + length]
@@ -79,13 +82,16 @@ class Copies:
             del self.kept[old]
 
     def _send(self, data: bytes, holder: int) -> None:
-        """Start sending bytes to the rank that keeps this one's copy."""
+        """Start to send bytes to the rank `holder`, which keeps the copies of this one's state."""
         message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._going.append((_begun(dist.isend(message, dst=holder, group=self.world.control, tag=_TAG)), message))
 
 
 def _begun(work: dist.Work | None) -> dist.Work:
-    """Return the operation, which torch gives to every rank in the group."""
+    """Return the operation that torch has begun.
+
+    Raises AssertionError for None, which a rank outside of the group would get.
+    """
     if work is None:
         raise AssertionError("this rank is in the group")
     return work

@@ -20,7 +20,7 @@ _MT19937_BYTES = 4 * 624 + 4  # the words, and how many of them were used
 
 
 class GeneratorStates(msgspec.Struct, frozen=True, array_like=True):
-    """The random generators of a process: Python's, NumPy's, torch's, and that of its GPU."""
+    """The states of a process's random generators: Python's, NumPy's, torch's, and that of its GPU."""
 
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, bytes, int, int, float]
@@ -29,7 +29,12 @@ class GeneratorStates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankState(msgspec.Struct, frozen=True, array_like=True):
-    """The state after a step that only this rank has: generators, buffers and losses."""
+    """The state after a step that only this rank has: generators, buffers and losses.
+
+    `names` and `losses` are set in a step that is logged: sum and count of each loss for each micro-batch. `buffers`
+    are the model's, on the rank whose buffers all use. `others` are the losses of ranks that took part in the step and
+    are gone. `resized`: the set of ranks changed during the step, so all seed their generators again after it.
+    """
 
     step: int
     drawn: GeneratorStates
@@ -46,7 +51,7 @@ _decoded = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
 class NumpyDraws:
-    """Reads the state of NumPy's global generator, only if its memory has changed.
+    """Reads the state of NumPy's global generator, but only if its memory has changed.
 
     Reading the state takes longer than the rest of a step's bookkeeping, and hardly any step draws from it. A normal
     number kept for the next draw is not in that memory, so call `forget` after restoring a state.
@@ -56,11 +61,11 @@ class NumpyDraws:
         self.forget()
 
     def forget(self) -> None:
-        """Read the state again at the next call."""
+        """Drop the cached state, so that the next call reads it again."""
         self._memory, self._state = b"", ("", b"", 0, 0, 0.0)
 
     def state(self) -> tuple[str, bytes, int, int, float]:
-        """Return the generator's state, as numpy.random.get_state() has it."""
+        """Return the generator's state in the form of numpy.random.get_state()."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined] # the global one, that user code draws from
         memory = b""
         if isinstance(generator, np.random.MT19937):
@@ -82,13 +87,16 @@ def generator_states() -> GeneratorStates:
 
 
 def torch_state() -> tuple[bytes, bytes]:
-    """Return the generators of the CPU and of this process's GPU, which is not synchronised."""
+    """Return torch's generator states of the CPU and of this process's GPU (b"" without one).
+
+    The GPU is not synchronised.
+    """
     gpu = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else b""
     return torch.get_rng_state().numpy().tobytes(), gpu
 
 
 def restore_generator_states(drawn: GeneratorStates) -> None:
-    """Restore the generators."""
+    """Restore all generators of this process to these states."""
     numpy_draws.forget()
     kind, keys, *rest = drawn.numpy
     random.setstate(drawn.python)
@@ -99,9 +107,10 @@ def restore_generator_states(drawn: GeneratorStates) -> None:
 
 
 class RankStateFile:
-    """A rank's states after its last few steps, each in a file in memory, which the process that replaces it reads.
+    """A rank's states after its last three steps, each in a file in memory.
 
-    A file replaces that of an older step atomically, so that nothing half-written is left by a kill.
+    The process that replaces the rank reads them. A file replaces that of an older step atomically, so that nothing
+    half-written is left by a kill. `start` names the start of the training.
     """
 
     def __init__(self, path: Path, start: str, kept: dict[int, bytes]) -> None:
@@ -116,13 +125,13 @@ class RankStateFile:
 
     @classmethod
     def from_files(cls, path: Path) -> "RankStateFile | None":
-        """Return the states of the rank that this one replaces, or None if there are none."""
+        """Return the states that the replaced rank left, or None if there are none of a single start."""
         from_files = [one for slot in range(KEPT) if (one := _read(_file(path, slot))) is not None]
         lives = {start for start, _, _ in from_files}
         return cls(path, lives.pop(), {step: data for _, step, data in from_files}) if len(lives) == 1 else None
 
     def write(self, step: int, data: bytes) -> bool:
-        """Keep a state's bytes; return False if there is no memory for them."""
+        """Write a step's state to its file; return False if there is no memory for it."""
         target = _file(self.path, step % KEPT)
         draft = target.with_suffix(".new")
         try:
@@ -155,7 +164,7 @@ class RankStateFile:
 
 
 def _file(path: Path, slot: int) -> Path:
-    """Return the file of a slot; states are written into the slots in turn."""
+    """Return the path of the file with this number; steps are written into the files in turn."""
     return path.with_name(f"{path.name}.{slot}")
 
 

@@ -32,7 +32,11 @@ _IMMUTABLE = frozenset((bool, int, float, str, bytes, type(None)))
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The small shared state right after an update, copied because code that follows may change it."""
+    """The small state that all ranks share, right after an update, copied because later code may change it.
+
+    `objects` are states by name, `groups` the options of each optimizer's parameter groups, and `loop` the values of
+    the loop's fields.
+    """
 
     step: int
     objects: Mapping[str, Any]
@@ -61,7 +65,7 @@ class Snapshot:
 
 
 def _copied(value: Any) -> Any:
-    """Copy the value as copy.deepcopy does, five times as fast for common types, since each step does it."""
+    """Return a deep copy, five times as fast as copy.deepcopy for common types, since each step makes one."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value
@@ -77,7 +81,11 @@ def _copied(value: Any) -> Any:
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """The document that the source sends, and name, type and shape of the tensors that follow it."""
+    """The message that the source sends: a JSON document, and name, type and shape of the tensors that follow it.
+
+    `alike` are those that all ranks with the step have, each of which sends a stripe, and `own` those that the source
+    alone sends.
+    """
 
     document: bytes
     alike: list[tuple[str, str, list[int]]]  # on all ranks that have the step, each of which gives a stripe
@@ -85,7 +93,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Replica:
-    """One rank's copy of a training in which each rank has the whole model."""
+    """One rank's state in a training in which each rank has the whole model, ready to be sent."""
 
     def __init__(self, subjects: Subjects, snapshot: Snapshot) -> None:
         names = ModelNames(subjects.models)
@@ -114,7 +122,7 @@ class Replica:
         self._header = Shared(document, _described(self._alike), _described(self._own))
 
     def give(self, agreed: Agreement, world: World) -> None:
-        """Send each receiver this rank's share of weights and optimizer; the source also sends all other state."""
+        """Send each receiver this rank's stripe of weights and optimizer; the source also sends all other state."""
         is_source = world.rank == agreed.source
         alike: dict[tuple[int, ...], list[int]] = {}
         for receiver in agreed.receivers:
@@ -126,7 +134,7 @@ class Replica:
         send([(receivers, own + self._stripe(world.rank, senders)) for senders, receivers in alike.items()], world)
 
     def _stripe(self, rank: int, senders: Sequence[int]) -> list[Tensor]:
-        """Return the bytes that this rank sends to `rank`, or an empty list if it is not among the senders."""
+        """Return the pieces of tensors that this rank sends as one of `senders`; an empty list if it is none."""
         if rank not in senders:
             return []
         tensors = [*self._alike.values()]
@@ -135,7 +143,7 @@ class Replica:
 
 
 class ReplicaReader(Reader):
-    """Restores a rank that lacks the state, reading it from other ranks as from a checkpoint."""
+    """Receives the state of a rank that lacks it from other ranks, as if it read a checkpoint."""
 
     def __init__(self, agreed: Agreement, subjects: Subjects, world: World) -> None:
         received: list[Any] = [None]
@@ -151,7 +159,7 @@ class ReplicaReader(Reader):
         self._documents[of_rank(world.rank)] = memoryview(to_json(own, "", {}))  # its own state a rank has kept
 
     def take(self) -> dict[str, Any]:
-        """Receive the state into the model, the optimizers and all objects; return the loop's position."""
+        """Receive the state into the model, the optimizers and all objects; return the loop's field values."""
         self.prepare()
         alike = {name: self._place(name, dtype, shape) for name, dtype, shape in self._header.alike}
         own = {name: self._place(name, dtype, shape) for name, dtype, shape in self._header.own}
@@ -184,19 +192,19 @@ class ReplicaReader(Reader):
 
 
 def _described(tensors: Mapping[str, Tensor]) -> list[tuple[str, str, list[int]]]:
-    """Return name, type and shape of the tensors."""
+    """Return (name, type, shape) of the tensors."""
     return [(name, dtype_name(one.dtype), [*one.shape]) for name, one in tensors.items()]
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Return the tensor's bytes without a copy if it is contiguous."""
+    """Return the tensor's bytes as a flat tensor, without a copy if it is contiguous."""
     value = tensor.detach()
     return bytes_of(value if value.is_contiguous() else value.cpu().contiguous())
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of bytes of one of the tensors."""
+    """A range of bytes of one of the tensors, which is given by its index in the list of tensors."""
 
     tensor: int  # its place in the list of tensors
     begin: int
@@ -204,7 +212,10 @@ class Piece:
 
 
 def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_node: int) -> list[int]:
-    """Return the ranks that send to the receiver: those on its node with the state, or else all with the state."""
+    """Return the ranks that send to the receiver: those on its node that have the state, or else all that have it.
+
+    `receivers` are the ranks that lack the state.
+    """
     senders = [rank for rank in range(size) if rank not in receivers]
     near = [rank for rank in senders if rank // ranks_per_node == receiver // ranks_per_node]
     return near or senders
@@ -213,9 +224,10 @@ def senders_of(receiver: int, receivers: Collection[int], size: int, ranks_per_n
 # tensors, by name     | a ...... | b | c ............... |
 # stripes of givers    | first ...... | second ... | third |
 def stripes(sizes: Sequence[int], senders: int, least_bytes: int = _LEAST_BYTES) -> list[list[Piece]]:
-    """Return for each sender the pieces that it sends of tensors of these sizes in bytes.
+    """Return for each sender the pieces that it sends of tensors with these sizes in bytes.
 
-    The first senders get equal shares of at least `least_bytes`, the rest nothing; one sends all if it is little.
+    The first senders get equal stripes of at least `least_bytes`, the others nothing; one sends all if there are few
+    bytes.
     """
     ends = [*accumulate(sizes, initial=0)]
     total, places = ends[-1], [*enumerate(pairwise(ends))]

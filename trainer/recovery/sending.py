@@ -1,7 +1,7 @@
 """Send tensors from one rank to others: large ones without copies, small ones together.
 
-On one node a rank reads them from the other's memory (process_vm_readv), twice as fast as over a connection. The
-system may forbid it, as containers do; then OSError is raised, and they are sent.
+On one node a rank reads them from the other's memory (process_vm_readv), twice as fast as over a connection. The system
+may forbid it, as containers do; then OSError is raised, and they are sent.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _MARK_BYTES = 16
 
 
 class _Piece(ctypes.Structure):
-    """An address and a length, as the system call takes them."""
+    """An address and a length, in the form of the system call's iovec."""
 
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
@@ -40,8 +40,8 @@ class _Piece(ctypes.Structure):
 class Places:
     """The addresses of some tensors in a process's memory.
 
-    A process number may mean another process in another container, and a fork has the same addresses. A random mark in
-    memory tells them apart.
+    A process number may mean another process in another container, and a fork has the same addresses. Random bytes
+    (`mark`) at the address `mark_at` identify the process, and are zeroed when the tensors may no longer be read.
     """
 
     pid: int
@@ -52,7 +52,10 @@ class Places:
 
 @contextmanager
 def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
-    """Let process `by` read these contiguous CPU tensors in this context, during which they must not change."""
+    """Let process `by` read these contiguous CPU tensors in this context, during which they must not change.
+
+    Yields their addresses, to be sent to that process.
+    """
     mark = torch.frombuffer(bytearray(secrets.token_bytes(_MARK_BYTES)), dtype=torch.uint8)
     _permit_reading(by)
     try:
@@ -64,7 +67,7 @@ def readable(tensors: Sequence[Tensor], by: int) -> Iterator[Places]:
 
 
 def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES) -> None:
-    """Read the tensors at `places` into these tensors, in pieces of at most `piece_bytes`.
+    """Copy the tensors at `places` in another process into these tensors, in pieces of at most `piece_bytes`.
 
     Raises OSError; some of the tensors may have been read by then.
     """
@@ -78,11 +81,11 @@ def read(places: Places, into: Sequence[Tensor], piece_bytes: int = _PIECE_BYTES
 
 
 def _check_mark(places: Places) -> None:
-    """Raise OSError if the process with this number is not the one that the addresses belong to."""
+    """Raise OSError if the process with this number is not the one with the tensors, or has withdrawn them."""
     mark = torch.empty(_MARK_BYTES, dtype=torch.uint8)
     _read(places.pid, [(mark.data_ptr(), places.mark_at, _MARK_BYTES)])
     if mark.numpy().tobytes() != places.mark:
-        raise OSError(errno.ESRCH, f"process {places.pid} is another one here, or has what is read no more")
+        raise OSError(errno.ESRCH, f"process {places.pid} is another one here, or no longer has the tensors")
 
 
 def _read(pid: int, pieces: Sequence[tuple[int, int, int]]) -> None:
@@ -111,13 +114,16 @@ def _vector(pieces: Iterable[tuple[int, int]]) -> tuple[ctypes.Array[_Piece], ct
 
 
 def _permit_reading(pid: int) -> None:
-    """Allow a process to read this one if Yama allows only parents to; other errors are ignored."""
+    """Allow a process to read this one's memory if Yama allows only parents to; 0 withdraws it.
+
+    Errors are ignored.
+    """
     with suppress(OSError):
         _system("prctl")(ctypes.c_int(_PR_SET_PTRACER), *map(ctypes.c_ulong, (pid, 0, 0, 0)))
 
 
 def _system(name: str) -> Callable[..., int]:
-    """Return a function of the C library. Raises OSError if there is no such function."""
+    """Return a function of the C library by name. Raises OSError if there is no such function."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, name):
         raise OSError(errno.ENOSYS, f"this system has no {name}")
@@ -127,7 +133,10 @@ def _system(name: str) -> Callable[..., int]:
 
 
 def send(parcels: Iterable[tuple[Sequence[int], Sequence[Tensor]]], world: World) -> None:
-    """Send each list of tensors to its ranks, all at once, and wait until they are sent; GPU tensors go by the host."""
+    """Send each list of tensors to its ranks, all at once, and wait until they are sent.
+
+    Tensors on a GPU are copied to the host first.
+    """
     sent: list[tuple[dist.Work | None, Tensor]] = []
     for ranks, tensors in parcels:
         values = [one.detach().cpu().contiguous() for one in tensors]
@@ -167,7 +176,7 @@ def receive(parcels: Mapping[int, Sequence[Tensor]], world: World) -> None:
 
 
 def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Return whether the peer `rank` is on this node and the tensors are large: then the receiver reads its memory.
+    """Return whether the peer `rank` is on this node and the tensors are large enough to be read from memory.
 
     Sender and receiver get the same answer.
     """
@@ -176,7 +185,7 @@ def _may_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Let rank `rank` read the tensors from this process's memory, wait for it, and return whether it did."""
+    """Let that rank read the tensors from this process's memory, and return whether it succeeded."""
     received: list[Any] = [None]
     dist.recv_object_list(received, src=rank, group=world.control)
     with readable(tensors, by=received[0]) as places:
@@ -186,7 +195,7 @@ def _let_peer_read(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
 
 
 def _read_from_peer(tensors: Sequence[Tensor], rank: int, world: World) -> bool:
-    """Read the tensors from the memory of that rank, which waits meanwhile; return whether it worked."""
+    """Read the tensors from the memory of that rank, which waits meanwhile; return whether that succeeded."""
     dist.send_object_list([os.getpid()], dst=rank, group=world.control)
     received: list[Any] = [None]
     dist.recv_object_list(received, src=rank, group=world.control)

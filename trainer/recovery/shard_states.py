@@ -1,7 +1,8 @@
-"""Keep one rank's part of a training whose shards have copies (hsdp), and put it into a new model.
+"""Keep one rank's part of a training whose shards have copies (hsdp), and put it into a rebuilt model.
 
-A rank that has lost members of its shard group makes its model anew. Meanwhile it keeps its own shards of parameters
-and optimizer of the last step, and the shared state, in place. A new rank gets the part of one that has the same shard.
+A rank that has lost members of its shard group builds its model again. Meanwhile it keeps its own shards of parameters
+and optimizer of the last step, and the shared state, in place. A new rank gets the state of one that has the same
+shard.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ State = dict[str, Any]  # of a parameter: tensors, and plain values
 
 
 class CannotHandOver(Exception):
-    """Raised if the optimizer keeps a tensor that is sharded in another way than its parameter."""
+    """Raised if an optimizer's tensor cannot be sent to another rank, as it is not sharded like its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,10 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """One rank's shards and the shared state, after the step of its snapshot."""
+    """One rank's shards and the shared state, after the step of its snapshot.
+
+    `weights` has this rank's pieces by name, `states` the optimizers' by optimizer and parameter.
+    """
 
     snapshot: Snapshot
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # by name: this rank's pieces
@@ -49,7 +53,7 @@ class ShardState:
         return self.snapshot.step
 
     def put_back(self, subjects: Subjects) -> None:
-        """Restore the state into a model and optimizers that were made anew on a mesh of the same shape."""
+        """Restore the state into a model and optimizers that were rebuilt on a mesh of the same shape."""
         names = ModelNames(subjects.models)
         with torch.no_grad():
             for name, parameter in names.parameters().items():
@@ -105,14 +109,18 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The tensors from which any thread can take a rank's state, even during a pass that has gathered parameters."""
+    """The tensors from which any thread can take a rank's state, even during a pass that has gathered parameters.
+
+    `weights` has this rank's pieces by name, which an update changes in place; `optimizers` has each optimizer with its
+    parameters by name.
+    """
 
     weights: Mapping[str, Tensor]  # by name: this rank's pieces, which an update changes in place
     optimizers: Mapping[str, tuple[Optimizer, Mapping[str, Tensor]]]  # and the parameters of each, by name
 
     @classmethod
     def of(cls, subjects: Subjects) -> "Source":
-        """Return the tensors of these objects; call it between two steps."""
+        """Return the Source of these objects; call it between two steps."""
         names = ModelNames(subjects.models)
         weights = {name: _piece(one) for name, one in names.parameters().items()}
         optimizers = {
@@ -122,7 +130,10 @@ class Source:
         return cls(weights, optimizers)
 
     def part(self, snapshot: Snapshot) -> ShardState:
-        """Return this rank's state without copying anything. Raises CannotHandOver."""
+        """Return this rank's state without copying anything. Raises CannotHandOver.
+
+        `snapshot` is the shared state of the same step.
+        """
         states = {
             key: {
                 name: {kind: _kept(kind, value, parameter) for kind, value in optimizer.state[parameter].items()}
@@ -141,7 +152,10 @@ def _piece(tensor: Tensor) -> Tensor:
 
 
 def _kept(name: str, value: Any, parameter: Tensor) -> Any:
-    """Return what to keep of an optimizer's value: a shard, a tensor, or the value. Raises CannotHandOver."""
+    """Return an optimizer's value as a Sharded piece, a tensor or a plain value. Raises CannotHandOver.
+
+    `name` is its key in the parameter's state.
+    """
     if not isinstance(value, Tensor):
         return value
     if not isinstance(value, DTensor):
@@ -152,7 +166,7 @@ def _kept(name: str, value: Any, parameter: Tensor) -> Any:
 
 
 def _beside(value: Any, parameter: Tensor) -> Any:
-    """Return the value sharded like the parameter if it was; a copy, since the original may be restored again."""
+    """Return a copy of the value, sharded like the parameter if it is a Sharded piece."""
     if isinstance(value, Sharded):
         made = torch.empty_like(parameter, dtype=value.piece.dtype, requires_grad=False)
         _piece(made).copy_(value.piece)
@@ -161,14 +175,14 @@ def _beside(value: Any, parameter: Tensor) -> Any:
 
 
 def _described(value: Any) -> Any:
-    """Return the value with tensors replaced by ones without memory, to describe them to the receiver."""
+    """Return the value with tensors on the meta device, which tell the receiver shape and type."""
     if isinstance(value, Sharded):
         return Sharded(torch.empty_like(value.piece, device="meta"))
     return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
 
 
 def _room(value: Any) -> Any:
-    """Return the value with new memory for its tensors, to receive into."""
+    """Return the described value with new memory for its tensors, to receive into."""
     if isinstance(value, Sharded):
         return Sharded(torch.empty(value.piece.shape, dtype=value.piece.dtype))
     return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value

@@ -339,7 +339,7 @@ def test_each_rank_that_has_it_gives_a_stripe(tmp_path, alone, size, nodes, deat
 def test_neighbours_that_are_lost_at_once_leave_no_copy_and_all_say_so(tmp_path):
     run, codes = killed(tmp_path, 3, "2 8 backward", nodes=3, along={1})
     assert (codes, run.replaced) == ([1] * 3, [[1, 2]])
-    why = "what rank 2 noted after step 8 is lost, and nobody has a copy"
+    why = "the state of rank 2 after step 8 is lost, and no rank has a copy"
     assert f"cannot continue in place: {why}; nothing was saved so far" in run.said()
 
 

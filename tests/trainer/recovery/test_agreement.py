@@ -76,12 +76,12 @@ def test_where_nobody_has_weights_there_is_no_way() -> None:
 
 def test_a_note_that_is_missing_has_no_way() -> None:
     reports = agree([RankReport("x", 5, (5,)), RankReport("x", None, (3, 4))], 2)
-    assert reports == "rank 1 has not noted what was its own after step 5"
+    assert reports == "rank 1 has not saved its own state after step 5"
 
 
 def test_notes_of_another_start_are_not_believed() -> None:
     reports = agree([RankReport("x", 5, (5,)), RankReport("y", None, (5,))], 2)
-    assert reports == "what rank 1 has noted is of another start of the training"
+    assert reports == "the saved state of rank 1 is of another start of the training"
 
 
 def test_ranks_that_are_further_apart_than_can_be_are_not_believed() -> None:
@@ -138,7 +138,7 @@ def test_of_a_lost_node_the_notes_are_with_another_or_it_is_said_that_they_are_n
         assert agreed.copies_sent == tuple((holder, who) for who, holder in holders.items())
         assert {*dead} <= {*agreed.receivers}
     else:
-        assert "is lost, and nobody has a copy" in agreed
+        assert "is lost, and no rank has a copy" in agreed
         assert any(holder is not None and ranks[holder].step < max(living) for holder in holders.values())
 
 
@@ -156,7 +156,7 @@ def test_ranks_that_are_left_go_on_from_the_newest_step_of_theirs_as_fewer(
         assert agreed.receivers == tuple(place for place, who in enumerate(left) if ranks[who].step < newest)
         assert all(newest in ranks[who - each].copy_steps[-KEPT:] for who in dead)
     else:
-        assert "is lost, and nobody has a copy" in agreed
+        assert "is lost, and no rank has a copy" in agreed
         assert any(ranks[who - each].step < newest for who in dead)
 
 
@@ -170,8 +170,8 @@ def test_one_that_is_left_of_two_goes_on_alone() -> None:
 @pytest.mark.parametrize(
     ("reports", "why"),
     [
-        ([replace(OF_TWO, copy_steps=(4,))], "what rank 1 of 2 noted after step 5 is lost, and nobody has a copy"),
-        ([replace(OF_TWO, state_steps=(4,))], "rank 0 of 2 has not noted what was its own after step 5"),
+        ([replace(OF_TWO, copy_steps=(4,))], "the state of rank 1 of 2 after step 5 is lost, and no rank has a copy"),
+        ([replace(OF_TWO, state_steps=(4,))], "rank 0 of 2 has not saved its own state after step 5"),
         ([replace(OF_TWO, old_place=(0, 3)), replace(OF_TWO, old_place=(1, 2), start="y")], "had not met the others"),
         ([RankReport("", None, ()), replace(OF_TWO, old_place=(0, 3))], "the first rank is new"),
         ([replace(OF_TWO, old_place=(1, 2))], "the first rank is new"),
@@ -208,12 +208,12 @@ def test_notes_that_a_node_has_of_another_start_give_way_to_the_copy() -> None:
 )
 def test_where_nobody_has_it_there_is_no_way(holder: RankReport, each: int) -> None:
     reports = agree([holder, RankReport("", None, ())], each)
-    assert reports == "what rank 1 noted after step 5 is lost, and nobody has a copy"
+    assert reports == "the state of rank 1 after step 5 is lost, and no rank has a copy"
 
 
 def test_weights_of_another_start_are_not_believed_whoever_keeps_a_copy() -> None:
     reports = agree([RankReport("x", 5, (5,), copy_steps=(5,)), RankReport("y", 5, (5,))], 1)
-    assert reports == "what rank 1 has noted is of another start of the training"
+    assert reports == "the saved state of rank 1 is of another start of the training"
 
 
 def test_the_first_node_has_no_holder() -> None:
