@@ -1,8 +1,8 @@
-"""Keep answers on disk: shards of fixed ranges of samples that are whole or absent, and the file made of them.
+"""Keep a prediction's answers on disk: files of fixed ranges of samples, complete or absent, and the file made of them.
 
 ```
-OUT.parts/job.json              what decides the answers; other settings may not go on with these shards
-OUT.parts/00000000-00000064     the lines of these samples, then a line that proves that they are all there
+OUT.parts/job.json              the settings that decide the answers; a job with others may not continue with these
+OUT.parts/00000000-00000064     a shard: the lines of these samples, then a line with count and checksum
 OUT, OUT.about.json             at the end: all lines in order, or the table that OUT's name says (tables.py); the job,
                                 and the means over all samples
 ```
@@ -32,7 +32,10 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The settings that decide every byte of a prediction's answers; the number of ranks is not among them."""
+    """The settings that decide every byte of a prediction's answers; the number of ranks is not among them.
+
+    `weights` is a digest, `step` that of the checkpoint.
+    """
 
     task: str
     data: str
@@ -48,7 +51,10 @@ class Job:
         return {name: getattr(self, name) for name in _JOB_WORDS}
 
     def shards(self) -> list[range]:
-        """Return ranges of whole batches, always the same ones, since another batch may change an answer's last bit."""
+        """Return the ranges of samples of all shards, in whole batches.
+
+        They are always the same ones, since another batch may change an answer's last bit.
+        """
         size = self.batch_size * math.ceil(self.samples / self.batch_size / _MOST_SHARDS)
         return [range(begin, min(begin + size, self.samples)) for begin in range(0, self.samples, size)]
 
@@ -67,7 +73,7 @@ class Answers:
     def begin(self) -> bool:
         """Make the folder or resume from it, on one rank; return False if the file of answers already exists.
 
-        Raises BadSettings if answers of another job are in the way, or such a file cannot be written.
+        Raises BadSettings if answers of another job are there, or a file of this name cannot be written.
         """
         check_table(self._out)
         if not self._folder.exists():
@@ -84,11 +90,10 @@ class Answers:
         return True
 
     def join(self) -> None:
-        """Create the folder and its `job.json` if this rank's disk lacks them.
+        """Make the folder and its `job.json` if this rank's disk lacks them.
 
-        Raise BadSettings if they are of another job.
-
-        It is called on a rank that does not share the disk of the rank that called `begin`.
+        It is called on a rank that does not share the disk of the rank that called `begin`. Raises BadSettings if the
+        folder is of another job.
         """
         make_folder(self._folder)
         if not self._path("job.json").exists():
@@ -101,30 +106,30 @@ class Answers:
         return self._job.shards()
 
     def whole(self) -> set[range]:
-        """Return the shards on this disk that are whole, after comparing every byte."""
+        """Return the shards that are complete on this disk, after comparing every byte."""
         names = set(
             os.listdir(self._folder)
         )  # not one by one: a file system may remember for a while that one was missing
         return {shard for shard in self._job.shards() if _name(shard) in names and self._read(shard) is not None}
 
     def read_shard(self, shard: range) -> bytes:
-        """Return a shard's file, undecoded."""
+        """Return the bytes of a shard's file."""
         return self._path(_name(shard)).read_bytes()
 
     def keep_shard(self, shard: range, content: bytes) -> None:
-        """Write a shard's file that was read on another disk."""
+        """Write a shard's file, whose bytes were read on another disk."""
         self._write(self._path(_name(shard)), [content])
 
     def put(self, shard: range, lines: Sequence[Line], values: Sequence[float]) -> None:
-        """Write a shard: a line for each sample, and the sum of the values for the mean."""
+        """Write a shard: a line for each sample, and the sum of `values`, from which the mean is computed."""
         body = b"".join(_to_json({"index": index, **line}) for index, line in zip(shard, lines, strict=True))
         proof = {"begin": shard.start, "end": shard.stop, "sum": math.fsum(values), "xxh3": _digest(body)}
         self._write(self._path(_name(shard)), [body, _to_json(proof)])
 
     def merge(self, mean: str) -> float:
-        """Write the file of all answers and its description; return the mean, which the description names `mean`.
+        """Write the file of all answers and its description; return the mean, which the description calls `mean`.
 
-        Only one rank calls it. Raises BadSettings if a shard is not whole.
+        Only one rank calls it. Raises BadSettings if a shard is not complete.
         """
         sums: dict[range, float] = {}
         self._write(self._out, table(self._out, lambda: self._bodies(sums)))
@@ -133,21 +138,21 @@ class Answers:
         return value
 
     def clean_up(self) -> None:
-        """Remove the shards after `merge`; for one rank of each disk."""
+        """Remove the shards after `merge`; called on one rank of each disk."""
         shutil.rmtree(self._folder)
         sync_folder(self._folder.parent)
 
     def _bodies(self, sums: dict[range, float]) -> Iterator[bytes]:
-        """Yield each shard's lines, in order, and put its sum into `sums`. Raises BadSettings if one is not whole."""
+        """Yield each shard's lines, in order, and put its sum into `sums`. Raises BadSettings if one is incomplete."""
         for shard in self._job.shards():
             found = self._read(shard)
             if found is None:
-                raise BadSettings(f"{self._path(_name(shard))}: was whole and is not any more\nhint: start again")
+                raise BadSettings(f"{self._path(_name(shard))}: is no longer complete\nhint: start again")
             sums[shard] = found[1]
             yield found[0]
 
     def _read(self, shard: range) -> tuple[bytes, float] | None:
-        """Return a shard's lines and their sum, or None if it is not whole."""
+        """Return a shard's lines and the sum of its values, or None if the file is not complete."""
         data = self._path(_name(shard)).read_bytes()
         end = data.rfind(b"\n", 0, -1) + 1
         try:
@@ -158,7 +163,7 @@ class Answers:
             return None
 
     def _compare(self, path: Path) -> None:
-        """Raise BadSettings if the file describes another job."""
+        """Raise BadSettings if the JSON file describes another job, or is missing."""
         try:
             theirs = json.loads(path.read_bytes())
         except (OSError, ValueError):
@@ -176,7 +181,7 @@ class Answers:
         return self._folder / name
 
     def _write(self, path: Path, parts: Iterator[bytes] | list[bytes]) -> None:
-        """Write a file that is whole or absent."""
+        """Write a file that is complete or absent."""
         draft = path.with_name(f"{_DRAFT}{new_nonce()}")
         write_new(draft, parts)
         os.rename(draft, path)

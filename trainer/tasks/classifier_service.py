@@ -1,4 +1,4 @@
-"""Serve an image classifier: it answers a picture, or the numbers of a generated image, with the likeliest classes."""
+"""Serve an image classifier: for a picture, or a generated image's numbers, it returns the likeliest classes."""
 
 import base64
 import binascii
@@ -59,7 +59,7 @@ def classifier_service(name: str, images: Unseen) -> Service:
 
 
 def _input_schema(images: Unseen) -> Schema:
-    """Return the schema of an input: a picture, or numbers."""
+    """Return the JSON schema of an input: a picture, or the numbers of a generated image."""
     if images.from_picture is not None:
         field = {"image": {"type": "string", "description": "a PNG or JPEG file, in base64", "minLength": 1}}
     else:
@@ -76,14 +76,14 @@ def _exactly(count: int) -> Schema:
 
 
 def _reader(from_picture: Transform | None) -> Callable[[dict[str, Any]], Tensor]:
-    """Return a function that makes an input a tensor."""
+    """Return a function that makes a tensor of a request's input: of its numbers without `from_picture`."""
     if from_picture is None:
         return lambda one: torch.tensor(one["pixels"], dtype=torch.float32)
     return lambda one: from_picture(_picture(one["image"]))
 
 
 def _picture(text: str) -> Image.Image:
-    """Return the picture in base64 text. Raises Rejected."""
+    """Return the picture in base64 text. Raises Rejected if the text has none, or one that is too large."""
     try:
         data = base64.b64decode(text, validate=True)
         picture = Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -97,7 +97,7 @@ def _picture(text: str) -> Image.Image:
 
 
 def _answer(classes: Sequence[str], probabilities: Sequence[float], found: Sequence[int]) -> dict[str, Any]:
-    """Return the answer for one input, from the classes found and their probabilities."""
+    """Return the answer for one input, from the numbers of the classes found and their probabilities."""
     likeliest = [
         {"label": classes[one], "probability": round(probability, 6)}
         for one, probability in zip(found, probabilities, strict=True)
@@ -106,7 +106,7 @@ def _answer(classes: Sequence[str], probabilities: Sequence[float], found: Seque
 
 
 def _example(images: Unseen) -> Any:
-    """Return an input of the right form."""
+    """Return an example of an input, which `launch serve` uses to try the model."""
     if images.from_picture is None:
         return {"pixels": torch.zeros(3, images.pixels, images.pixels).tolist()}
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Build torchvision's classifiers by name, adapted to the images."""
+"""Build torchvision's classifiers by name, adapted to the size of the images."""
 
 import difflib
 
@@ -28,7 +28,10 @@ def check_name(name: str) -> None:
 
 
 def build_classifier(name: str, *, classes: int, pixels: int) -> nn.Module:
-    """Return the model with random weights and a head for so many classes. Raises BadSettings if it does not work."""
+    """Return the model with random weights and a head for so many classes.
+
+    Raises BadSettings if the model does not work on images of `pixels` x `pixels`.
+    """
     check_name(name)
     try:
         model = _build(name, classes, pixels)
@@ -55,7 +58,7 @@ def _output_for_empty_image(model: nn.Module, pixels: int) -> Tensor:
 
 
 def _build(name: str, classes: int, pixels: int) -> nn.Module:
-    """Return torchvision's model, changed to fit small images."""
+    """Return torchvision's model, with its first layers changed if the images are small."""
     options: dict[str, object] = {"image_size": pixels} if name.startswith(_OWN_SIZE) else {}
     if name in ("googlenet", "inception_v3"):
         # Their extra training outputs are outdated; init_weights avoids the warning about slow initialisation.
@@ -67,7 +70,7 @@ def _build(name: str, classes: int, pixels: int) -> nn.Module:
 
 
 def _fit_small_images(model: nn.Module) -> None:
-    """Replace a stem made for 224 pixels, which would leave nothing of 32."""
+    """Replace first layers that were made for 224 pixels, and would reduce 32 pixels to nothing."""
     if isinstance(model, models.ResNet):
         model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, stride=2, padding=1, bias=False)
         model.maxpool = nn.Identity()

@@ -18,7 +18,11 @@ _BAD_INPUT = 2
 
 
 def run(main: Callable[[], int]) -> int:
-    """Run `main` and return its exit code; report a user's mistake as one message, or under launch raise it."""
+    """Run `main` and return its exit code.
+
+    A user's mistake (TrainerError) is printed as one message with exit code 2; under launch it is raised without a
+    traceback.
+    """
     try:
         return main()
     except TrainerError as error:
@@ -29,7 +33,7 @@ def run(main: Callable[[], int]) -> int:
 
 
 def number(text: str) -> float:
-    """Return an option's value. Raises ArgumentTypeError if it is negative."""
+    """Return an option's text as a number. Raises ArgumentTypeError if it is negative."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")
@@ -37,14 +41,14 @@ def number(text: str) -> float:
 
 
 def add_schedule_options(parser: argparse.ArgumentParser, *, lr: float, weight_decay: float, warmup: int) -> None:
-    """Add the options of the optimizer."""
+    """Add the options of the optimizer and its schedule, with these defaults."""
     group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=number, default=lr, metavar="X", help=f"learning rate (default: {lr})")
     group.add_argument(
         "--weight-decay", type=number, default=weight_decay, metavar="X", help=f"(default: {weight_decay})"
     )
     group.add_argument(
-        "--schedule", choices=SCHEDULES, default="cosine", help="how the learning rate goes on (default: cosine)"
+        "--schedule", choices=SCHEDULES, default="cosine", help="the learning rate after the warmup (default: cosine)"
     )
     group.add_argument(
         "--warmup-steps",
@@ -56,26 +60,29 @@ def add_schedule_options(parser: argparse.ArgumentParser, *, lr: float, weight_d
 
 
 def settings_of(options: argparse.Namespace, *, steps: int) -> Settings:
-    """Return the settings, with `steps` as the end if none was given."""
+    """Return the Settings that the options give, with `steps` as the end if none was given."""
     if options.max_steps is options.max_epochs is options.max_time_s is None:
         options.max_steps = steps
     return from_options(options)
 
 
 def add_prediction_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a prediction."""
+    """Add the options `--predict` and `--checkpoint`, which ask for a prediction instead of a training."""
     group = parser.add_argument_group("prediction, instead of training")
     group.add_argument("--predict", type=Path, metavar="OUT", help="write a line of JSON for each validation sample")
     group.add_argument(
         "--checkpoint",
         default="newest",
         metavar="FOLDER",
-        help="whose weights; FOLDER/best: the best ones there; newest: of the checkpoint folder (default)",
+        help="where the weights are; FOLDER/best: the best ones there; newest: in the checkpoint folder (default)",
     )
 
 
 def schedule(kind: str, warmup_steps: int) -> Callable[[Optimizer, int | None], LambdaLR]:
-    """Return a function that makes the scheduler: a linear warmup, then a constant rate or half a cosine down to 0."""
+    """Return a function that makes the scheduler: a linear warmup, then the rate that `kind` names.
+
+    `constant` keeps the rate, and `cosine` lowers it to 0 by half a cosine.
+    """
 
     def make(optimizer: Optimizer, total_steps: int | None) -> LambdaLR:
         """Return the scheduler."""

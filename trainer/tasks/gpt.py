@@ -81,7 +81,7 @@ def _shape(options: argparse.Namespace) -> Shape:
 class LastWeights(Callback):
     """A callback that keeps the weights at the end of the training on rank 0.
 
-    They are gathered while the ranks are together, since where nodes share no disk none may have a whole checkpoint.
+    They are gathered while the ranks are together, since without a shared disk no node may have a complete checkpoint.
     """
 
     def __init__(self) -> None:
@@ -96,13 +96,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.tasks.gpt",
         description=__doc__,
-        epilog=f"It ends after {_STEPS} steps, where nothing else is said.",
+        epilog=f"It ends after {_STEPS} steps unless told otherwise.",
     )
     group = parser.add_argument_group("model and data")
     shape = Shape()
     group.add_argument("--text", type=Path, metavar="FILE", help="any file; left out: the sources of Python's library")
     for name, says in (
-        ("context", "bytes that are seen at once"),
+        ("context", "bytes that the model sees at once"),
         ("layers", "blocks"),
         ("heads", "of each block"),
         ("width", "numbers for each byte"),
@@ -121,13 +121,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the cross entropy of each next byte, and the same in bits."""
+    """Return the cross entropy of each next byte, and the same in bits per byte."""
     nats = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1).float(), batch[:, 1:].flatten())
     return nats, {"bits_per_byte": nats.detach() / _NATS_PER_BIT}
 
 
 def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
-    """Return a line for each window with its bits per byte, and those bits."""
+    """Return a line for each window of text with its bits per byte, and a list of these numbers."""
     logits = model(batch[:, :-1]).flatten(0, 1).float()
     nats = F.cross_entropy(logits, batch[:, 1:].flatten(), reduction="none").view(len(batch), -1)
     losses = nats.mean(dim=1).tolist()
@@ -139,7 +139,7 @@ def answer(model: nn.Module, batch: Tensor) -> tuple[list[Line], list[float]]:
 
 
 def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
-    """Return a function that makes the optimizer."""
+    """Return a function that makes the optimizer, AdamW."""
 
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
         """Return AdamW with weight decay for matrices only."""
@@ -163,7 +163,7 @@ def _prediction(settings: Settings, shape: Shape, text: Text) -> Prediction:
 
 
 def sample(shape: Shape, weights: Mapping[str, Tensor], count: int, seed: int) -> str:
-    """Return text that the model generates after a line break."""
+    """Return `count` bytes of text that the model generates after a line break."""
     model = Transformer(shape).eval()
     put_weights(model, weights)
     generator = torch.Generator().manual_seed(seed)

@@ -23,7 +23,7 @@ _IDX_BYTES = 0x08  # the only type of numbers in these files: unsigned bytes
 def read_cifar10(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
     """Return images as bytes (n, 3, 32, 32), and labels, for training with `train`, else for validation.
 
-    Raises BadSettings.
+    Raises BadSettings if a file is missing or not as expected.
     """
     names = _CIFAR_TRAIN if train else ["test_batch"]
     folder = root / _CIFAR_FOLDER if (root / _CIFAR_FOLDER).is_dir() else root
@@ -36,7 +36,7 @@ def read_cifar10(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
 def read_fashion_mnist(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
     """Return images as bytes (n, 1, 28, 28), and labels, for training with `train`, else for validation.
 
-    Raises BadSettings.
+    Raises BadSettings if a file is missing or not as expected.
     """
     kind = "train" if train else "t10k"
     names = (f"{kind}-images-idx3-ubyte", f"{kind}-labels-idx1-ubyte")
@@ -50,7 +50,7 @@ def read_fashion_mnist(root: Path, *, train: bool) -> tuple[Tensor, Tensor]:
 
 
 def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
-    """Return the path of a file. Raises BadSettings if it does not exist."""
+    """Return the path of a file. Raises BadSettings with `hint` if the file does not exist."""
     path = folder / name
     if not path.is_file():
         raise BadSettings(f"--data {data}: expected the file {path}, found none\nhint: {hint}")
@@ -58,7 +58,7 @@ def _existing(folder: Path, name: str, data: str, hint: str) -> Path:
 
 
 def _cifar_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """Return images and labels of one batch file. Raises BadSettings."""
+    """Return images and labels of one batch file. Raises BadSettings if its contents are not as expected."""
     try:
         batch = read_pickled_bytes(path.read_bytes())
     except NotPlain as error:
@@ -85,7 +85,10 @@ def _idx_path(folder: Path, name: str) -> Path | None:
 
 
 def _read_idx(path: Path, dimensions: int) -> Tensor:
-    """Return an array in the format of MNIST: zero, zero, type, dimensions, the sizes, the bytes."""
+    """Return an array in MNIST's idx format: two zeros, type, number of dimensions, the sizes, the bytes.
+
+    Raises BadSettings for any other contents.
+    """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, OSError, zlib.error) as error:
@@ -104,13 +107,13 @@ _RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _r
 
 
 class PickledArray(Built):
-    """An array of bytes as its pickle describes it."""
+    """A NumPy array of bytes, as a pickle describes it."""
 
     shape: tuple[int, ...] = ()
     data = b""
 
     def fill(self, state: Any) -> None:
-        """Set shape and data. Raises NotPlain for anything but an array of bytes."""
+        """Set shape and data from the pickled state. Raises NotPlain for anything but an array of bytes."""
         _, shape, kind, by_columns, data = state
         if not (isinstance(kind, _Type) and kind.name in ("u1", b"u1") and by_columns in (0, False)):
             raise NotPlain("an array of something else than bytes in rows")
@@ -120,14 +123,14 @@ class PickledArray(Built):
 
 
 class _Type(Built):
-    """A NumPy type, by its name; the byte order is ignored, as only bytes are read."""
+    """A NumPy type, given by its name; the byte order is ignored, as only bytes are read."""
 
     def __init__(self, name: object) -> None:
         self.name = name
 
 
 def read_pickled_bytes(data: bytes) -> object:
-    """Return what a pickle describes.
+    """Return the object that a pickle describes, without running code.
 
     Raises NotPlain for anything but numbers, text, lists, dicts and arrays of bytes.
     """
@@ -135,7 +138,7 @@ def read_pickled_bytes(data: bytes) -> object:
 
 
 def _made(name: str, arguments: tuple[Any, ...]) -> Any:
-    """Return the object for what the pickle would call. Raises NotPlain."""
+    """Return an object in place of the call of function `name` that a pickle asks for. Raises NotPlain."""
     if name in _RECONSTRUCT:
         return PickledArray()
     if name == "numpy dtype":

@@ -32,7 +32,7 @@ Transform = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The training and validation images, and the names of their classes."""
+    """The training and validation images, the names of their classes, and their width and height in pixels."""
 
     train: Dataset[Sample]
     validation: Dataset[Sample]
@@ -42,7 +42,11 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Options that choose the images; `root` is the folder of their files."""
+    """The options that choose the images.
+
+    `root` is the folder of their files, `pixels` their width and height (None: that of the data set), and
+    `rand_augment` the magnitude of RandAugment (None: without).
+    """
 
     kind: str = "generated"
     root: Path | None = None
@@ -54,7 +58,7 @@ class Wanted:
 
 
 class Pictures(Dataset[Sample]):
-    """A data set of images in memory, as bytes."""
+    """A data set of images that are in memory as bytes; `transform` makes a sample of one."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Transform) -> None:
         self._images = images
@@ -69,7 +73,7 @@ class Pictures(Dataset[Sample]):
 
 
 def open_images(wanted: Wanted) -> Images:
-    """Return the images. Raises BadSettings if files are missing or not what they should be."""
+    """Return the images. Raises BadSettings if files are missing or not as expected."""
     more = _rand_augment(wanted)
     if wanted.kind == "generated":
         return _generated(wanted)
@@ -88,7 +92,10 @@ def open_images(wanted: Wanted) -> Images:
 
 
 def _rand_augment(wanted: Wanted) -> list[Any]:
-    """Return the transforms of colours and shapes, between the crop and the normalisation."""
+    """Return the transforms that augment colours and shapes, or an empty list without `rand_augment`.
+
+    Raises BadSettings for an impossible magnitude, or with generated images.
+    """
     magnitude = wanted.rand_augment
     if magnitude is None:
         return []
@@ -103,7 +110,7 @@ def _rand_augment(wanted: Wanted) -> list[Any]:
 
 
 def _generated(wanted: Wanted) -> Images:
-    """Return generated images (stripes)."""
+    """Return images of stripes that are generated on the fly."""
     if min(wanted.train_images, wanted.validation_images) < 1:
         raise BadSettings("--train-images, --validation-images: expected at least 1")
     pixels, end = wanted.pixels or _GENERATED_PIXELS, wanted.train_images
@@ -123,7 +130,10 @@ def _in_memory(
     statistics: Statistics,
     more: list[Any],
 ) -> Images:
-    """Return a data set that fits into memory."""
+    """Return the images of a data set whose files `read` reads into memory.
+
+    `statistics` are the mean and deviation of each colour, `more` further transforms for training.
+    """
     images, labels = read(root, train=True)
     unseen, their_labels = read(root, train=False)
     own = images.shape[-1]
@@ -138,7 +148,10 @@ def _in_memory(
 
 
 def _image_folder(root: Path, pixels: int, more: list[Any]) -> Images:
-    """Return images in `root/train/CLASS/*` and `root/val/CLASS/*`, as ImageNet is laid out."""
+    """Return the images in `root/train/CLASS/*` and `root/val/CLASS/*`, the layout of ImageNet.
+
+    `more` are further transforms for training.
+    """
     crop = [v2.ToImage(), v2.RandomResizedCrop(pixels), v2.RandomHorizontalFlip()]
     seen = v2.Compose([*crop, *more, *_to_numbers(_IMAGENET)])
     whole = _whole(pixels)
@@ -160,7 +173,10 @@ def _whole(pixels: int) -> Transform:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """The form of inputs for a model trained on some images: pictures of any size, or numbers."""
+    """The form of a served model's inputs: pictures of any size, or numbers.
+
+    `from_picture` is the transform of a picture (None: the model was trained on generated images, which are numbers).
+    """
 
     classes: tuple[str, ...]
     pixels: int
@@ -168,7 +184,10 @@ class Unseen:
 
 
 def unseen(wanted: Wanted) -> Unseen:
-    """Return the form of inputs without reading images; for a folder of images the names of its classes must exist."""
+    """Return the form of a served model's inputs, without reading images.
+
+    For a folder of images the folders of its classes must exist, as they name the classes.
+    """
     pixels, root = wanted.pixels, wanted.root
     if wanted.kind == "generated":
         return Unseen(_STRIPES, pixels or _GENERATED_PIXELS, None)
@@ -186,7 +205,7 @@ def unseen(wanted: Wanted) -> Unseen:
 
 
 def _open_folder(folder: Path, transform: Transform) -> Any:
-    """Return the images of a folder. Raises BadSettings if it has none."""
+    """Return the data set of a folder with one folder of images per class. Raises BadSettings if there is none."""
     try:
         return ImageFolder(str(folder), transform=transform)
     except FileNotFoundError as error:
@@ -197,6 +216,6 @@ def _open_folder(folder: Path, transform: Transform) -> Any:
 
 
 def _to_numbers(statistics: Statistics) -> list[Any]:
-    """Return the transforms from bytes to normalised numbers."""
+    """Return the transforms from bytes to numbers normalised by mean and deviation."""
     mean, std = statistics
     return [v2.ToDtype(torch.float32, scale=True), v2.RGB(), v2.Normalize(mean, std)]

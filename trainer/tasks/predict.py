@@ -40,7 +40,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A model and its inputs; `answer(model, batch)` returns a line and a value for the mean for each sample."""
+    """A model and its inputs.
+
+    `answer(model, batch)` returns a line and a number for each sample; the mean of these numbers is called `mean`.
+    `data` describes the data set, so that answers of another one are refused. `settings` are those of the training,
+    `tp_plan` how layers are divided if the mesh has tp (None: the model's own plan).
+    """
 
     task: str
     model: nn.Module | Callable[[], nn.Module]
@@ -56,7 +61,8 @@ class Prediction:
 def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
     """Return the folder that `--checkpoint` names, after copying the checkpoint to every node's disk.
 
-    It is a folder of checkpoints, one of them, FOLDER/best, or `newest` of where a training would save.
+    It may name a folder of checkpoints, a single one, FOLDER/best, or `newest` for the folder in which a training would
+    save. `leaders` gives for each rank the one that acts for its disk. Raises BadSettings if there is no such folder.
     """
     folder = (Launched.from_environment().checkpoint_dir or Path("checkpoints")) if wanted == "newest" else Path(wanted)
     bring_checkpoint(folder, world, leaders)
@@ -66,7 +72,7 @@ def checkpoints_at(wanted: str, world: World, leaders: tuple[int, ...]) -> Path:
 
 
 def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
-    """Predict on all ranks and return 0 when `out` is there, or 75 if asked to stop, to be started again."""
+    """Predict on all ranks and return 0 once `out` is written, or 75 (to be resumed) if asked to stop."""
     settings = prediction.settings
     if settings.precision not in ("fp32", "bf16"):
         raise BadSettings(f"--precision: expected fp32 or bf16 for predictions, got {settings.precision}")
@@ -82,7 +88,7 @@ def predict(prediction: Prediction, out: Path, checkpoint: str) -> int:
 
 
 def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop: StopRequest) -> int:
-    """Predict and return the exit code."""
+    """Predict on the ranks of `world` and return the exit code; `wanted` is the text of `--checkpoint`."""
     leaders = leaders_of(world, apart=Launched.from_environment().disks_apart)
     checkpoint = checkpoints_at(wanted, world, leaders)
     seed_all(prediction.settings.seed)  # ranks that make a model by parts have to make the same one
@@ -138,8 +144,8 @@ def _predict(prediction: Prediction, out: Path, wanted: str, world: World, stop:
 class Queue:
     """The shards that are still to do; each rank takes the next one when it is ready, so that all end together.
 
-    Of ranks that work on the same samples the first takes one, and the others read which from the store, one after the
-    other, as far ahead as they have got.
+    Of ranks that work on the same samples the first one takes a shard, and the others read its number from the store,
+    in the same order.
     """
 
     def __init__(self, shards: Sequence[range], batch_size: int, world: World) -> None:
@@ -158,7 +164,7 @@ class Queue:
         self.closed = False
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield batches of samples for a loader, which may ask for some ahead."""
+        """Yield batches of sample numbers for a loader, which may ask for some ahead."""
         while (place := self._next()) < len(self._shards):
             shard = self._shards[place]
             self.in_hand.append(shard)
@@ -198,9 +204,9 @@ def _answered_shards(
     stop: StopRequest,
     after_batch: Callable[[], None],
 ) -> Iterator[tuple[range, list[Line], list[float]]]:
-    """Yield one shard after the other until none is left or a stop was asked for.
+    """Yield each shard with its lines and numbers until none is left or a stop was asked for.
 
-    In a pipeline only ranks with the last stage have lines.
+    In a pipeline only ranks with the last stage get lines. `after_batch` is called after each batch.
     """
     settings, size = prediction.settings, prediction.batch_size
     meets = settings.strategy in SHARDS or world.together > 1
@@ -234,7 +240,7 @@ def _answered_shards(
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
-    """Yield this rank's batches from a loader, each with whether it ends a shard."""
+    """Yield this rank's batches from a loader, each with True; end if a stop was asked for."""
     loader = DataLoader(
         prediction.dataset,
         batch_sampler=queue,
@@ -249,9 +255,10 @@ def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterato
 
 
 def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: World) -> Iterator[tuple[Any, bool]]:
-    """Yield batches and fillers until all ranks are done, for a model in whose forward pass ranks meet.
+    """Yield batches until all ranks are done, for a model whose forward pass all ranks do together.
 
-    If one of the ranks with the same samples has no more because it was asked to stop, the others drop theirs.
+    Each comes with False if it is a filler for a rank without a batch. If one of the ranks with the same samples has no
+    more because it was asked to stop, the others drop theirs.
     """
     filler: tuple[Any, bool] | None = None
     together = world.of_share
@@ -268,7 +275,7 @@ def _in_step(batches: Iterator[tuple[Any, bool]], dataset: Dataset[Any], world: 
 
 
 def _on_its_mesh(world: World, settings: Settings) -> World:
-    """Return the world on its mesh. Raises BadSettings if there are not enough ranks."""
+    """Return the world with its mesh. Raises BadSettings if the number of ranks does not fit."""
     try:
         return on_mesh(world, settings.mesh)
     except BadSettings as error:
@@ -278,13 +285,13 @@ def _on_its_mesh(world: World, settings: Settings) -> World:
 
 
 def _with_checkpoints(wanted: Path) -> Path:
-    """Return the folder that holds the wanted checkpoint."""
+    """Return the folder that holds the wanted checkpoint, or that is meant by FOLDER/best."""
     folder, _ = named_best(wanted)
     return folder.parent if parse_folder_name(folder.name) else folder
 
 
 def _sharing(settings: Settings) -> StrategySettings:
-    """Return the strategy's settings, with weights gathered in fp32 so that they equal those of a single rank."""
+    """Return the strategy settings of a prediction, with weights in fp32 so that they equal those of a single rank."""
     names: tuple[str, ...] = ("strategy",)
     if settings.strategy in SHARDS:
         names += ("shard_size", "by_parts", "offload", "blocks", "units")
@@ -296,7 +303,7 @@ def _sharing(settings: Settings) -> StrategySettings:
 
 
 def _length(dataset: Any) -> int:
-    """Return the number of samples. Raises BadSettings if there are none."""
+    """Return the number of samples. Raises BadSettings if it is 0."""
     count = len(dataset)
     if not count:
         raise BadSettings("--predict: expected at least one sample, got none")
@@ -313,7 +320,7 @@ def _digest(asked: EvaluatedModel, device: torch.device) -> str:
 
 
 def _whole_values(asked: EvaluatedModel, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight by name, whole; all ranks call it."""
+    """Yield the name and whole values of every weight; all ranks call it."""
     module, pipeline = asked.module, asked.pipeline
     if pipeline is None:
         for name, value in sorted(module.state_dict().items()):
@@ -326,7 +333,7 @@ def _whole_values(asked: EvaluatedModel, device: torch.device) -> Iterator[tuple
 
 
 def _whole(value: Tensor, device: torch.device) -> Tensor:
-    """Return the whole tensor, gathered on the device, where ranks meet."""
+    """Return the whole tensor, gathered on the device; all ranks call it."""
     if not isinstance(value, DTensor):
         return value
     there: Any = value.to(device)

@@ -58,7 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.tasks.resnet",
         description=__doc__,
-        epilog=f"It ends after {_STEPS} steps, where nothing else is said.",
+        epilog=f"It ends after {_STEPS} steps unless told otherwise.",
     )
     group = parser.add_argument_group("model and data")
     group.add_argument("--model", default="resnet18", metavar="NAME", help="any classifier of torchvision.models")
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     group.add_argument("--pixels", type=int, metavar="N", help="width and height of the images; left out: as they are")
     group.add_argument("--train-images", type=int, default=4096, metavar="N", help="how many are drawn for an epoch")
     group.add_argument("--validation-images", type=int, default=500, metavar="N", help="how many more are drawn")
-    group = parser.add_argument_group("against learning by heart, in training only")
+    group = parser.add_argument_group("regularisation, in training only")
     group.add_argument(
         "--label-smoothing", type=number, default=0.0, metavar="X", help="share of a label given to all classes, as 0.1"
     )
@@ -90,7 +90,7 @@ def service(args: Sequence[str]) -> Service:
 
 
 def _wanted(options: argparse.Namespace, seed: int) -> Wanted:
-    """Return the images that the options choose."""
+    """Return the description of the images that the options choose."""
     return Wanted(
         options.data,
         options.root,
@@ -103,9 +103,10 @@ def _wanted(options: argparse.Namespace, seed: int) -> Wanted:
 
 
 def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dict[str, Tensor]]]:
-    """Return a loss function of cross entropy and accuracy; a mixed label counts as its larger part.
+    """Return a loss function: cross entropy with label smoothing, and the accuracy.
 
-    Labels are smoothed in training only, so that validations can be compared with other trainings.
+    A mixed label counts as its larger part. Labels are smoothed in training only, so that validations can be compared
+    with other trainings.
     """
     if smoothing >= 1:
         raise BadSettings(f"--label-smoothing: expected a share below 1, got {smoothing:g}")
@@ -122,14 +123,14 @@ def loss_with(smoothing: float) -> Callable[[nn.Module, Pair], tuple[Tensor, dic
 
 
 def _mixed(images: Images, mixup: float, cutmix: float) -> Dataset[Any]:
-    """Return the training images, mixed if that is asked for."""
+    """Return the training images, mixed if `mixup` or `cutmix` (their alpha) is not 0."""
     if not mixup and not cutmix:
         return images.train
     return Mixed(images.train, classes=len(images.classes), mixup=mixup, cutmix=cutmix)
 
 
 def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
-    """Return a line for each image, and 1 for each that is right, else 0."""
+    """Return a line for each image, and a list with 1 for each right prediction and 0 for each wrong one."""
     images, labels = batch
     probabilities, predictions = model(images).float().softmax(dim=1).max(dim=1)
     found = zip(labels.tolist(), predictions.tolist(), probabilities.tolist(), strict=True)
@@ -141,7 +142,7 @@ def answer(model: nn.Module, batch: Pair) -> tuple[list[Line], list[float]]:
 
 
 def _optimizer(options: argparse.Namespace) -> Callable[[Any], Optimizer]:
-    """Return a function that makes the optimizer."""
+    """Return a function that makes the optimizer, SGD with momentum."""
 
     def make(parameters: Any) -> Optimizer:
         """Return SGD with momentum."""
@@ -168,9 +169,9 @@ def _prediction(
 
 
 class Mixed(Dataset[tuple[Tensor, Tensor]]):
-    """A data set in which each image is mixed with the next one of its batch, in one way drawn per batch.
+    """A data set in which each image is mixed with the next one of its batch, by MixUp or CutMix drawn per batch.
 
-    All of it is drawn from torch's own generator, which the trainer seeds for each batch of each rank.
+    All random numbers come from torch's own generator, which the trainer seeds for each batch of each rank.
     """
 
     def __init__(self, dataset: Any, *, classes: int, mixup: float, cutmix: float) -> None:
@@ -186,7 +187,7 @@ class Mixed(Dataset[tuple[Tensor, Tensor]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Return a whole batch at once, as torch's loaders ask if they can."""
+        """Return the samples of a whole batch at once; torch's loaders call this if it exists."""
         many = getattr(self._dataset, "__getitems__", None)
         samples = many(indices) if callable(many) else [self._dataset[index] for index in indices]
         images, labels = self._mix(*default_collate(samples))

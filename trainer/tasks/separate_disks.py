@@ -1,4 +1,4 @@
-"""Predict where nodes share no disk: copy the checkpoint to all nodes, and the answers to the first."""
+"""Predict on nodes that share no disk: copy the checkpoint to all nodes, and the answers to the first."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,8 @@ def leaders_of(world: World, *, apart: bool) -> tuple[int, ...]:
 def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> None:
     """Copy the checkpoint at `wanted` to every disk, if all its files are on some of them; all ranks call it.
 
-    Raises TrainerError on all ranks if a file could not be read or written.
+    `leaders` gives for each rank the one that acts for its disk. Raises TrainerError on all ranks if a file could not
+    be read or written.
     """
     if len(set(leaders)) == 1:
         return
@@ -63,7 +64,7 @@ def bring_checkpoint(wanted: Path, world: World, leaders: tuple[int, ...]) -> No
 def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, world: World, *, takes: bool) -> None:
     """Send one file from the rank `having` to the ranks with `takes`, which write it; all ranks call it.
 
-    Raises TrainerError on all ranks.
+    Raises TrainerError on all ranks if one could not read or write it.
     """
     pieces, trouble = _pieces(folder, held, name, having, world), ""
     try:
@@ -74,7 +75,7 @@ def _send(folder: Path, manifest: bytes, held: Held, name: str, having: int, wor
     for _ in pieces:
         pass  # the others are still at it
     if troubles := [one for one in gathered(trouble, world) if one]:
-        raise TrainerError(f"{name} of the checkpoint of step {held.step} cannot be brought: {troubles[0]}")
+        raise TrainerError(f"{name} of the checkpoint of step {held.step} could not be copied: {troubles[0]}")
 
 
 def _pieces(folder: Path, held: Held, name: str, having: int, world: World) -> Iterator[bytes]:
@@ -100,7 +101,7 @@ def missing_on_all(answers: Answers, world: World, leaders: tuple[int, ...]) -> 
 
 
 def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> None:
-    """Copy all shards to the first rank's disk; all ranks call it."""
+    """Copy all shards to rank 0's disk; all ranks call it."""
     if len(set(leaders)) == 1:
         return
     there = _there(answers, world, leaders)
@@ -113,6 +114,6 @@ def bring_answers(answers: Answers, world: World, leaders: tuple[int, ...]) -> N
 
 
 def _there(answers: Answers, world: World, leaders: tuple[int, ...]) -> list[set[range]]:
-    """Return by rank the whole shards on the disk for which it acts, empty for other ranks."""
+    """Return for each rank the complete shards on the disk for which it acts, empty if it acts for none."""
     acts = leaders[world.rank] == world.rank
     return gathered(answers.whole() if acts else set(), world)

@@ -35,14 +35,14 @@ class Stripes(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """Return a whole batch at once, as torch's loaders ask if they can."""
+        """Return the samples of a whole batch at once; torch's loaders call this if it exists."""
         images, labels = self.draw(torch.tensor(indices))
         if self._augment:
             images += 0.2 * torch.randn_like(images)
         return list(zip(images, labels.tolist(), strict=True))
 
     def draw(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images and labels, without the noise of training."""
+        """Return the images and labels with these indices, without the noise of training."""
         number = indices.to(torch.int64) + self._begin
         labels = number % CLASSES
         bits = _bits(self._seed, number, _NUMBERS + 3 * self._pixels**2)
@@ -55,7 +55,7 @@ class Stripes(Dataset[tuple[Tensor, int]]):
 
 
 def _bits(seed: int, number: Tensor, count: int) -> Tensor:
-    """Return 64 random bits for each of `count` places of each image (SplitMix64, a generator without state)."""
+    """Return `count` numbers of 64 random bits for each image (SplitMix64, a generator without state)."""
     image = _mix(_mix(torch.tensor(seed)) + number * _GOLDEN)
     return _mix(image[:, None] + torch.arange(count) * _GOLDEN)
 

@@ -18,7 +18,7 @@ Shards = Callable[[], Iterable[bytes]]
 
 
 def check_table(path: Path) -> None:
-    """Raise BadSettings before the first answer if no file of this name can be written at the end."""
+    """Raise BadSettings for a file name that ends in .parquet without pyarrow, before anything is computed."""
     if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise BadSettings(
             f"--predict: {path}: Parquet is written by pyarrow, which is not installed here\n"
@@ -27,13 +27,19 @@ def check_table(path: Path) -> None:
 
 
 def table(path: Path, shards: Shards) -> Iterator[bytes]:
-    """Yield the bytes of the file, in the format of its name."""
+    """Yield the bytes of the file, in the format of its name.
+
+    `shards()` returns an iterator over the shards' lines.
+    """
     kinds: dict[str, Callable[[Shards], Iterator[bytes]]] = {".csv": _csv, ".parquet": _parquet}
     return kinds[path.suffix](shards) if path.suffix in kinds else iter(shards())
 
 
 def _csv(shards: Shards) -> Iterator[bytes]:
-    """Yield the CSV, with a column for each name that any line has; values that are no number or text are JSON."""
+    """Yield the CSV, with a column for each name that any line has.
+
+    Values that are neither numbers nor text are written as JSON.
+    """
     names: dict[str, None] = {}
     for shard in shards():
         for line in _lines(shard):
@@ -44,7 +50,7 @@ def _csv(shards: Shards) -> Iterator[bytes]:
 
 
 def _rows(rows: Iterable[Iterable[Any]]) -> bytes:
-    """Return rows of CSV."""
+    """Return rows of values as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
@@ -107,5 +113,5 @@ class _Sink:
 
 
 def _lines(shard: bytes) -> list[dict[str, Any]]:
-    """Return the answers in a shard."""
+    """Return the answers in a shard, decoded."""
     return [json.loads(line) for line in shard.splitlines()]

@@ -21,9 +21,9 @@ _MOST_VALIDATION_BYTES = 200_000  # but no more than these
 
 
 class Windows(Dataset[Tensor]):
-    """A data set of windows: window i is bytes i * length to (i + 1) * length inclusive.
+    """A data set of windows of a text: window i is bytes i * length to (i + 1) * length inclusive.
 
-    Each byte but the first is then predicted once.
+    Each byte except the first is then predicted once.
     """
 
     def __init__(self, text: Tensor, length: int) -> None:
@@ -43,7 +43,7 @@ class Windows(Dataset[Tensor]):
         return self._text[begin : begin + self._length + 1].long()
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
-        """Return a whole batch at once, as torch's loaders ask if they can."""
+        """Return the windows of a whole batch at once; torch's loaders call this if it exists."""
         places = torch.tensor(indices)[:, None] * self._length + torch.arange(self._length + 1)
         return list(self._text[places].long())
 
@@ -87,7 +87,7 @@ def python_library(limit: int = _DEFAULT_BYTES) -> Tensor:
 
 
 def _file(path: Path) -> Tensor:
-    """Return the bytes of a file, mapped into memory. Raises BadSettings."""
+    """Return the bytes of a file, mapped into memory. Raises BadSettings if there is no such file, or an empty one."""
     try:
         size = os.path.getsize(path)
         if path.is_dir() or not size:

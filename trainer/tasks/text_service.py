@@ -1,4 +1,4 @@
-"""Serve the transformer on bytes: it answers a text with its bits per byte and a continuation."""
+"""Serve the transformer on bytes: for a text it returns bits per byte and a continuation."""
 
 import math
 from collections.abc import Sequence
@@ -57,13 +57,13 @@ def text_service(shape: Shape) -> Service:
 
 
 def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return the rows padded at the end, which does not change what a causal model computes before."""
+    """Return the rows as one tensor, padded at the end, which does not change a causal model's output before."""
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
 
 
 def bits_per_byte(model: nn.Module, rows: Sequence[Sequence[int]], device: torch.device) -> list[float | None]:
-    """Return the mean cost of a byte of each row, except its first."""
+    """Return the mean bits per byte of each row (its first byte is not predicted); None for a single byte."""
     if max(len(row) for row in rows) == 1:
         return [None] * len(rows)
     tokens = _padded(rows, device)
@@ -79,7 +79,7 @@ def bits_per_byte(model: nn.Module, rows: Sequence[Sequence[int]], device: torch
 def continued(
     model: nn.Module, rows: Sequence[Sequence[int]], counts: Sequence[int], context: int, device: torch.device
 ) -> list[list[int]]:
-    """Return the bytes with which each row continues; a row that is finished is no longer computed."""
+    """Return the `counts` likeliest next bytes of each row; a finished row is no longer computed."""
     texts = [list(row) for row in rows]
     while going := [n for n, text in enumerate(texts) if len(text) < len(rows[n]) + counts[n]]:
         seen = [texts[n][-context:] for n in going]

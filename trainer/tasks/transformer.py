@@ -48,7 +48,7 @@ class Transformer(nn.Module):
         self._draw_weights(shape)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits."""
+        """Return the logits of the next token for each token."""
         x = self.dropout(self.embedding(tokens))
         for block in self.blocks:
             x = block(x)
@@ -120,7 +120,7 @@ class Attention(nn.Module):
 
 
 class Feed(nn.Module):
-    """The feed-forward layer."""
+    """The feed-forward layer: up to four times the width, GELU, and down again."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Feed(nn.Module):
 
 
 def _rotate(x: Tensor) -> Tensor:
-    """Turn the halves of each head (…, time, size) by an angle that grows with the position.
+    """Rotate the halves of each head (…, time, size) by an angle that grows with the position.
 
     The angles are computed each time: a buffer would be broadcast before each step, and rounded with the parameters.
     """
