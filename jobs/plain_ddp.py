@@ -1,4 +1,4 @@
-"""A training loop as everybody writes it for torchrun, resumed exactly: the lines with `checkpoints` are all it takes.
+"""A usual training loop for torchrun that resumes exactly: only the lines with `checkpoints` were added.
 
     launch submit jobs/plain_ddp.yaml --follow
     torchrun --nproc-per-node 2 jobs/plain_ddp.py        # the same, without launch
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def shares(args: argparse.Namespace, step: int) -> list[int]:
-    """The images of a step, which depend only on the step, so no position in the data has to be saved."""
+    """Return the images of a step, which depend only on the step, so no position in the data has to be saved."""
     epoch, place = divmod(step, args.images // args.batch_size)
     order = torch.randperm(args.images, generator=torch.Generator().manual_seed(args.seed * 1_000_003 + epoch))
     chosen: list[int] = order[place * args.batch_size : (place + 1) * args.batch_size].tolist()
@@ -95,6 +95,7 @@ def shares(args: argparse.Namespace, step: int) -> list[int]:
 
 
 def load(images: Stripes, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return these images and their labels as tensors."""
     pictures, labels = zip(*images.__getitems__(indices), strict=True)
     return torch.stack(pictures), torch.tensor(labels)
 

@@ -1,4 +1,4 @@
-"""Train so that a resumed run ends bit for bit as an undisturbed one: `Checkpointer` for your own loop, or `Trainer`.
+"""Train so that a resumed run ends bit for bit like an undisturbed one: `Checkpointer` for your own loop, or `Trainer`.
 
 Names are imported when they are first used, so that `trainer.checkpoint_files` can be read without torch.
 """

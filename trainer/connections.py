@@ -58,7 +58,10 @@ class BlockedThread:
         self._last, self._spent, self._waited = now(), self._processor_s(), 0.0
 
     def blocked_s(self) -> float:
-        """Return how many of the watched seconds the thread has slept in a torch operation, using no CPU."""
+        """Return for how many seconds the thread has been blocked in a torch operation without using the CPU.
+
+        Only the time between calls counts; call it about once a second or more often.
+        """
         last, self._last = self._last, self._now()
         try:
             spent, sleeps = self._processor_s(), self._is_blocked_in_torch()
@@ -74,7 +77,7 @@ class BlockedThread:
         """Log where the thread waits and kill this process with SIGKILL, so that launch replaces the rank."""
         frame = self._frame()
         where = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        text = "killed by itself, to be replaced: for %.0f s it waited in what was cut off\n%s"
+        text = "this process kills itself, to be replaced: for %.0f s it waited in an operation that was cut off\n%s"
         log.error(text, self._waited, where.rstrip())
         logging.shutdown()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -88,7 +91,7 @@ class BlockedThread:
         return time.clock_gettime(self._clock)
 
     def _is_blocked_in_torch(self) -> bool:
-        """Return whether the thread is in torch and the kernel has it sleeping, not waiting for a CPU or a disk."""
+        """Return whether the thread is in torch code and the kernel lets it sleep, not wait for a CPU or disk."""
         frame = self._frame()
         module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
         in_torch = module.startswith(_OF_TORCH) and not module.startswith(_NOT)
@@ -96,10 +99,10 @@ class BlockedThread:
 
 
 class Connections:
-    """The sockets that process groups opened while `watching` was active.
+    """The sockets that process groups opened while `watching` was active, which `cut` shuts down.
 
-    Once cut, they are cut again every `again_ms`; a thread that is still blocked in torch `stuck_s` seconds later ends
-    the process.
+    `cut_on` cuts them again every `again_ms`; a thread that is still blocked in torch `stuck_s` seconds later ends the
+    process. `given_up` is True once a group was cut because ranks meet in another one.
     """
 
     def __init__(self, *, again_ms: int = 20, stuck_s: float = 2.0) -> None:
@@ -114,7 +117,7 @@ class Connections:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record the sockets that are made in this context, if launch may ask the ranks to meet again."""
+        """Record the sockets that are opened in this context, if launch may ask the ranks to meet again."""
         if "LAUNCH_CONTROL" not in os.environ:
             yield
             return
@@ -138,13 +141,13 @@ class Connections:
     def cut_on(self, fd: int, leave: Callable[[], None] = lambda: None) -> "ConnectionCutter":
         """Start and return a thread that cuts all connections once `fd` is readable.
 
-        It calls `leave` after each cut.
+        It calls `leave` after each cut, so that the caller can end work of its own.
         """
         caller = threading.get_ident(), threading.get_native_id()
         return ConnectionCutter(partial(self._cut_on, leave=leave, caller=caller), self._clear_given_up, fd)
 
     def _clear_given_up(self) -> None:
-        """Clear the mark that the group being made was given up."""
+        """Reset `given_up`, before another group is made."""
         self.given_up = False
 
     def abort_with_others(self, group: dist.ProcessGroup) -> None:
@@ -155,14 +158,14 @@ class Connections:
     def check_arrived(self, device: torch.device) -> None:
         """Wait for the device's queued work.
 
-        Raises DistNetworkError if the group was cut meanwhile: what other ranks sent has not arrived then.
+        Raises DistNetworkError if the group was cut meanwhile: messages of other ranks are missing then.
         """
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         self.check()
 
     def check(self) -> None:
-        """Raise DistNetworkError if the group that is being made was given up because launch sent a new message."""
+        """Raise DistNetworkError if connections were cut because launch has sent a message to meet again."""
         if self.given_up:
             raise dist.DistNetworkError("given up: ranks meet elsewhere by now")
 
@@ -196,7 +199,10 @@ class Connections:
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
     def _cut_on(self, fd: int, over: int, leave: Callable[[], None], caller: tuple[int, int]) -> None:
-        """Wait for `fd` and cut until `over` is readable; a rank that has not noticed yet may make new connections."""
+        """Wait for `fd`, then cut again and again until `over` is readable.
+
+        A rank that has not noticed the loss yet may make new connections. `caller` is the thread to watch.
+        """
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)
         waiting.register(over, select.POLLIN)
@@ -218,11 +224,14 @@ class Connections:
 
 
 class ConnectionCutter:
-    """A thread that cuts connections once a descriptor is readable; `close` ends it."""
+    """A thread that cuts connections once a descriptor is readable; `close` ends it.
 
-    def __init__(self, act: Callable[[int, int], None], calm: Callable[[], None], fd: int) -> None:
+    `act(fd, over)` runs in the thread until `over` is readable, and `reset` is called when it has ended.
+    """
+
+    def __init__(self, act: Callable[[int, int], None], reset: Callable[[], None], fd: int) -> None:
         self._over, self._end = os.pipe()
-        self._clear_given_up = calm
+        self._clear_given_up = reset
         self._thread = threading.Thread(target=act, args=(fd, self._over), daemon=True)
         self._thread.start()
 
@@ -252,9 +261,9 @@ def _sockets() -> dict[int, str]:
 
 
 def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
-    """Return what `act` returns for the socket `fd`, whose name in /proc was `name`.
+    """Return the result of `act` for the socket `fd`, or None if the descriptor is another file now.
 
-    None if the descriptor has another name now, or the system refuses.
+    `name` was its name in /proc. None is returned also if the system refuses.
     """
     try:
         copy = os.dup(fd)  # gloo's own threads may close it at any moment
@@ -274,15 +283,15 @@ def _act_on(fd: int, name: str, act: Callable[[socket.socket], T]) -> T | None:
 def _shut_down(one: socket.socket, how: int) -> None:
     """Shut down a socket in the direction `how`.
 
-    Raise OSError, without touching the socket, if it has no peer, as a listening one: gloo ends the process when a
-    listener of its own fails.
+    Raises OSError, without touching the socket, if it has no peer: gloo ends the process when a listening socket of its
+    own fails.
     """
     one.getpeername()  # no listener: gloo ends the process where one of its own fails
     one.shutdown(how)
 
 
 def _connect_as_others(listener: socket.socket) -> bool:
-    """Connect in place of each other rank and close again; return False if the socket does not listen."""
+    """Connect to a listening socket in place of each other rank and close again; return False if it does not listen."""
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False
     for number in range(_OTHERS):

@@ -22,21 +22,21 @@ class BadSettings(TrainerError):
 
 
 class CheckpointDamaged(TrainerError):
-    """Raised where a checkpoint, or a part of one, is not what was written."""
+    """Raised if the bytes of a checkpoint, or of a part of one, are not what was written."""
 
 
 class CheckpointPartial(CheckpointDamaged):
-    """Raised where some files of a checkpoint are on other nodes' disks; the files on this disk are sound."""
+    """Raised if some files of a checkpoint are on other nodes' disks; those on this disk are undamaged."""
 
 
 class NotFinite(TrainerError):
-    """Raised where loss or gradients were not finite in too many steps in a row."""
+    """Raised if loss or gradients were not finite in too many steps in a row."""
 
 
 class SaveFailed(TrainerError):
-    """Raised where so many saves in a row have failed that training on is pointless.
+    """Raised after so many failed saves in a row that training on is pointless.
 
-    `failed_rank` is the rank whose disk is why, or None if that is not known; `launch` then avoids that rank's node.
+    `failed_rank` is the rank whose disk failed, or None if that is not known; `launch` then avoids that rank's node.
     """
 
     def __init__(self, message: str, failed_rank: int | None = None) -> None:
@@ -45,7 +45,7 @@ class SaveFailed(TrainerError):
 
 
 class Fenced(SystemExit):
-    """Ends the process quietly because a newer start of this run writes the checkpoints now."""
+    """Ends the process without a traceback, because a newer start of this run writes the checkpoints now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(EXIT_FENCED)

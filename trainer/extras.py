@@ -48,8 +48,8 @@ def command_for(
 ) -> str:
     """Return the command that adds an extra to the environment at `prefix`.
 
-    `packages` are what the extra needs, `source` is where the environment's copy of launch came from (PEP 610),
-    `python` its interpreter; without `with_pip` it has no pip.
+    `packages` are those that the extra needs, `source` is where the environment's copy of launch came from (PEP 610,
+    None: the package index), `python` its interpreter; without `with_pip` it has no pip.
     """
     if (receipt := prefix / "uv-receipt.toml").is_file():
         return _of_uv_tool(extra, source, receipt)
@@ -68,7 +68,10 @@ def command_for(
 
 
 def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str:
-    """Return the command that installs the uv tool again with one more extra, as uv cannot add a single package."""
+    """Return the command that installs the uv tool again with one more extra, as uv cannot add a single package.
+
+    `receipt` is uv's file about the installed tool.
+    """
     import tomllib  # late: ranks import this module, and only a failure reads a file
 
     requirements = tomllib.loads(receipt.read_text(encoding="utf-8")).get("tool", {}).get("requirements", [])
@@ -82,7 +85,7 @@ def _of_uv_tool(extra: str, source: dict[str, Any] | None, receipt: Path) -> str
 
 
 def _address(source: dict[str, Any] | None) -> str:
-    """Return where the installed copy came from, as a requirement names it, or "" for the package index."""
+    """Return where the installed copy came from, in the form of a requirement, or "" for the package index."""
     if source is None:
         return ""
     vcs = source.get("vcs_info")
@@ -93,7 +96,7 @@ def _address(source: dict[str, Any] | None) -> str:
 
 
 def _is_editable(source: dict[str, Any] | None, project: Path) -> bool:
-    """Return whether launch is installed in this project's own environment, from where it is edited."""
+    """Return whether launch is an editable installation from `project`, which this environment belongs to."""
     if source is None or not source.get("dir_info", {}).get("editable"):
         return False
     return os.path.realpath(unquote(urlsplit(str(source["url"])).path)) == os.path.realpath(project)

@@ -10,9 +10,9 @@ _LOOK_S = 0.05
 
 
 class KillPoints:
-    """The steps at which one rank stops and waits to be killed.
+    """The steps after which one rank waits to be killed.
 
-    A mark in `folder` makes each step count once, so that the next start of the rank passes it.
+    A file in `folder` marks each step that was reached, so that the next start of the rank passes it.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class KillPoints:
         return cls(Path(environ["LAUNCH_RUN_DIR"]), mine) if mine else None
 
     def is_reached(self, step: int) -> bool:
-        """Return whether a step up to `step` is one to wait at that has no mark yet, and mark it."""
+        """Return whether a step up to `step` is one to wait at that has no mark yet, and mark it.
+
+        With several such steps only the first one is marked.
+        """
         while self._steps and step >= self._steps[0]:
             try:
                 mark = os.open(

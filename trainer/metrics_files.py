@@ -1,7 +1,7 @@
 """Name and read the metrics files that a training writes; needs no torch.
 
-Where nodes share no disk each attempt has a file of its own: the first rank of the next attempt may run on another
-node, and launch collects the files by their names.
+If nodes share no disk each attempt has a file of its own: the first rank of the next attempt may run on another node,
+and launch collects the files by their names.
 """
 
 import errno
@@ -18,16 +18,16 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOO
 
 
 def of_attempt(attempt: int | str) -> str:
-    """Return the name of an attempt's metrics file, where nodes share no disk."""
+    """Return the name of an attempt's metrics file, for nodes that share no disk."""
     number = attempt if isinstance(attempt, str) else f"{attempt:04d}"
     return f"metrics.a{number}.jsonl"
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return one dict per step, in order, as the training went in the end.
+    """Return one dict per step, in order, from the metrics files in `folder`.
 
-    Steps that a killed start had written and a later start repeated are left out, and so is a line that a kill cut
-    short.
+    Steps that a killed start had written and a later start repeated are in it once, as repeated; a line that a kill cut
+    short is left out.
     """
     steps: dict[int, dict[str, Any]] = {}
     for line in _lines(files_in(Path(folder)) or [Path(folder) / FILE]):
@@ -39,13 +39,13 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def starts_in(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the step from which each start of the training went on, in the order of the starts."""
+    """Return the step at which each start of the training began, in the order of the starts."""
     found = [line.get(START) for line in _lines(files_in(Path(folder)))]
     return [start for start in found if isinstance(start, int)]
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the metrics files in `folder`; anything else with such a name is left out."""
+    """Return the metrics files in `folder`, or an empty list if it does not exist or cannot be read."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -67,7 +67,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _lines(paths: list[Path]) -> list[dict[str, Any]]:
-    """Return the lines of all files, in the order of attempts and starts."""
+    """Return the decoded lines of all files, in the order of attempts and starts."""
     starts: list[list[dict[str, Any]]] = []
     for path in paths:
         starts.append([])
@@ -82,7 +82,7 @@ def _lines(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def _attempt_of(lines: list[dict[str, Any]]) -> int:
-    """Return the attempt in a file's first line, or 0 if it names none."""
+    """Return the attempt in the first of these lines, or 0 if it names none."""
     attempt = lines[0].get(ATTEMPT) if lines else 0
     return attempt if isinstance(attempt, int) else 0
 

@@ -1,4 +1,4 @@
-"""Read pickles as data: nothing that a pickle names is looked up, imported or called."""
+"""Read pickles as data: no function or class that a pickle names is looked up, imported or called."""
 
 import pickletools
 from collections.abc import Callable
@@ -22,14 +22,14 @@ class NotPlain(Exception):
 
 
 class Name:
-    """A function or class that a pickle names, as "MODULE NAME"; it is never looked up."""
+    """The name of a function or class in a pickle, as "MODULE NAME"; it is never looked up."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class Built:
-    """Base class of the objects that stand for what a pickle builds; compared by identity."""
+    """Base class of the objects that take the place of those that a pickle builds; they are compared by identity."""
 
     def fill(self, state: Any) -> None:
         """Set the state that the pickle gives the object. Raises NotPlain if it does not fit."""
@@ -42,7 +42,7 @@ class Record(Built):
         self.name, self.arguments, self.state = name, arguments, None
 
     def fill(self, state: Any) -> None:
-        """Set the state."""
+        """Keep `state` as it is."""
         self.state = state
 
 
@@ -51,7 +51,7 @@ Make = Callable[[str, tuple[Any, ...]], Any]
 
 
 class _Reader:
-    """The stack machine of the pickle format; `make` builds what the pickle would call."""
+    """The stack machine of the pickle format; `make` builds an object in place of each call that a pickle asks for."""
 
     def __init__(self, make: Make) -> None:
         self.stack: list[Any] = []
@@ -60,7 +60,7 @@ class _Reader:
         self._memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """Execute the opcode of this name. Raises NotPlain if it is none that builds data."""
+        """Execute the opcode of this name. Raises NotPlain for an opcode that does not build data."""
         if name == "MARK":
             self._marks.append(len(self.stack))
         elif name in _EMPTY:
@@ -81,7 +81,7 @@ class _Reader:
             self.stack.append(argument)
 
     def _gather(self, name: str) -> None:
-        """Execute an opcode that puts items of the stack together."""
+        """Execute an opcode that joins items of the stack to a list, tuple or dict."""
         stack = self.stack
         count = _GATHERED[name]
         items = self._to_mark() if count is None else [stack.pop() for _ in range(count)][::-1]
@@ -120,7 +120,7 @@ class _Reader:
 
 
 def read_plain(data: bytes, make: Make = Record) -> object:
-    """Return what the pickle `data` describes: numbers, text, lists, tuples, dicts, Name and what `make` returns.
+    """Return the object in the pickle `data`: numbers, text, lists, tuples, dicts, Name and results of `make`.
 
     `make` gets the "MODULE NAME" that the pickle would call, and the arguments. Raises NotPlain.
     """
@@ -134,14 +134,17 @@ def read_plain(data: bytes, make: Make = Record) -> object:
 
 
 def expect(kind: type[T], value: object) -> T:
-    """Return `value` if it is of this kind. Raises NotPlain."""
+    """Return `value` if it is of the type `kind`, else raise NotPlain."""
     if not isinstance(value, kind):
         raise NotPlain(f"a {type(value).__name__} where it cannot be")
     return value
 
 
 def _pairs(items: list[Any]) -> dict[Any, Any]:
-    """Return keys and values as a dict. Raises NotPlain for tuples as keys, since hashing one may take for ever."""
+    """Return alternating keys and values as a dict.
+
+    Raises NotPlain for tuples as keys, since hashing one may take for ever.
+    """
     keys = items[::2]
     if odd := [key for key in keys if not isinstance(key, (str, bytes, Built))]:
         raise NotPlain(f"a {type(odd[0]).__name__} where it cannot be")

@@ -24,7 +24,10 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
-        """Handle the signals from now on; outside the main thread do nothing, as Python allows no handlers there."""
+        """Handle the signals from now on.
+
+        Outside the main thread nothing is done, as Python allows no handlers there.
+        """
         if threading.current_thread() is threading.main_thread():
             self._listening = True
             for number in _SIGNALS:
@@ -41,7 +44,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def ask(self) -> None:
-        """Set the flag, as a signal would."""
+        """Set the flag, as the signals do."""
         self._asked.set()
 
     @property
@@ -64,7 +67,7 @@ class StopRequest:
 
 
 class Votes:
-    """Lets all ranks learn at the same step of a flag that any rank has set.
+    """Tells all ranks at the same step whether any rank has set a flag.
 
     An all-reduce at each step would cost a short step a tenth of its time, so ranks vote about ten times a second. Each
     vote also agrees on the number of steps until the next one.
@@ -77,7 +80,7 @@ class Votes:
         self._interval = 1
 
     def due(self, step: int) -> bool:
-        """Return whether all ranks vote after this step."""
+        """Return whether all ranks vote after this step; the result is the same on all ranks."""
         return self._group is None or self._next_step is None or step >= self._next_step
 
     def vote(self, step: int, flags: Sequence[bool]) -> list[bool]:

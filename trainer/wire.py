@@ -20,14 +20,17 @@ _REPORT_EVERY_S = 0.05  # between two reports of nothing but the step
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """An interval in steps or in seconds; without either, it never ends."""
+    """An interval in steps or in seconds; without either it never ends."""
 
     steps: int | None = None
     seconds: float | None = None
 
     @classmethod
     def parse(cls, text: str, where: str = "checkpoint every") -> "Every":
-        """Return the interval that `500 steps` or `90 s` names; an empty text means never. Raises BadSettings."""
+        """Return the interval that `500 steps` or `90 s` names; an empty text means never.
+
+        Raises BadSettings for other text, with `where` as the name of the setting.
+        """
         if not text:
             return cls()
         number, _, unit = text.strip().partition(" ")
@@ -48,7 +51,16 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The settings that launch passes to a rank in LAUNCH_* variables; all defaults outside of launch."""
+    """The settings that launch passes to a rank in LAUNCH_* variables; all defaults outside of launch.
+
+    `generation` counts the starts of the ranks in an attempt. `disks_apart`: nodes share no disk.
+    `checkpoint_copy_lag`: how far copies on a second disk may be behind. `memory_copied`: launch copies snapshots into
+    another node's memory. `progress` and `control` are the pipes to and from the agent. `in_place_by_default`: the user
+    did not ask for recovery in place, so it is used only if it costs next to nothing. `rank_state_dir` is the folder in
+    memory for states that only this rank has, and `rank_states_copied` says that they are copied to another node.
+    `joins`: the other ranks are in the middle of the training. `reserve`: this process is no rank yet and reports there
+    that it waits. `lease_s`: how long until launch considers a silent node lost.
+    """
 
     run_dir: Path | None = None
     attempt: int = 0
@@ -73,7 +85,7 @@ class Launched:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Launched":
-        """Return the settings in `environ`."""
+        """Return the settings in the variables of `environ`."""
 
         def path(name: str) -> Path | None:
             """Return a variable as a path, or None if it is empty."""
@@ -108,7 +120,10 @@ class Launched:
 
 
 class Wire:
-    """Reports this rank's progress to launch's agent; if the agent has exited, training continues without reports."""
+    """The pipe by which this rank reports its progress to launch's agent.
+
+    If there is no agent, or it has exited, training continues without reports.
+    """
 
     _is_done: ClassVar[bool] = False  # as this process has reported
 
@@ -132,7 +147,7 @@ class Wire:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Wire":
-        """Return the connection to the agent that LAUNCH_PROGRESS names, or one that does nothing."""
+        """Return a Wire to the agent that LAUNCH_PROGRESS names, or one that does nothing outside of launch."""
         return cls(Launched.from_environment(environ).progress)
 
     @property
@@ -161,7 +176,7 @@ class Wire:
         self._send(self._patience_s, **values)
 
     def report_done(self) -> None:
-        """Report that the work is done: however the process ends from now on, the rank has not failed."""
+        """Report that the work is done, so that no later end of this process counts as a failure."""
         Wire._is_done = True
         self.report(done=True)
 
@@ -172,7 +187,10 @@ class Wire:
             self.report(done=False)
 
     def _send(self, patience_s: float, **values: Number | str) -> None:
-        """Write one report if the agent reads within `patience_s`, else drop it; after an OSError report no more."""
+        """Write one report if the agent reads within `patience_s` seconds, else drop it.
+
+        After an OSError no more is reported.
+        """
         fd = self._fd  # checkpoints are reported from a thread of their own
         if fd is None:
             return

@@ -1,6 +1,6 @@
 """Describe the ranks of a training: their numbers and devices, and how they connect.
 
-Everything comes from the variables that torchrun and launch set; without them it is a world of one rank.
+The facts come from the variables that torchrun and launch set; without them it is a world of one rank.
 """
 
 import atexit
@@ -31,7 +31,13 @@ _WORLD_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks of a training as one of them sees them: its number, their number, device and groups."""
+    """The ranks of a training as one of them sees them: its number, their number, device and groups.
+
+    `backend` is None without a process group. `control` is a gloo group of all ranks for votes and small messages, None
+    for a single rank. `group_rank` is this node's number, if known. `together` is the number of ranks that work on the
+    same samples, each on its part of the model, and `stages` that of a pipeline's stages. `anew`: a rank was replaced,
+    and some of these ranks are in the middle of a training.
+    """
 
     rank: int
     size: int
@@ -52,12 +58,12 @@ class World:
 
     @property
     def share(self) -> int:
-        """The number of this rank's share of the samples."""
+        """The index of this rank's share of the samples: its data-parallel rank."""
         return self.rank % self.ranks_of_stage // self.dividing
 
     @property
     def shares(self) -> int:
-        """The number of shares into which the samples are divided, one for each copy of the model."""
+        """The number of shares into which samples are divided, one per copy of the model: the data-parallel size."""
         return self.size // self.together
 
     @property
@@ -67,7 +73,7 @@ class World:
 
     @property
     def dividing(self) -> int:
-        """The number of neighbouring ranks that divide every layer of their stage."""
+        """The number of neighbouring ranks that divide every layer of their stage: the tensor-parallel size."""
         return self.together // self.stages
 
     @property
@@ -77,17 +83,20 @@ class World:
 
     @property
     def stage(self) -> int:
-        """The pipeline stage that this rank has."""
+        """The number of the pipeline stage that this rank has."""
         return self.rank // self.ranks_of_stage
 
     @property
     def of_shares(self) -> range:
-        """The ranks that stand for the shares of the samples, one each: the first that has the first stage."""
+        """One rank for each share of the samples, in their order: the first of those with the first stage."""
         return range(0, self.ranks_of_stage, self.dividing)
 
     @property
     def node(self) -> int:
-        """The number of this node; without GROUP_RANK all nodes must have equally many ranks."""
+        """The number of this node.
+
+        Without GROUP_RANK it is computed, and all nodes must have equally many ranks.
+        """
         return self.rank // self.local_size if self.group_rank is None else self.group_rank
 
 
@@ -98,10 +107,10 @@ def join(
     device: torch.device | str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> World:
-    """Meet the other ranks and return the world.
+    """Connect to the other ranks, which the environment describes, and return the world.
 
     With `group`, a world of one gets a process group too, as FSDP needs it. `timeout_s` (None: that of
-    LAUNCH_GROUP_TIMEOUT_S, or a default) limits each operation of the group. `device` None is a GPU if there is one. A
+    LAUNCH_GROUP_TIMEOUT_S, or 600) limits each operation of the group. `device` None is a GPU if there is one. A
     process group that the script has made is used as it is. Raises BadSettings.
     """
     if environ.get("LAUNCH_RESERVE"):
@@ -162,7 +171,7 @@ def leave(world: World) -> None:
 
 
 def _reset_group_numbers() -> None:
-    """Make torch number its groups from 0 again, as new ranks do: ranks find each other by a group's number.
+    """Make torch number its groups from 0 again, as new ranks do, since ranks find each other by a group's number.
 
     A failed group counts too, and torch resets the number only when the first group goes.
     """
@@ -170,7 +179,7 @@ def _reset_group_numbers() -> None:
 
 
 class Membership:
-    """Membership of this process in the process group, kept until the process exits.
+    """The membership of this process in the process group, kept until the process exits.
 
     There is one at a time, shared by all trainings of the process: ranks can meet only once on a port, so one that left
     could not meet there again. A forked process does not inherit it and meets ranks of its own.
@@ -189,9 +198,9 @@ class Membership:
 
     @classmethod
     def take(cls, *, group: bool, timeout_s: float | None = None, device: str | None = None) -> "Membership":
-        """Return the current membership if it fits, else a new one as `join` makes it.
+        """Return the current membership if it fits, else a new one, made by `join`.
 
-        `timeout_s` and `device` are those of `join`. A group that the script has made stays the script's.
+        `group`, `timeout_s` and `device` are those of `join`. A group that the script has made is never destroyed here.
         """
         if cls._kept is not None and cls._kept.fits(device):
             cls._kept.taken += 1
@@ -205,20 +214,21 @@ class Membership:
 
     @classmethod
     def sole_user(cls, world: World) -> "Membership | None":
-        """Return the membership behind `world` if nothing else uses it and the ranks can meet again, else None."""
+        """Return the membership behind `world` if no other training uses it and ranks can meet again, else None."""
         kept = cls._kept
         same = kept is not None and world.control is not None and kept.world.control is world.control
         return kept if kept is not None and same and kept.can_rejoin else None
 
     @property
     def can_rejoin(self) -> bool:
-        """Whether the group can be given up and made again."""
+        """Whether the group can be given up and made again after a rank is lost."""
         return self._ours and self._at_a_port and self.taken == 1 and self.world.size <= _MESH
 
     def rejoin(self, until_readable: int) -> World:
-        """Give up the group, which has lost a rank, and meet the other ranks where the environment now says.
+        """Give up the group, which has lost a rank, and meet the other ranks at the environment's new address.
 
-        Raises torch's RuntimeError once `until_readable` is readable: the ranks then meet elsewhere.
+        Returns the new world. Raises torch's RuntimeError once `until_readable` is readable: the ranks then meet
+        elsewhere.
         """
         device = self.world.device
         if not dist.is_initialized():  # the meeting before this one came to nothing
@@ -230,14 +240,14 @@ class Membership:
         return self.world
 
     def skip_leaving(self) -> None:
-        """Do not leave the group at exit: after an error the other ranks may never answer."""
+        """Cancel leaving the group at exit: after an error the other ranks may never respond."""
         atexit.unregister(self._leave_at_exit)
 
     def fits(self, device: str | None) -> bool:
-        """Return whether a training on `device` can use this membership; if False, the caller must join anew.
+        """Return whether a training on `device` can use this membership; if False, the caller must join again.
 
         Before False is returned, the group is left if it is the parent's in a forked process, or if a single rank
-        without a port now wants another device. Raise BadSettings if the ranks met for another device and cannot meet
+        without a port now wants another device. Raises BadSettings if the ranks met for another device and cannot meet
         again.
         """
         if self._process != os.getpid():
@@ -264,7 +274,7 @@ class Membership:
             leave(self.world)
 
     def _leave_at_exit(self) -> None:
-        """Leave at exit, except in a forked process or after an uncaught error."""
+        """Leave the group at exit, except in a forked process or after an uncaught error."""
         if self._process != os.getpid() or getattr(sys, "last_value", None) is not None:
             return
         leave(self.world)
@@ -287,18 +297,18 @@ def membership(*, group: bool, timeout_s: float | None = None, device: str | Non
 
 
 def barrier(world: World) -> None:
-    """Wait until all ranks are here."""
+    """Wait until all ranks have called this."""
     if world.control is not None:
         dist.barrier(world.control)
 
 
 def call_on_first(world: World, act: Callable[[], T]) -> T:
-    """Return on all ranks what rank 0 gets from `act`; a TrainerError there is raised on all of them."""
+    """Return on all ranks the result of `act` on rank 0; a TrainerError there is raised on all ranks."""
     return call_on_rank(world, 0, act)
 
 
 def call_on_rank(world: World, rank: int, act: Callable[[], T]) -> T:
-    """Return on all ranks what `rank` gets from `act`; a TrainerError there is raised on all of them."""
+    """Return on all ranks the result of `act` on rank `rank`; a TrainerError there is raised on all ranks."""
     answer: list[Any] = [None, None]
     if world.rank == rank:
         try:
@@ -353,7 +363,10 @@ def set_threads(environ: Mapping[str, str], size: int) -> None:
 
 
 def _device(local_rank: int, wanted: torch.device | None) -> torch.device:
-    """Return this rank's device: the wanted one, else its GPU, else the CPU. Raises BadSettings."""
+    """Return this rank's device: the wanted one, else its GPU, else the CPU.
+
+    Raises BadSettings if there is no such GPU.
+    """
     if wanted is not None and wanted.type != "cuda":
         return wanted
     if not torch.cuda.is_available():
@@ -403,9 +416,10 @@ def _store_of_first(address: str, port: int, size: int, timeout: dt.timedelta) -
 
 
 def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> dist.Store:
-    """Return rank 0's store once it listens. Raises DistNetworkError if launch gives new instructions meanwhile.
+    """Return rank 0's store once it listens.
 
-    TCPStore alone would retry a refused connection until the operation times out, with most of a second between tries.
+    Raises DistNetworkError if launch sends a new message meanwhile. TCPStore alone would retry a refused connection
+    until the operation times out, with most of a second between tries.
     """
     end, patience_s = time.monotonic() + _MEET_S, _PATIENCE_S
     while True:
@@ -423,7 +437,10 @@ def _found_store(address: str, port: int, size: int, timeout: dt.timedelta) -> d
 
 
 def _await_listener(address: str, port: int, end: float) -> None:
-    """Wait until something listens at the address. Raises OSError after `end`."""
+    """Wait until a server listens at the address.
+
+    Raises OSError after the time `end`, and DistNetworkError if launch sends a new message.
+    """
     while True:
         try:
             socket.create_connection((address, port), timeout=_MEET_S).close()
@@ -437,13 +454,13 @@ def _await_listener(address: str, port: int, end: float) -> None:
 
 
 def _await_ranks(store: dist.Store, rank: int, size: int) -> None:
-    """Wait until all ranks are connected to the store; the time is limited, and shorter than for an operation."""
+    """Wait up to two minutes until all ranks are connected to the store."""
     store.set(f"anew/{rank}", "")
     store.wait([f"anew/{one}" for one in range(size)], dt.timedelta(seconds=_MEET_S))
 
 
 def _listener(address: str, port: int, waiting: int) -> socket.socket:
-    """Return a socket that listens at this address. Raises OSError."""
+    """Return a socket that listens at this address, with a queue of `waiting` connections. Raises OSError."""
     family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -465,7 +482,7 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 def be_deterministic() -> None:
-    """Make torch raise for operations whose results differ from run to run, and choose the same kernels each time."""
+    """Make torch raise an error for operations that differ from run to run, and choose the same kernels each time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True)
     torch.backends.cudnn.benchmark = False

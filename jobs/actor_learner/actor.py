@@ -1,6 +1,6 @@
-"""An actor: plays the episodes that the learner asks for, with the weights that come with each.
+"""An actor: plays the episodes that the learner asks for, with the weights that come with each request.
 
-It keeps nothing, so it may be killed at any moment; while the learner is away it waits for it at the same address.
+It keeps no state, so it may be killed at any moment; while the learner is away the actor tries the same address again.
 """
 
 import argparse

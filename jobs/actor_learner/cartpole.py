@@ -18,7 +18,7 @@ _WIDEST_M, _STEEPEST = 2.4, math.radians(12)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A layer of tanh and one output: the log-odds of a push to the right."""
+    """A layer of tanh and one output: the log-odds of a push to the right; `hidden` has a row of weights per unit."""
 
     hidden: Sequence[Vector]  # a row of weights for each unit
     hidden_bias: Vector
@@ -34,7 +34,7 @@ class Policy:
 
 
 def begin(chance: random.Random) -> State:
-    """Return a state near the middle, the pole almost upright."""
+    """Return a random state near the middle, with the pole almost upright."""
     return (
         chance.uniform(-0.05, 0.05),
         chance.uniform(-0.05, 0.05),
@@ -44,7 +44,10 @@ def begin(chance: random.Random) -> State:
 
 
 def move(state: State, right: int) -> State:
-    """Return the state a tick after a push to the right, or to the left with 0 (Barto, Sutton and Anderson 1983)."""
+    """Return the state a tick after a push: to the right, or to the left if `right` is 0.
+
+    The physics are those of Barto, Sutton and Anderson (1983).
+    """
     x, speed, angle, turning = state
     mass = _CART_KG + _POLE_KG
     swing = _POLE_KG * _HALF_POLE_M
@@ -62,7 +65,7 @@ def is_over(state: State) -> bool:
 
 
 def play(policy: Policy, seed: int, step: int, episode: int) -> tuple[list[State], list[int]]:
-    """Return the states of an episode, and the push that was chosen in each."""
+    """Return the states of an episode, and the push (1: right, 0: left) that the policy chose in each."""
     chance = random.Random(f"{seed} {step} {episode}")  # noqa: S311 - a game, no secret
     state, states, pushes = begin(chance), list[State](), list[int]()
     while len(states) < LONGEST and not is_over(state):

@@ -1,4 +1,4 @@
-"""Hand out the episodes of a step to actors over HTTP, and collect what they have played."""
+"""Hand out the episodes of a step to actors over HTTP, and collect the episodes that they have played."""
 
 import contextlib
 import http.server
@@ -10,7 +10,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class Episodes:
-    """The episodes of one step at a time; if an actor disconnects, another actor plays its episode."""
+    """The episodes of one step at a time; if an actor disconnects, another actor plays its episode.
+
+    `waiting` has the numbers of episodes without an actor, `played` the finished ones by number.
+    """
 
     step: int = -1
     policy: Any = None  # as JSON
@@ -20,7 +23,7 @@ class Episodes:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def ask_for(self, step: int, policy: Any, count: int) -> list[Any]:
-        """Return these episodes, in the order of their numbers, once all have been played with this policy."""
+        """Hand out `count` episodes to be played with this policy, and return them in order once all are played."""
         with self.changed:
             self.step, self.policy, self.count = step, policy, count
             self.waiting, self.played = list(range(count)), {}
@@ -50,7 +53,10 @@ class Episodes:
 
 
 def serve(episodes: Episodes, address: str) -> http.server.ThreadingHTTPServer:
-    """Answer requests of actors: each POST has the episode that was played, or null, and returns the next one."""
+    """Start a thread that answers requests of actors at `address`; return its server.
+
+    Each POST contains the episode that was played, or null, and the answer is the next one to play.
+    """
     host, _, port = address.rpartition(":")
 
     class Handler(http.server.BaseHTTPRequestHandler):

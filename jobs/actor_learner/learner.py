@@ -1,9 +1,9 @@
-"""REINFORCE on CartPole: actors play the episodes of a step, all ranks of the learner learn from them by DDP.
+"""REINFORCE on CartPole: actors play the episodes of a step, and all ranks of the learner train on them with DDP.
 
     launch submit jobs/actor_learner.yaml --follow
 
-Which episodes belong to a step, and what happens in them, follows from the seed and the weights alone, and they are
-put in the order of their numbers. So the learner resumes exactly, whatever is killed, and whoever plays them.
+Which episodes belong to a step, and what happens in them, follows from the seed and the weights alone, and they are put
+in the order of their numbers. So the learner resumes exactly, whichever process is killed and whichever actor plays.
 """
 
 import argparse
@@ -86,6 +86,7 @@ def main() -> int:
 
 
 def new_policy() -> nn.Sequential:
+    """Return the policy's network with random weights."""
     return nn.Sequential(nn.Linear(4, _UNITS), nn.Tanh(), nn.Linear(_UNITS, 1))
 
 

@@ -1,9 +1,9 @@
-"""The training of the parameter server by DDP, to compare: all ranks wait for each other at each step.
+"""The training of the parameter server done by DDP, to compare: all ranks wait for each other at each step.
 
     launch run --nproc-per-node 2 -m jobs.parameter_server.ddp --steps 1000
     launch scale last --ranks 1,2 --steps 1000
 
-It has no checkpoints: it is there to be measured.
+It has no checkpoints: it only serves to be measured.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""A parameter server: it has the weights; workers push gradients of them, each at its own pace, and pull newer ones.
+"""A parameter server: workers push gradients to it, each at its own pace, and pull newer weights.
 
     launch submit jobs/parameter_server.yaml --follow
 
-Nobody waits for anybody, so a gradient may be of weights that have changed since: `staleness` is by how many updates.
-Which gradient comes first is chance, so no two runs are the same, and a restart goes on from the newest checkpoint.
+No worker waits for another, so a gradient may be of weights that have changed since: `staleness` is by how many
+updates. Which gradient comes first is chance, so no two runs are the same, and a restart resumes from the newest
+checkpoint.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def main() -> int:
 
 
 def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -> None:
-    """Make one step with a gradient, which has all parameters in a row."""
+    """Do one optimizer step with `gradient`, which has the gradients of all parameters in a row."""
     place = 0
     for parameter in net.parameters():
         part = gradient[place : place + parameter.numel()]
@@ -76,8 +77,9 @@ def update(net: nn.Module, optimizer: torch.optim.Optimizer, gradient: Tensor) -
 
 
 def serve(address: str) -> "queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]]":
-    """Return a queue of requests: a gradient that a worker pushes, or None from a new worker, with a queue for the
-    answer.
+    """Start a server for workers at `address`, and return the queue of its requests.
+
+    Each is a gradient that a worker pushes, or None from a new worker, with a queue for the answer.
     """
     pushed: queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]] = queue.SimpleQueue()
 
@@ -109,13 +111,15 @@ def serve(address: str) -> "queue.SimpleQueue[tuple[Any, queue.SimpleQueue[Any]]
     return pushed
 
 
-def pack(words: dict[str, Any]) -> bytes:
+def pack(message: dict[str, Any]) -> bytes:
+    """Return a message of numbers and tensors as bytes."""
     file = io.BytesIO()
-    torch.save(words, file)
+    torch.save(message, file)
     return file.getvalue()
 
 
 def unpack(data: bytes) -> Any:
+    """Return the message that `pack` packed."""
     return torch.load(io.BytesIO(data), weights_only=True)  # tensors and numbers: nothing in it is executed
 
 

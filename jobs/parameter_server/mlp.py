@@ -1,4 +1,4 @@
-"""The training that the parameter server and DDP divide: a small MLP, and samples that are drawn on the way."""
+"""The model and data of the parameter server's training: a small MLP, and samples that are drawn on the way."""
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ _UNSEEN = -1  # the batch that nobody learns from
 
 
 def new_mlp(seed: int) -> nn.Sequential:
+    """Return the MLP with random weights that depend on the seed alone."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(FEATURES, _UNITS), nn.ReLU(), nn.Linear(_UNITS, _UNITS), nn.ReLU(), nn.Linear(_UNITS, CLASSES)

@@ -1,4 +1,4 @@
-"""A worker of the parameter server: pulls weights, pushes a gradient of them, and has nothing that could be lost."""
+"""A worker of the parameter server: it pulls weights and pushes a gradient of them, and keeps no state."""
 
 import argparse
 import http.client

@@ -126,7 +126,7 @@ def test_a_process_that_ends_itself_was_killed_and_has_said_where_it_waited(tmp_
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     said = (tmp_path / "log").read_text()
-    assert "killed by itself, to be replaced: for 0 s it waited" in said
+    assert "this process kills itself, to be replaced: for 0 s it waited" in said
     assert "in test_a_process_that_ends_itself_was_killed_and_has_said_where_it_waited" in said
 
 

@@ -21,7 +21,7 @@ MARK = "collectives "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure everything asked for on the command line; return 1 if a result was wrong, else 0."""
+    """Measure everything that the command line asks for; return 1 if a result was wrong, else 0."""
     options = _options(arguments)
     world = join(group=True, device={"gloo": "cpu", "nccl": "cuda"}.get(options.backend))
     try:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: argparse.Namespace, world: World) -> int:
-    """Measure everything asked for, and return 1 if a result was wrong, else 0."""
+    """Measure everything that the options ask for, report it, and return the number of wrong results."""
     counts = options.ranks or [world.size]
     if bad := [count for count in counts if not 2 <= count <= world.size]:
         raise BadSettings(f"--ranks: expected numbers from 2 to {world.size}, which there are, got {bad[0]}")
@@ -57,7 +57,7 @@ def _measure(options: argparse.Namespace, world: World) -> int:
 
 
 def _report(world: World, what: str, **arguments: object) -> None:
-    """Write a line of JSON with a result, on rank 0."""
+    """Write a line of JSON with a result of the kind `what`, on rank 0."""
     if world.is_first:
         sys.stdout.write(f"{MARK}{json.dumps({'what': what, **arguments})}\n")
         sys.stdout.flush()
@@ -79,7 +79,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _names(text: str) -> list[str]:
-    """Return the operations in a list such as `all_reduce,broadcast`. Raises ArgumentTypeError."""
+    """Return the operations in a list such as `all-reduce,broadcast`. Raises ArgumentTypeError for unknown ones."""
     names = text.split(",")
     if unknown := [name for name in names if name not in OPERATIONS]:
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(OPERATIONS)}, got {unknown[0]!r}")

@@ -1,4 +1,4 @@
-"""Time each operation on the ranks that take part, and check its result."""
+"""Time each collective operation on the ranks that take part, and check its result."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,11 @@ _LACKING = ("not support", "not implemented", "unsupported", "does not have")
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The result of one operation with one size: the time of each repetition on the slowest rank."""
+    """The result of one operation with one size: the time of each repetition on the slowest rank.
+
+    `ranks` counts those that took part, `wrong` the wrong numbers over all ranks and repetitions. `lacking` is why the
+    backend cannot do the operation, or "".
+    """
 
     operation: str
     ranks: int  # how many took part
@@ -28,7 +32,7 @@ class Timed:
 
 
 def members(many: int, nodes: int, per_node: int) -> tuple[int, ...]:
-    """Return which ranks take part: equally many of each node if possible, else the first ones."""
+    """Return `many` ranks to take part: equally many of each node if possible, else the first ones."""
     if many % nodes:
         return tuple(range(many))
     return tuple(node * per_node + local for node in range(nodes) for local in range(many // nodes))
@@ -40,14 +44,14 @@ def repetitions(size_bytes: int) -> int:
 
 
 def rounded(size_bytes: int, many: int) -> int:
-    """Return how many numbers have about that size, a multiple of the number of ranks and at least one for each."""
+    """Return how many float32 numbers have about `size_bytes`: a multiple of `many` ranks, at least one for each."""
     return max(1, size_bytes // _BYTES // many) * many
 
 
 def timed(
     names: Sequence[str], sizes: Sequence[int], ranks: tuple[int, ...], group: dist.ProcessGroup, world: World
 ) -> Iterator[Timed]:
-    """Yield the result of each operation and size, on each of `ranks`."""
+    """Yield the result of each operation (in `names`) and size, on each of `ranks`."""
     for name in names:
         for size in sizes if name != "barrier" else (0,):
             count = rounded(size, len(ranks))
@@ -82,14 +86,14 @@ def _timed(name: str, one: Prepared, place: Place, size_bytes: int) -> Timed:
 
 
 def _once(one: Prepared, place: Place) -> float:
-    """Return the seconds of one run of the operation, begun together with the other ranks."""
+    """Return the seconds of one run of the operation, which all ranks begin together."""
     one.fill()
     dist.barrier(group=place.group)
     return seconds(one.call, place.device)
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return how long the call takes until its result is there, including work on the GPU."""
+    """Return how many seconds the call takes, including its work on the GPU."""
     _finish(device)
     began = time.perf_counter()
     call()

@@ -12,7 +12,11 @@ _PERIOD = 7
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's index, process group and device in a measurement of collectives, and how many numbers are exchanged."""
+    """The place of one rank in a measurement of collectives.
+
+    `index` is its number among the `ranks` that take part, `count` the number of float32 values in all, a multiple of
+    the number of ranks.
+    """
 
     group: dist.ProcessGroup
     index: int  # among the ranks that take part
@@ -26,31 +30,34 @@ class Place:
         return len(self.ranks)
 
     def of(self, index: int, count: int | None = None) -> Tensor:
-        """Return what rank `index` contributes."""
+        """Return the numbers that rank `index` contributes, `count` of them (None: all)."""
         return _pattern(count or self.count, self.device) + (index + 1)
 
     def parts_of(self, index: int) -> list[Tensor]:
-        """Return what rank `index` contributes, in equal parts for each rank."""
+        """Return the numbers that rank `index` contributes, in equal parts for each rank."""
         return list(self.of(index).chunk(self.many))
 
     def empty(self, count: int) -> Tensor:
-        """Return a buffer of `count` numbers that no operation gives."""
+        """Return a buffer of `count` numbers that no operation results in (-1)."""
         return torch.full((count,), -1.0, device=self.device)
 
     @property
     def total(self) -> Tensor:
-        """Return the expected result of an all-reduce: the sum over all ranks, computed without communication."""
+        """The expected result of an all-reduce: the sum over all ranks, computed without communication."""
         return _pattern(self.count, self.device) * self.many + self.many * (self.many + 1) / 2
 
     @property
     def each(self) -> int:
-        """The number of elements in each rank's part."""
+        """The number of values in each rank's part."""
         return self.count // self.many
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An operation and its buffers: `fill` sets their initial values, `wrong` counts wrong results."""
+    """An operation with its buffers.
+
+    `fill` sets their initial values, `call` runs the operation, and `wrong` counts wrong numbers in the result.
+    """
 
     fill: Callable[[], None]
     call: Callable[[], object]
@@ -58,7 +65,7 @@ class Prepared:
 
 
 def _pattern(count: int, device: torch.device) -> Tensor:
-    """Return small whole numbers that repeat, whose sums are exact."""
+    """Return `count` small whole numbers that repeat, so that sums of them are exact."""
     return (torch.arange(count, device=device) % _PERIOD).float()
 
 
@@ -174,7 +181,7 @@ def barrier(at: Place) -> Prepared:
 
 
 def _clear(*tensors: Tensor) -> None:
-    """Fill the tensors with -1, which no operation gives."""
+    """Fill the tensors with -1, which no operation results in."""
     for tensor in tensors:
         tensor.fill_(-1.0)
 

@@ -1,4 +1,4 @@
-"""Measure two nodes at a time: through torch, and over a plain connection."""
+"""Measure the network between two nodes at a time: through torch, and over a plain connection."""
 
 import hmac
 import os
@@ -24,9 +24,10 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The measured path between the first ranks of two nodes.
+    """The measured path between the first ranks of nodes `one` and `other`.
 
-    Messages go there and back, and rates are of one direction.
+    Messages go there and back, and rates are of one direction. `round_trip_s` is of a message of one number;
+    `plain_bytes_per_s` is without torch, 0 if no connection could be made.
     """
 
     one: int  # number of the node
@@ -38,7 +39,7 @@ class Pair:
 
 
 def pairs(world: World, nodes: int, per_node: int, group: dist.ProcessGroup) -> Iterator[Pair]:
-    """Yield each pair of nodes on every rank; `group` must be able to carry Python objects."""
+    """Yield each pair of nodes on every rank; `group` is a gloo group of all ranks."""
     for one, other in combinations(range(nodes), 2):
         ends = (one * per_node, other * per_node)
         mine = _measured(world, ends, group)
@@ -83,7 +84,7 @@ def _round_trip_s(data: torch.Tensor, world: World, ends: tuple[int, int]) -> fl
 
 
 def own_address() -> str:
-    """Return the address of the interface that reaches rank 0, or on rank 0 the one by which others reach it."""
+    """Return the address of the network interface that reaches rank 0; on rank 0, the one at MASTER_ADDR."""
     first = os.environ["MASTER_ADDR"]
     family, _, _, _, place = socket.getaddrinfo(first, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as asked:
@@ -92,7 +93,7 @@ def own_address() -> str:
 
 
 def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]) -> float:
-    """Return the seconds of a round trip over a plain socket, or 0 if it cannot connect.
+    """Return the seconds of a round trip over a plain socket, or 0 if no connection can be made.
 
     The side without a `listener` connects; `where` is the address, the port and the token that it has to send.
     """
@@ -113,7 +114,7 @@ def _plain_seconds(listener: socket.socket | None, where: tuple[str, int, bytes]
 
 
 def _echoed(line: socket.socket, *, first: bool) -> float:
-    """Return the seconds of a round trip over this socket; `first` is the side that sends first."""
+    """Return the seconds of a round trip over this socket; the side with `first` sends first."""
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     data, took = bytes(_SIZE), []
     for _ in range(_WARM + _TIMES):

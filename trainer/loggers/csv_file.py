@@ -1,4 +1,4 @@
-"""Write metrics as a table for spreadsheets and data frames, one row per step."""
+"""Write metrics as a CSV table for spreadsheets and data frames, one row per step."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class CsvLogger(Callback):
-    """Writes one row per step, with what was logged, validated or tested there, on rank 0.
+    """A callback that writes one row per step with all logged, validated and tested values, on rank 0.
 
     A start that goes back to a checkpoint removes the rows of later steps, so that each step is there once.
     """
@@ -56,7 +56,7 @@ class CsvLogger(Callback):
             self._write_or_warn(self._read)
 
     def _read(self, path: Path) -> None:
-        """Read the rows up to the training's step. Raises BadSettings for a file of another kind."""
+        """Read the table, if there is one. Raises BadSettings for a file of another kind."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text() if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last row short, but never the first
@@ -75,7 +75,7 @@ class CsvLogger(Callback):
             self._write_all(path)
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add values to the row of a step, and write it."""
+        """Add values to the row of a step, and write the row."""
         row = {_STEP: step, **self._rows.get(step, {}), **dict(numbers_of(values))}
         appends = step not in self._rows and row.keys() <= set(self._columns)
         self._columns += [name for name in row if name not in self._columns]
@@ -88,7 +88,7 @@ class CsvLogger(Callback):
             csv.DictWriter(file, self._columns, restval="").writerow(row)
 
     def _write_all(self, path: Path) -> None:
-        """Write the whole file anew, as a column was added or a row changed."""
+        """Write the whole file again, as a column was added or a row changed."""
         draft = path.with_name(path.name + ".draft")
         with draft.open("w", newline="") as file:
             table = csv.DictWriter(file, self._columns, restval="")
@@ -97,11 +97,14 @@ class CsvLogger(Callback):
         draft.replace(path)
 
     def _write_or_warn(self, act: Callable[[Path], None]) -> None:
-        """Write, and only warn if that fails, as a full disk must not end a training."""
+        """Call `act` with the path to write; an OSError is only logged, as a full disk must not end a training.
+
+        Nothing is written after that.
+        """
         if self._path is None:
             return
         try:
             act(self._path)
         except OSError as error:
-            logging.getLogger("trainer").warning("CsvLogger: no more is written: %s", error)
+            logging.getLogger("trainer").warning("CsvLogger: no further rows are written: %s", error)
             self._path = None

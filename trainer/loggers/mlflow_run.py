@@ -1,4 +1,4 @@
-"""Log to MLflow."""
+"""Log metrics to MLflow."""
 
 import os
 import re
@@ -15,7 +15,10 @@ _STRANGE = re.compile(r"[^\w.\- :/]")
 
 
 class MlflowLogger(TrackingLogger):
-    """A run of MLflow, found again by its tag `training_id`; the metric `step` is the last one that it has."""
+    """A callback that logs to a run of MLflow, which later starts find by its tag `training_id`.
+
+    The run's metric `step` is the last step that it has.
+    """
 
     package = "mlflow"
 
@@ -43,7 +46,7 @@ class MlflowLogger(TrackingLogger):
 
 
 class MlflowRun:
-    """The connection of one start to its MLflow run."""
+    """The connection of one start of a training to its MLflow run."""
 
     def __init__(
         self, about: About, experiment: str, uri: str | None, name: str | None, run_id: str | None = None
@@ -82,7 +85,7 @@ class MlflowRun:
         return client.create_run(experiment, tags={_TAG: self._about.training_id}, run_name=self._name)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Send the rows' metrics, whole steps in one request where they fit."""
+        """Send the rows' metrics, with all of a step in one request if they fit."""
         metrics: list[Any] = []
         for row in rows:
             if row.of_test or row.step > self._last:
@@ -102,7 +105,7 @@ class MlflowRun:
         return [self._entities.Metric(name_for_mlflow(name), value, at_ms, row.step) for name, value in values.items()]
 
     def _log(self, metrics: Sequence[Any]) -> None:
-        """Send the metrics in requests of a limited size."""
+        """Send the metrics in requests of at most 1000 metrics."""
         for first in range(0, len(metrics), _METRICS_AT_ONCE):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _METRICS_AT_ONCE])
 
@@ -112,6 +115,6 @@ class MlflowRun:
 
 
 def name_for_mlflow(name: str) -> str:
-    """Return a name that MLflow accepts, as it would refuse others again and again."""
+    """Return `name` changed so that MLflow accepts it as the name of a metric."""
     parts = [part for part in _STRANGE.sub("_", name).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME]

@@ -1,4 +1,4 @@
-"""Send values of steps to a server from a thread, in order, and retry while it is away."""
+"""Send values of steps to a server from a thread, in order, and retry while the server is away."""
 
 import logging
 import threading
@@ -16,7 +16,10 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The values of one step, with the time at which they were measured."""
+    """The values of one step, and the time `at` which they were measured.
+
+    `of_test`: they are of a test of that step's weights.
+    """
 
     step: int
     values: Mapping[str, float]
@@ -37,11 +40,14 @@ class Tracker(Protocol):
         """Send rows in order, except those that the run already has."""
 
     def close(self, *, done: bool) -> None:
-        """End this start's use; `done` says whether the training has ended."""
+        """End the connection; `done` says whether the training has ended."""
 
 
 class Sender:
-    """Sends rows in the background; never raises, and only its end waits."""
+    """Sends rows in the background.
+
+    No method raises an error, and only `end` waits.
+    """
 
     def __init__(self, name: str, tracker: Tracker, earlier: Earlier) -> None:
         """Take `earlier`, which returns the rows of earlier starts that the server may lack."""
@@ -66,9 +72,9 @@ class Sender:
             self._changed.notify()
 
     def end(self, patience_s: float, *, done: bool) -> None:
-        """Send the rest within `patience_s`, warn of what could not be sent, and close the run.
+        """Send the waiting rows within `patience_s` seconds, log how many could not be sent, and close the run.
 
-        `done` says whether the training has finished.
+        `done` says whether the training has ended.
         """
         with self._changed:
             self._done = done
@@ -78,7 +84,7 @@ class Sender:
         with self._changed:
             left = len(self._waiting) + self._lost
         if left:
-            log.warning("%s: what is known of %d steps was not sent", self._name, left)
+            log.warning("%s: the values of %d steps were not sent", self._name, left)
         elif self._thread.is_alive():
             log.warning("%s: no answer within %g s of the end", self._name, patience_s)
 
@@ -104,13 +110,13 @@ class Sender:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _wait_for_work(self) -> bool:
-        """Wait until there are rows or the end was asked for; return whether it was."""
+        """Wait until there are rows or the end was asked for; return True if the end was."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ending.is_set())
             return self._ending.is_set()
 
     def _send_some(self) -> None:
-        """Send the rows that wait, after those of earlier starts."""
+        """Send the first waiting rows, after those of earlier starts."""
         if self._earlier is not None and (self._waiting or self._done):
             self._send_earlier(self._earlier)
             self._earlier = None
@@ -123,7 +129,7 @@ class Sender:
                 self._waiting.popleft()
 
     def _send_earlier(self, earlier: Earlier) -> None:
-        """Send rows of earlier starts; the one of this start's first step is merged, so that each step is sent once."""
+        """Send rows of earlier starts; one of this start's first step is merged, so that each step is sent once."""
         first = self._waiting[0] if self._waiting else None
         rows = earlier(None if first is None or first.of_test else first.step)
         if first is not None and not first.of_test and rows and rows[-1].step == first.step:
@@ -132,9 +138,7 @@ class Sender:
             self._tracker.send(rows[begin : begin + _AT_ONCE])
 
     def _warn(self, error: Exception) -> None:
-        """Log the first error of a series."""
+        """Log an error, if it is the first one."""
         if not self._warned:
             self._warned = True
-            log.warning(
-                "%s: nothing can be sent now; the training goes on, and it is tried again: %s", self._name, error
-            )
+            log.warning("%s: sending failed and will be tried again; the training continues: %s", self._name, error)

@@ -1,4 +1,4 @@
-"""The common base class of loggers for tracking servers."""
+"""The common base class of loggers for tracking servers: MLflow and Weights & Biases."""
 
 import hashlib
 import os
@@ -24,7 +24,10 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts about a training that a tracking server gets beside its metrics: id, settings and folder."""
+    """Facts about a training that a tracking server gets beside its metrics.
+
+    `folder` is that of the metrics, which an earlier start may have written.
+    """
 
     training_id: str
     settings: Mapping[str, Any]
@@ -32,12 +35,12 @@ class About:
 
 
 class TrackingLogger(Callback):
-    """Sends from a thread of rank 0, so that no slow or absent server delays the training.
+    """A callback that sends metrics from a thread of rank 0, so that no slow or absent server delays the training.
 
-    The training's id is kept in the checkpoint: what continues from there writes into the same run, and leaves out the
-    steps that the run has. What a kill took on its way to the server is sent again from `metrics.jsonl`. All values of
-    a step are sent together, when the next one comes or all is done: otherwise a validation that was cut short and
-    repeated would be left out with its step.
+    The training's id is kept in the checkpoint: later starts write into the same run, and leave out the steps that the
+    run has. Values that a kill kept from the server are sent again from `metrics.jsonl`. All values of a step are sent
+    together, when the next step comes or the training ends: otherwise a validation that was cut short and repeated
+    would be left out with its step.
     """
 
     package = ""
@@ -93,7 +96,7 @@ class TrackingLogger(Callback):
         self._loaded_id = state["training"]
 
     def _begin(self, training: Training) -> None:
-        """Start the sender on rank 0, unless this is a dev run."""
+        """Start the sender on rank 0, unless this is a dev run (`fast_dev_run`)."""
         self._done = False
         if not training.world.is_first or training.settings.fast_dev_run is not None:
             return
@@ -106,7 +109,7 @@ class TrackingLogger(Callback):
         self._sender = Sender(type(self).__name__, tracker, lambda last: rows_in(folder, last, began))
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add values to the row of their step; the row before is complete then, and is sent."""
+        """Add values to the row of their step; the row of an earlier step is complete then, and is sent."""
         if self._sender is None:
             return
         if self._row is not None and self._row.step != step:
@@ -115,16 +118,16 @@ class TrackingLogger(Callback):
         self._row = Row(step, {**before, **dict(numbers_of(values))}, time.time())
 
     def _send_row(self) -> None:
-        """Send the row that was being filled."""
+        """Send the row that is being filled, if there is one."""
         row, self._row = self._row, None
         if self._sender is not None and row is not None:
             self._sender.put(row)
 
 
 def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Return the run's id under launch, known before there is a checkpoint, else a random one.
+    """Return the training's id: the run's under launch, else a random one.
 
-    Several trainings in one run get different ids.
+    Several trainings with different checkpoint folders in one run get different ids.
     """
     run = environ.get("LAUNCH_RUN_ID")
     if not run:
@@ -134,7 +137,7 @@ def training_id(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def rows_in(folder: Path, last: int | None, at: float) -> list[Row]:
-    """Return the rows that a training wrote, up to step `last` or all.
+    """Return the rows that a training wrote into `folder`, up to step `last` (None: all).
 
     `at` is their time, the same whenever they are sent: MLflow treats another time as another value.
     """

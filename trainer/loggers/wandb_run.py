@@ -1,4 +1,4 @@
-"""Log to Weights & Biases."""
+"""Log metrics to Weights & Biases."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from trainer.loggers.tracking import PATIENCE_S, About, TrackingLogger
 
 
 class WandbLogger(TrackingLogger):
-    """A run of Weights & Biases with the id of the training.
+    """A callback that logs to a run of Weights & Biases with the id of the training.
 
     A step that a run has cannot be written again there. With mode="offline" each start has a folder of its own with the
     same id and all steps from the first on, as W&B lets one folder replace another: the newest is the whole run.
@@ -40,7 +40,7 @@ class WandbLogger(TrackingLogger):
 
 
 class WandbRun:
-    """The connection of one start to its W&B run."""
+    """The connection of one start of a training to its W&B run."""
 
     def __init__(self, about: About, options: Mapping[str, Any]) -> None:
         import wandb  # late: an optional package, and slow to import
@@ -68,5 +68,5 @@ class WandbRun:
                 self._next = row.step + 1
 
     def close(self, *, done: bool) -> None:
-        """Finish the run as done or failed."""
+        """Finish the run, as successful if `done`, else as failed."""
         self._run.finish(exit_code=0 if done else 1)

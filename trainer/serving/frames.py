@@ -19,7 +19,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class FrameBroken(Exception):
-    """Raised if the other side closed in the middle of a frame, or sent something that is no frame."""
+    """Raised if the other side closed in the middle of a frame, or sent bytes that are no frame."""
 
 
 def frame(message: Any) -> bytes:
@@ -37,7 +37,7 @@ def length_of(head: bytes) -> int:
 
 
 def message_in(body: bytes) -> Any:
-    """Return the message in a frame's body. Raises FrameBroken."""
+    """Return the message in a frame's body. Raises FrameBroken if it cannot be decoded."""
     try:
         return _decode(body)
     except msgspec.DecodeError as error:
@@ -56,18 +56,18 @@ class MessageSocket:
         return self._end.fileno()
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, with copies of the descriptors in `descriptors`."""
+        """Send a message, with copies of these file descriptors."""
         data = frame(message)
         sent = socket.send_fds(self._end, [data], list(descriptors)) if descriptors else 0
         self._end.sendall(data[sent:])
 
     def receive(self) -> Any:
-        """Return the next message, or None if the other side has closed."""
+        """Return the next message, or None if the other side has closed. Raises FrameBroken."""
         head = self._read(HEAD_BYTES)
         return None if head is None else message_in(self._read(length_of(head)) or b"")
 
     def receive_socket(self) -> socket.socket:
-        """Remove and return the first socket that came with messages. Raises FrameBroken if none did."""
+        """Remove and return the first socket that came with a message. Raises FrameBroken if none did."""
         if not self._received_fds:
             raise FrameBroken("expected a socket with it, got none")
         return socket.socket(fileno=self._received_fds.pop(0))

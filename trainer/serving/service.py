@@ -1,4 +1,4 @@
-"""Describe how a model is loaded and asked: a service made by an included task, or found in a user's module."""
+"""Describe how a model is loaded and computes answers: a service of an included task, or of a user's module."""
 
 import importlib
 import importlib.util
@@ -15,7 +15,10 @@ Schema = Mapping[str, Any]  # a JSON Schema
 
 
 class Rejected(TrainerError):
-    """Raised by `predict` for an input that fits the schema but cannot be answered."""
+    """Raised by `predict` for an input that fits the schema but cannot be answered.
+
+    `field` is the wrong field of the input, `why` the reason for the client.
+    """
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -26,8 +29,8 @@ class Rejected(TrainerError):
 class Service:
     """Loads a model, and answers inputs with it.
 
-    `load` gets the folder of a checkpoint and returns the model; `predict` gets inputs that fit the schema `input`, as
-    plain dicts, lists, numbers and strings, and returns an answer for each, in order. `example` is an input that is
+    `load` gets the folder of a checkpoint and returns the model; `predict` gets the model and inputs that fit the JSON
+    schema `input`, and returns an answer for each, in order, which fits `output`. `example` is an input that is
     computed once before the first request, which then need not wait.
     """
 
@@ -41,7 +44,8 @@ class Service:
 def find_service(app: str, args: Sequence[str]) -> Service:
     """Return the service in `module`, `module:name` or `file.py[:name]`, made with the training's arguments.
 
-    Without a name it is the module's `service`, else its `load`, `predict`, `INPUT`, `OUTPUT` and `EXAMPLE`.
+    Without a name it is the module's `service`, else it is made of the module's `load`, `predict`, `INPUT`, `OUTPUT`
+    and `EXAMPLE`. Raises BadSettings if there is none.
     """
     place, _, name = app.partition(":")
     module = _imported(place)
@@ -64,7 +68,7 @@ def find_service(app: str, args: Sequence[str]) -> Service:
 
 
 def _imported(place: str) -> ModuleType:
-    """Return the module of this name or file. Raises BadSettings."""
+    """Return the module of this name, or in this file. Raises BadSettings if there is no such file."""
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = Path(place)

@@ -3,10 +3,9 @@
 ```
 ◄ {"op": "load", "app", "args", "checkpoint"}       ► {"op": "loaded", "input", "output", "unfit", "example"}
                                                     ► {"op": "failed", "message", "damaged"}
-◄ {"op": "fork", "threads", "number"} + a socket    the worker says the rest on that socket
-◄ {"op": "become", ...} + a socket                  this process becomes the worker: where it is not fit to fork
+◄ {"op": "fork", "threads", "number"} + a socket    the worker sends all further messages on that socket
+◄ {"op": "become", ...} + a socket                  this process becomes the worker, if it cannot be forked
 ◄ {"op": "renew", "checkpoint"} + a socket          forks a worker pool that loads another checkpoint, and answers there
-
 a worker: ◄ {"inputs": [...]}    ► {"answers": [{"json": bytes} | {"field", "why"} | {"error"}]}
 ```
 
@@ -39,7 +38,10 @@ Answer = dict[str, Any]
 
 
 def serve_batches(server: MessageSocket, service: Service, model: Any, threads: int, number: int) -> None:
-    """Use so many threads and the GPU of worker `number`, report ready, and answer batches until the server closes."""
+    """Report that this worker is ready, then answer batches over `server` until the server closes.
+
+    Torch uses `threads` threads, and worker number `number` its own GPU.
+    """
     torch.set_num_threads(threads)
     model = on_device(model, number)
     server.send({"op": "ready", "pid": os.getpid()})
@@ -69,7 +71,7 @@ def answers(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]
 
 
 def _computed(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answer]:
-    """Return the answers that `predict` gives. Raises ValueError if there are too many or too few."""
+    """Return the answers of the service's `predict`. Raises ValueError if there are too many or too few."""
     with torch.inference_mode():
         found = service.predict(model, list(inputs))
     if len(found) != len(inputs):
@@ -78,7 +80,7 @@ def _computed(service: Service, model: Any, inputs: Sequence[Any]) -> list[Answe
 
 
 def _refused(error: Exception) -> Answer:
-    """Return the answer for an input that failed with this error."""
+    """Return the answer for an input that failed with this error, after printing an unexpected error's traceback."""
     if isinstance(error, Rejected):
         return {"field": error.field, "why": error.why}
     traceback.print_exc(file=sys.stderr)
@@ -93,19 +95,19 @@ class WorkerPool:
         self._service: Service | None = None
         self._model: Any = None
         self._children: set[int] = set()
-        self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler rings
-        signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
+        self._child_exited, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only a signal with a handler writes to the wakeup descriptor
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def run(self) -> NoReturn:
         """Execute the server's commands until it closes its end; the workers end with this process."""
         poll = select.poll()
         poll.register(self._server, select.POLLIN)
-        poll.register(self._bell, select.POLLIN)
+        poll.register(self._child_exited, select.POLLIN)
         with suppress(ConnectionError):
             while True:
                 ready = [fd for fd, _ in poll.poll()]
-                if self._bell in ready:
+                if self._child_exited in ready:
                     self._reap()
                 if self._server.fileno() in ready:
                     message = self._server.receive()
@@ -164,7 +166,7 @@ class WorkerPool:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._leave()
+            self._close_parents_files()
             self._work(end, message)
         end.close()
         self._children.add(pid)
@@ -189,25 +191,25 @@ class WorkerPool:
         if pid:
             end.close()
             return
-        self._leave()
+        self._close_parents_files()
         service, self._model = self._service, None
         young = WorkerPool(MessageSocket(end))
         young._load(lambda: service, Path(message["checkpoint"]))
         young.run()
 
-    def _leave(self) -> None:
-        """Close in a forked process everything that belongs to its parent."""
+    def _close_parents_files(self) -> None:
+        """Close in a forked process all descriptors that belong to its parent, and reset signal handlers."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._server.close()
         self._children.clear()
-        os.close(self._bell)
-        os.close(self._ring)
+        os.close(self._child_exited)
+        os.close(self._wakeup)
 
     def _reap(self) -> None:
-        """Collect workers that have exited; the server learns of it on their sockets."""
+        """Collect workers that have exited; their sockets close, by which the server notices."""
         with suppress(BlockingIOError):
-            while os.read(self._bell, 512):
+            while os.read(self._child_exited, 512):
                 continue
         with suppress(ChildProcessError):
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
@@ -215,7 +217,7 @@ class WorkerPool:
 
 
 def _unfit() -> str:
-    """Return why this process cannot be forked, or "" if it can."""
+    """Return why this process cannot be forked, or "" if it can be."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"{threads} threads where one was expected"

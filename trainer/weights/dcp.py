@@ -1,4 +1,4 @@
-"""Read folders of torch.distributed.checkpoint (DCP) without its reader, which unpickles what it finds."""
+"""Read folders of torch.distributed.checkpoint (DCP) without its reader, which unpickles their metadata."""
 
 import io
 import math
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 30  # of `.metadata`: enough for millions of parts
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A rectangular part of a tensor, and where its bytes are."""
+    """A rectangular part of a tensor, and where its bytes are: `length` bytes at offset `at` of the file."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -44,7 +44,7 @@ class _Described:
 
 
 def open_dcp(folder: Path) -> Source:
-    """Return the tensors in a folder that torch.distributed.checkpoint wrote. Raises TrainerError."""
+    """Return the tensors in a folder that torch.distributed.checkpoint wrote. Raises TrainerError for other folders."""
     path = folder / METADATA
     try:
         with path.open("rb") as file:
@@ -67,7 +67,7 @@ def open_dcp(folder: Path) -> Source:
 
 
 def _read(folder: Path, name: str, dtype: str, part: _Part) -> Tensor:
-    """Return one part of a tensor. Raises TrainerError."""
+    """Return one part of tensor `name`. Raises TrainerError if it cannot be read, or is of another type or shape."""
     path = folder / part.file
     if not path.is_file():  # or a FIFO would hold the reader for ever
         raise TrainerError(f"{path}: {name} cannot be read: expected a file")
@@ -128,7 +128,10 @@ def _tensors(metadata: object) -> Iterator[tuple[str, _Described]]:
 
 
 def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], object]) -> _Described:
-    """Return the description of one tensor. Raises NotPlain."""
+    """Return the description of one tensor. Raises NotPlain if it is inconsistent.
+
+    `places` gives where each part is stored, by the tensor's name and the part's offsets.
+    """
     properties = expect(tuple, _state(tensor.get("properties"), _DESCRIPTIONS + "TensorProperties"))
     dtype = expect(Name, properties[0] if properties else None).name.removeprefix("torch ")
     if dtype not in ITEM_BYTES:
@@ -150,7 +153,7 @@ def _described(name: str, tensor: dict[str, Any], places: dict[tuple[str, tuple[
 
 
 def _place(name: str, stored: object) -> tuple[str, int, int]:
-    """Return file, offset and length of a part. Raises NotPlain."""
+    """Return file, offset and length of a part. Raises NotPlain if they are not as expected."""
     fields = expect(dict, _state(stored, _STORAGE))
     file, at, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
     if fields.get("transform_descriptors"):
@@ -169,7 +172,7 @@ def _state(record: object, name: str) -> object:
 
 
 def _size(size: object) -> tuple[int, ...]:
-    """Return the numbers of a torch.Size."""
+    """Return the numbers of a torch.Size that was read from a pickle. Raises NotPlain for other objects."""
     found = expect(Record, size)
     if found.name != "torch Size" or len(found.arguments) != 1:
         raise NotPlain("a size that is no torch.Size")
@@ -177,7 +180,7 @@ def _size(size: object) -> tuple[int, ...]:
 
 
 def _count(number: object) -> int:
-    """Return a number that counts something. Raises NotPlain."""
+    """Return `number` if it is a whole number that is not negative. Raises NotPlain otherwise."""
     if type(number) is not int or not 0 <= number < 1 << 62:
         raise NotPlain(f"{str(number)[:40]} where a count was expected")
     return number

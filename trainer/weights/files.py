@@ -20,14 +20,17 @@ _HINT = "\nhint: torch.save(model.state_dict(), FILE) writes what can be read wi
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Tensors by name, each whole and on the CPU; a tensor may share memory with the file."""
+    """Tensors by name: their shapes, and a function that returns one, whole and on the CPU.
+
+    A tensor may share memory with its file.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     tensor: Callable[[str], Tensor]
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """The index of a folder, in the format of transformers: the file of each tensor."""
+    """The index of a folder in the format of transformers: the file of each tensor."""
 
     weight_map: dict[str, str]
 
@@ -36,7 +39,7 @@ _index = msgspec.json.Decoder(_Index)
 
 
 def open_safetensors(path: Path) -> Source:
-    """Return the tensors of a safetensors file, mapped into memory. Raises TrainerError."""
+    """Return the tensors of a safetensors file, mapped into memory. Raises TrainerError if it cannot be read."""
     try:
         from safetensors import SafetensorError, safe_open  # late: of use only where such a file is loaded
     except ImportError as error:
@@ -45,7 +48,7 @@ def open_safetensors(path: Path) -> Source:
         file = safe_open(path, framework="pt")
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - it is no dict
     except (SafetensorError, UnicodeError) as error:
-        raise TrainerError(f"{path}: is no whole file of safetensors: {error}") from error
+        raise TrainerError(f"{path}: is not a complete safetensors file: {error}") from error
 
     def tensor(name: str) -> Tensor:
         """Return one tensor. Raises TrainerError."""
@@ -59,7 +62,7 @@ def open_safetensors(path: Path) -> Source:
 
 
 def open_torch(path: Path) -> Source:
-    """Return the tensors of a file that torch.save wrote, read with weights_only. Raises TrainerError."""
+    """Return the tensors of a file of torch.save, read with weights_only. Raises TrainerError if there are none."""
     found = loaded(path, path, mmap=_is_archive(path))
     tensors = _tensors(found)
     for wrapper in _WRAPPERS:
@@ -78,7 +81,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str = _HINT) -> object:
-    """Return what torch.load reads from `file`, which is `path` or a part of it.
+    """Return the object that torch.load reads from `file`, which is `path` or a part of it.
 
     With `mmap`, tensors are mapped into memory, not read. Raises TrainerError, with `hint`, for any bad content.
     """
@@ -90,7 +93,7 @@ def loaded(path: Path, file: Path | IO[bytes], *, mmap: bool = False, hint: str 
 
 
 def dense(path: Path, name: str, found: object) -> Tensor:
-    """Return `found` if it is a dense tensor with all its data. Raises TrainerError."""
+    """Return `found` if it is a dense tensor with all its data, else raise TrainerError; `name` is the tensor's."""
     if not isinstance(found, Tensor) or found.layout != torch.strided or found.is_quantized or found.is_meta:
         raise TrainerError(f"{path}: {name} cannot be read: expected a dense tensor")
     return found
@@ -104,7 +107,7 @@ def _tensors(found: Any) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> list[Path]:
-    """Return the files that hold the tensors of an index. Raises TrainerError."""
+    """Return the files that hold the tensors of an index. Raises TrainerError if the index or a file is wrong."""
     try:
         names = sorted({*_index.decode(path.read_bytes()).weight_map.values()})
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

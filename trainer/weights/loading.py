@@ -35,7 +35,10 @@ _OF_HUGGING_FACE = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """The choice of a checkpoint in a folder, and of a model in it."""
+    """The choice of a checkpoint in a folder (`step` None: the newest), and of a model in it.
+
+    `part` is the model's name, if there are several.
+    """
 
     step: int | None = None  # None: the newest checkpoint
     best: bool = False
@@ -44,7 +47,10 @@ class Which:
 
 @contextmanager
 def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[Source]:
-    """Open the weights at `path`. Raises TrainerError if there are none, or they cannot be read."""
+    """Open the weights at `path`. Raises TrainerError if there are none, or they cannot be read.
+
+    `which` chooses a checkpoint, if `path` holds several; `warn` gets a message for each one that is skipped.
+    """
     with ExitStack() as stack:
         try:
             source = _open(path, which, warn, stack)
@@ -54,7 +60,10 @@ def opened(path: Path, which: Which, warn: Callable[[str], None]) -> Iterator[So
 
 
 def _open(path: Path, which: Which, warn: Callable[[str], None], stack: ExitStack) -> Source:
-    """Return the tensors at `path`, in whatever format. Raises TrainerError."""
+    """Return the tensors at `path`, in any known format. Raises TrainerError if there are none.
+
+    Files stay open until `stack` is closed.
+    """
     if path.is_file():
         if path.suffix not in _FILES:
             raise TrainerError(f"{path}: expected a file that ends with {', '.join(_FILES)}")
@@ -85,7 +94,10 @@ def _joined(parts: list[Source]) -> Source:
 
 
 def _open_checkpoint(entry: Entry, which: Which, stack: ExitStack) -> Source:
-    """Return the weights of a checkpoint after comparing every byte."""
+    """Return the weights of a checkpoint after comparing every byte.
+
+    Its files stay open until `stack` is closed.
+    """
     weights = Weights(entry.path, averaged(catalog.read_manifest(entry)), which.part)
     with ExitStack() as held:
         held.enter_context(weights)
@@ -106,16 +118,20 @@ def _open_checkpoint(entry: Entry, which: Which, stack: ExitStack) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The result of loading weights: the model's tensors that were loaded, and those of the file that were not used."""
+    """The result of loading weights: names of the tensors that were loaded, that were not, and that were unused.
+
+    `taken` are the model's loaded tensors. `left` gives for each tensor of the model that stays unchanged the reason
+    why. `unused` are tensors of the file that were not used.
+    """
 
     taken: tuple[str, ...]
     left: Mapping[str, str]  # the tensors of the model that stay as they are, and why
     unused: tuple[str, ...]  # the tensors of the file that were not used
 
     def __str__(self) -> str:
-        parts = [f"{len(self.taken)} of {len(self.taken) + len(self.left)} tensors taken"]
+        parts = [f"{len(self.taken)} of {len(self.taken) + len(self.left)} tensors loaded"]
         if self.left:
-            parts.append("as they were: " + _first_few([f"{name} ({why})" for name, why in self.left.items()]))
+            parts.append("unchanged: " + _first_few([f"{name} ({why})" for name, why in self.left.items()]))
         if self.unused:
             parts.append(f"not used: {_first_few(self.unused)}")
         return "; ".join(parts)
@@ -161,7 +177,7 @@ def load_weights(
         if (strict and problems) or not result.taken:
             raise TrainerError(
                 f"{path}: does not fit the model:\n{_first_few(problems, chr(10))}\n"
-                "hint: `rename` names what is called otherwise, `leave` what is new, and strict=False takes what fits"
+                "hint: `rename` maps other names, `leave` lists new tensors, and strict=False loads those that fit"
             )
         with torch.no_grad():
             for name in result.taken:
@@ -174,9 +190,10 @@ _TO_BE_LEFT = "to be left"
 
 
 def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str, str]) -> dict[str, str]:
-    """Return the file's name of each tensor by its renamed name, without a wrapper's prefix if that fits `known`.
+    """Return the tensors' names in the file by their names in the model, as far as known.
 
-    Raises BadSettings if two become one.
+    `rename` is applied first; then a wrapper's prefix is removed if the names then fit `known`, the names in the model.
+    Raises BadSettings if two names become one.
     """
     found: dict[str, str] = {}
     for name in there:
@@ -198,22 +215,25 @@ def _sources_by_name(there: Iterable[str], known: set[str], rename: Mapping[str,
 def _match(
     targets: Mapping[str, Tensor], homes: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], leave: Sequence[str]
 ) -> Taken:
-    """Return which tensors are loaded, and which are left and why."""
+    """Return which tensors are loaded, which are left and why, and which are not used.
+
+    `homes` gives the name in the file of each tensor, `shapes` the shapes there.
+    """
     taken, left = [], {}
     for name, tensor in targets.items():
         if any(_expression(pattern).fullmatch(name) for pattern in leave):
             left[name] = _TO_BE_LEFT
         elif name not in homes:
-            left[name] = "is not in it"
+            left[name] = "is not in the file"
         elif shapes[homes[name]] != tuple(tensor.shape):
-            left[name] = f"has shape {tuple(tensor.shape)}, there it is {shapes[homes[name]]}"
+            left[name] = f"has shape {tuple(tensor.shape)}, in the file it is {shapes[homes[name]]}"
         else:
             taken.append(name)
     return Taken(tuple(taken), left, tuple(homes[name] for name in homes if name not in targets))
 
 
 def _put(target: Tensor, whole: Tensor) -> None:
-    """Copy a whole tensor into the model's, or this rank's part of it."""
+    """Copy a whole tensor into the model's tensor, or into this rank's part of it."""
     if not isinstance(target, DTensor):
         target.copy_(whole)
         return
@@ -223,7 +243,7 @@ def _put(target: Tensor, whole: Tensor) -> None:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """Return the compiled expression. Raises BadSettings."""
+    """Return the compiled regular expression. Raises BadSettings if it is none."""
     try:
         return re.compile(pattern)
     except re.error as error:
@@ -231,6 +251,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _first_few(words: Sequence[str], between: str = ", ") -> str:
-    """Return the first few words, and how many more there are."""
+    """Return the first five texts joined by `between`, and how many more there are."""
     more = f"{between}... and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return between.join(words[:_SHOWN]) + more

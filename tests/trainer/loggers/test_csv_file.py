@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_ends_the_rows_and_not_the_training(tmp_path, caplog
     for step in (2, 3):
         line = {"epoch": 0, "loss": 1.0, "seconds": {"data": 0.5}}
         logger.on_log(idle_training(step=step), line)
-    assert caplog.text.count("CsvLogger: no more is written") == 1
+    assert caplog.text.count("CsvLogger: no further rows are written") == 1
 
 
 def test_a_training_writes_it_beside_its_other_metrics(tmp_path, monkeypatch):

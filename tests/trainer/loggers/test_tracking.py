@@ -142,8 +142,8 @@ def test_a_server_that_stays_away_is_told_of_once_and_at_the_end(service, caplog
     logger = start(make, None, 0)
     log(logger, range(1, 61))
     finish(logger, 60)
-    assert not server.runs and caplog.text.count("nothing can be sent now") == 1
-    assert "what is known of 60 steps was not sent" in caplog.text
+    assert not server.runs and caplog.text.count("sending failed and will be tried again") == 1
+    assert "the values of 60 steps were not sent" in caplog.text
 
 
 def test_a_server_that_goes_away_between_two_steps_holds_nothing_up(service, caplog):
@@ -156,7 +156,7 @@ def test_a_server_that_goes_away_between_two_steps_holds_nothing_up(service, cap
     server.away = True
     log(logger, [3])
     finish(logger, 3)
-    assert caplog.text.count("nothing can be sent now") == 1
+    assert caplog.text.count("sending failed and will be tried again") == 1
     assert not any(run.again for run in server.runs.values())
 
 
@@ -168,7 +168,7 @@ def test_the_end_waits_for_no_server_that_does_not_answer(service, caplog):
     thread = logger._sender._thread
     log(logger, [1, 2])
     finish(logger, 2)
-    assert "what is known of 2 steps was not sent" in caplog.text
+    assert "the values of 2 steps were not sent" in caplog.text
     server.holds.set()
     thread.join(LONG_S)
     assert not thread.is_alive()

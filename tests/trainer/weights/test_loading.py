@@ -124,13 +124,13 @@ def test_a_new_head_and_other_names(tmp_path):
         tmp_path / "m.safetensors",
     )
     before = model.head.weight.clone()
-    with pytest.raises(TrainerError, match=r"body.0.weight: is not in it\n(.*\n)+hint: `rename`"):
+    with pytest.raises(TrainerError, match=r"body.0.weight: is not in the file\n(.*\n)+hint: `rename`"):
         load_weights(model, tmp_path / "m.safetensors")
-    with pytest.raises(TrainerError, match=r"head.weight: has shape \(3, 4\), there it is \(1000, 4\)"):
+    with pytest.raises(TrainerError, match=r"head.weight: has shape \(3, 4\), in the file it is \(1000, 4\)"):
         load_weights(model, tmp_path / "m.safetensors", rename={r"^old\.": ""})
     assert not torch.equal(model.body[0].weight, given.body[0].weight)
     told = load_weights(model, tmp_path / "m.safetensors", rename={r"^old\.": ""}, leave=[r"head\..*"])
-    assert str(told) == "7 of 9 tensors taken; as they were: head.weight (to be left), head.bias (to be left)"
+    assert str(told) == "7 of 9 tensors loaded; unchanged: head.weight (to be left), head.bias (to be left)"
     assert torch.equal(model.body[0].weight, given.body[0].weight)
     assert torch.equal(model.head.weight, before)
 
@@ -140,7 +140,7 @@ def test_what_fits_is_taken_where_that_is_enough(tmp_path):
     save_file(given, tmp_path / "m.safetensors")
     told = load_weights(model, tmp_path / "m.safetensors", strict=False)
     assert (told.taken, told.unused) == (("body.0.weight",), ("more",))
-    assert told.left["head.weight"] == "is not in it"
+    assert told.left["head.weight"] == "is not in the file"
     save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors")
     with pytest.raises(TrainerError, match="does not fit the model"):  # nothing at all is no wish
         load_weights(model, tmp_path / "x.safetensors", strict=False)
