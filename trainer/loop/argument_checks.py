@@ -68,7 +68,7 @@ def refuse_wrong_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def _user_classes(callback: object) -> list[type]:
-    """Return the callback's class and bases that are not trainer's own."""
+    """Return the callback's class and its base classes, without those of the trainer package."""
     return [kind for kind in type(callback).__mro__ if kind.__module__.partition(".")[0] != "trainer"]
 
 

@@ -14,7 +14,7 @@ _OURS = "trainer."
 class Callback:
     """Base class of callbacks: override what you need; all ranks call every hook, at the same step.
 
-    What state_dict() returns on rank 0 is kept in each checkpoint and passed to load_state_dict() before on_start().
+    The result of state_dict() on rank 0 is saved in each checkpoint and passed to load_state_dict() before on_start().
     """
 
     def on_start(self, training: Training) -> None:
@@ -49,11 +49,11 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what state_dict() returned."""
+        """Restore the state that state_dict() returned."""
 
 
 class Callbacks:
-    """Several callbacks as one, called in their order."""
+    """Several callbacks as one: each hook calls that of every callback, in their order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._named = _named(callbacks)

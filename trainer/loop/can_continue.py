@@ -96,14 +96,14 @@ class Pace:
 def reasons(
     loop: Loop, settings: Settings, dataset: Any, launched: Launched, *, met_once: bool, loads: bool, made: bool
 ) -> Iterator[str]:
-    """Yield each reason why a step could not be undone exactly, or its state not be given to another rank.
+    """Yield each reason why this training cannot continue in place after a rank is killed.
 
     `met_once`: the ranks have met for this training and can meet again. `loads`: instead of getting state from other
     ranks, all ranks load the newest checkpoint or snapshot. `made`: a function made the model.
     """
     if launched.in_place_by_default and not _is_free(loop, loads=loads):
         yield "recovery.mode hot would have to ask for it"
-    yield from _of_its_ranks(loop, launched, met_once=met_once, made=made)
+    yield from _rank_reasons(loop, launched, met_once=met_once, made=made)
     if loop.own_step is not None:
         yield "the training step is the user's own"
     if is_iterable(dataset) or is_loader(dataset):
@@ -129,8 +129,8 @@ def _is_free(loop: Loop, *, loads: bool) -> bool:
     return strategy.settings.strategy in _FREE and not loads and cpu and small and not loop.callbacks.acts_on_end
 
 
-def _of_its_ranks(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
-    """Yield the reasons that lie in the strategy, or in the number of ranks and nodes.
+def _rank_reasons(loop: Loop, launched: Launched, *, met_once: bool, made: bool) -> Iterator[str]:
+    """Yield the reasons against continuing in place that lie in the strategy, or in the number of ranks and nodes.
 
     `met_once`: the ranks have met for this training and can meet again. `made`: a function made the model.
     """

@@ -31,7 +31,7 @@ log = logging.getLogger("trainer")
 Metrics = Callable[[nn.Module, Any], Mapping[str, Sum | tuple[Any, ...]]]
 
 
-class Shares:
+class RankBatches:
     """Gives the validation or test batches of this rank.
 
     Batches are formed before they are divided over ranks, so that each batch, and each value computed from it, is the
@@ -74,7 +74,7 @@ class Shares:
 
 
 def _own_indices(length: int, samples: int, world: World) -> list[int]:
-    """Return the indices of this rank: every `world.shares`-th batch."""
+    """Return the indices of this rank's samples: those of every `world.shares`-th batch."""
     firsts = range(world.share * samples, length, world.shares * samples)
     return [index for first in firsts for index in range(first, min(first + samples, length))]
 
@@ -85,7 +85,7 @@ class Evaluation:
     def __init__(
         self,
         training: Training,
-        shares: Shares,
+        shares: RankBatches,
         loss: LossFunction | None,
         metrics: Metrics | None,
         average: Average | None = None,

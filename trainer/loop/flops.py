@@ -55,7 +55,10 @@ class Flops:
 
 
 def count(strategy: Strategy, run_micro_batch: Callable[[], Tensor]) -> int:
-    """Return the operations of one forward and backward pass of this rank; recomputed ones are counted once."""
+    """Return the operations of one forward and backward pass of this rank; recomputed ones are counted once.
+
+    `run_micro_batch` runs the forward pass of a micro-batch and returns its loss.
+    """
     from torch.utils.flop_counter import FlopCounterMode  # late: only where asked for
 
     eager: AbstractContextManager[None] = nullcontext()
@@ -80,7 +83,7 @@ def counted(
 ) -> tuple[Flops, str]:
     """Return the operations of one sample, averaged over all ranks, and the message to log; all ranks call it.
 
-    `run` runs a forward and backward pass of a micro-batch, and `samples` then returns how many samples it had.
+    `run` runs the forward pass of a micro-batch and returns its loss; `samples` then returns how many samples it had.
     """
     began = time.perf_counter()
     of_ranks = gathered((count(strategy, run), samples()), strategy.world)

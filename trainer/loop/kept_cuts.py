@@ -101,7 +101,10 @@ def _manifest(entry: catalog.Entry) -> Manifest | None:
 
 
 def first_sample(settings: Settings, world: World, loss: LossFunction, data: TrainData) -> Sample:
-    """Return one rank's micro-batch of the first batch, leaving the data's position unchanged; all ranks call it."""
+    """Return one rank's micro-batch of the first batch, to measure stages with; all ranks call it.
+
+    The data's position stays unchanged.
+    """
     place = data.state_dict()
     batches = data.epoch_batches()
     batch = next(batches, None)

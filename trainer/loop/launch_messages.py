@@ -69,9 +69,9 @@ class LaunchMessages:
             self._lookout = group_connections.cut_on(self._control.fileno(), self.leave_passes)
 
     def leave_passes(self) -> None:
-        """Make running passes raise an error.
+        """Make the forward or backward pass that is running raise an error.
 
-        Called by the watching thread, as the training's thread may be blocked.
+        The watching thread calls it, as the training's thread may be blocked.
         """
         if self._passes is not None:
             self._passes.leave()
@@ -119,6 +119,9 @@ class Passes:
         self._check()
 
     def _at_module(self, *_: Any) -> None:
-        """Check in the training's own thread only, as threads for data or metrics may have modules of their own."""
+        """Call `check`, as a hook before a module's forward pass, if this is the training's own thread.
+
+        Threads for data or metrics may have modules of their own.
+        """
         if threading.get_ident() == self._thread:
             self._check()

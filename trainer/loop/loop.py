@@ -230,7 +230,10 @@ class Loop:
             ) from error
 
     def _call_loss(self, model: nn.Module, data: Any) -> Any:
-        """Call the loss inside DDP's forward pass, after rank 0's buffers have been broadcast."""
+        """Return the result of the user's loss function, called inside DDP's forward pass.
+
+        Rank 0's buffers have been broadcast by then.
+        """
         self.phases.lap("copy")
         return self.loss(model, data)
 

@@ -211,7 +211,10 @@ class StepCount:
         self._count = here if self._count is None else self._count + here
 
     def factor(self, step_samples: int) -> Tensor | None:
-        """Return the factor that corrects the gradients for the count, or None without counts; all ranks call it."""
+        """Return the factor that turns gradients of the sum over samples into those of the mean over the count.
+
+        Returns None if the loss function gives no count. All ranks call it.
+        """
         count, self._count = self._count, None
         if count is None:
             return None

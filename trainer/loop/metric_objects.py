@@ -21,7 +21,7 @@ def is_of_object(found: object) -> bool:
 
 
 class MetricObjects:
-    """The metric objects of one pass over the validation data."""
+    """The metric objects that the metrics function returned in one pass over the validation data."""
 
     def __init__(self) -> None:
         self._begun: set[str] = set()
@@ -67,7 +67,7 @@ def _parts(name: str, metric: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check(name: str, metric: Any) -> None:
-    """Raise TrainerError for a metric without declared state, which would be computed from one rank's data."""
+    """Raise TrainerError for a metric without declared state, which would be computed from one rank's data only."""
     for part, one in _parts(name, metric):
         if not any(held.metric_state for held in _metrics_inside(one).values()):
             raise TrainerError(
@@ -125,7 +125,7 @@ def _computed(metric: Any, of_ranks: list[States]) -> Any:
 
 
 def _set(part: Any, state: State) -> None:
-    """Set the state's values on the metric."""
+    """Set the values in `state` as attributes of the metric."""
     for key, value in state.items():
         setattr(part, key, value)
 

@@ -82,7 +82,10 @@ class _ReplayOutput(_StandIn):
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The names of the values in an Answer, and whether it has a count, without the numbers."""
+    """The names of the values in an Answer, and whether it has a count, without the numbers.
+
+    `pairs` has each name with whether the value is a sum and a count of its own.
+    """
 
     counts: bool
     pairs: tuple[tuple[str, bool], ...]  # names, and whether each is a sum and a count of its own
@@ -268,7 +271,7 @@ def _number(value: Any, device: torch.device) -> Tensor:
 
 
 def _parts(data: Any, samples: int, many: int) -> list[Any]:
-    """Return the batch in `many` equal parts. Raises TrainerError unless all in it are tensors of `samples` items."""
+    """Return the batch in `many` equal parts. Raises TrainerError unless it consists of tensors of `samples` items."""
     for leaf in tree_flatten(data)[0]:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0 or len(leaf) != samples:
             raise TrainerError(
@@ -285,7 +288,7 @@ def _parts(data: Any, samples: int, many: int) -> list[Any]:
 
 
 def _kinds(*values: Any) -> str:
-    """Return a description of values for a message."""
+    """Return the types of the values, and shapes of tensors, as text for an error message."""
     return ", ".join(
         f"a tensor of shape {tuple(one.shape)}" if isinstance(one, Tensor) else type(one).__name__ for one in values
     )
@@ -308,8 +311,11 @@ def samples_at_once(settings: Settings, world: World) -> int:
     return -(-settings.batch_size // (settings.accumulate * world.shares))
 
 
-def refuse_off_stages(settings: Settings, world: World) -> None:
-    """Raise BadSettings that lists how the settings do not fit a pipeline."""
+def refuse_unfit_batch(settings: Settings, world: World) -> None:
+    """Raise BadSettings if a rank's samples cannot be divided into the pipeline's micro-batches.
+
+    Without a pipeline nothing is done.
+    """
     if world.stages > 1 and (problems := list(_problems(settings, world))):
         raise BadSettings("\n".join(problems))
 

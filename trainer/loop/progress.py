@@ -11,7 +11,7 @@ from trainer.world import World
 
 
 class Progress:
-    """The loop's own position, saved in each checkpoint."""
+    """The position of the loop (steps, epochs, seconds, last validation), which is saved in each checkpoint."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.step = 0  # optimizer steps done

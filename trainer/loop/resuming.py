@@ -20,7 +20,7 @@ _HOW = ("params", "foreach", "fused", "capturable", "differentiable")  # an opti
 
 
 def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: Launched) -> None:
-    """Raise BadSettings with `resume` never where there is a checkpoint, except when launch restarts the run."""
+    """Raise BadSettings if `resume` is never but there is a checkpoint, except when launch restarts the run."""
     if settings.resume != "never" or not _is_first_start(launched):
         return
     steps = call_on_first(world, lambda: [entry.step for entry in catalog.entries(folder) if entry.kind == "step"])
@@ -32,13 +32,13 @@ def refuse_to_resume(settings: Settings, folder: Path, world: World, launched: L
 
 
 def refuse_to_begin(settings: Settings, folder: Path, found: bool, launched: Launched) -> None:
-    """Raise BadSettings with `resume` must if no checkpoint was `found`, except when launch restarts the run."""
+    """Raise BadSettings if `resume` is must but no checkpoint was found, except when launch restarts the run."""
     if settings.resume == "must" and not found and _is_first_start(launched):
         raise BadSettings(f"resume: must, but {folder} has no checkpoint\nhint: resume=auto begins without one")
 
 
 def _is_first_start(launched: Launched) -> bool:
-    """Return whether this is the run's first attempt, and its ranks' first start."""
+    """Return whether this is the first start of the ranks in the first attempt of the run."""
     return launched.attempt <= 1 and launched.generation <= 1
 
 

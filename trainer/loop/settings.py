@@ -23,7 +23,11 @@ _STEPS = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a setting: what is expected, how text is parsed, and which values are allowed."""
+    """The type of a setting.
+
+    `expected` names it in messages, `parse` makes a value of text or raises ValueError, `holds` says whether a value is
+    allowed, and `choices` are all allowed values if they are few.
+    """
 
     expected: str
     parse: Callable[[str], Any]  # ValueError where the text is none
@@ -136,9 +140,9 @@ _PARTS = Kind(
 )
 
 
-def _setting(default: Any, kind: Kind, says: str) -> Any:
+def _setting(default: Any, kind: Kind, help_text: str) -> Any:
     """Return the dataclass field of a setting, with its default, type and help text."""
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": says})
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": help_text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +311,10 @@ class Settings:
             raise BadSettings("\n".join(f"{name}: {problem}" for name, problem in found))
 
     def validation_samples(self, world_size: int) -> int:
-        """Return the size of one rank's validation batch, by default that of its training batches."""
+        """Return the size of one rank's validation batch, by default that of its training micro-batches.
+
+        `world_size` is the number of ranks that get different samples.
+        """
         return self.validation_batch_size or math.ceil(self.batch_size / (self.accumulate * world_size))
 
 

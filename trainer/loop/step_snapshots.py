@@ -66,7 +66,7 @@ class StepSnapshots:
     resized: bool = False  # the end of the step after which it goes on is for other ranks than its beginning was
 
     def begin(self, loop: Loop) -> None:
-        """Begin to save rank states, dropping older ones. Raises OSError."""
+        """Begin to save rank states; those of an earlier start are removed. Raises OSError."""
         numpy_draws.forget()  # what was loaded has put its state back
         self.snapshot = None
         self.drop_rank_states()
@@ -89,7 +89,7 @@ class StepSnapshots:
     def may_resize(self) -> bool:
         """Whether the ranks of a node have enough state to continue with another number of ranks.
 
-        It is so only if the user asked for it, as a script may have used the number of ranks itself.
+        It is False unless the user asked for recovery in place, as a script may have used the number of ranks itself.
         """
         return self.launched.rank_states_copied and self.node_suffices and not self.launched.in_place_by_default
 
@@ -126,7 +126,10 @@ class StepSnapshots:
         return fits
 
     def await_copies(self) -> None:
-        """Wait until this rank's state is sent and its copy has come. Raises RuntimeError if the other rank is gone."""
+        """Wait until this rank's state is sent, and the state that it keeps for another rank has come.
+
+        Raises RuntimeError if the other rank is gone.
+        """
         if self.copies is not None:
             self.copies.finish()
 
@@ -178,7 +181,7 @@ class StepSnapshots:
         return self.rank_states.write(step, encoded(save_rank_state))
 
     def _copied_losses(self, step: int) -> dict[int, list[float]]:
-        """Return the losses in the copied state of that step by rank, or an empty dict."""
+        """Return the losses in the copied state of that step by the rank they belong to; without one, an empty dict."""
         if self.old_place is None or self.copies is None or step not in self.copies.kept:
             return {}
         return {self.old_place[0] + self.copies.world.local_size: decoded(self.copies.kept[step]).losses}
@@ -199,7 +202,10 @@ class StepSnapshots:
         self.snapshot = Snapshot.of(step, subjects.shared, subjects.optimizers, values)
 
     def continue_from(self, loop: Loop, step_samples: int | None) -> None:
-        """Take the loop's present state as the one to continue from, and drop other state."""
+        """Take the loop's present state as the one to continue from, and drop other state.
+
+        `step_samples` is the size of the step before it, or None before the first step.
+        """
         self.drawn = self.part = None
         self._record_source(loop)
         self.old_place = loop.training.world.rank, loop.training.world.size

@@ -7,14 +7,14 @@ When a rank is killed the others fail in an operation with it, leave the step, a
 that only fell silent the message comes first, and they cut the connections in which they would wait. They and the new
 rank meet in new groups, agree on the newest step that some of them have done, send its state to the ranks that lack it,
 restore their own, and continue right after its update. Gradients of an unfinished step are dropped. If one more rank is
-killed meanwhile, launch sends another message and they meet once more. Whatever does not fit this is logged once, and
-then launch starts all ranks anew.
+killed meanwhile, launch sends another message and they meet once more. If continuing is impossible, the reason is logged
+once, and launch restarts all ranks.
 
 If a node is lost and not replaced, the remaining ranks end step k and continue as fewer: samples are dealt out to them
 and their generators seeded as in a start on so many ranks from a checkpoint of step k, so that both give the same
 numbers. Where ranks of one more node join, all leave together after step k.
 
-Where weights are sharded too, the survivors make their model anew in their processes. With hsdp another rank has the
+If weights are sharded, the survivors rebuild their model in their processes. With hsdp another rank has the
 shards of a killed one and sends them to the new one: all keep their part of the newest step of which each shard is
 left, put it into the new model, and no step is lost. If each node has all shards, their number may then change.
 
@@ -123,7 +123,7 @@ class Survivor:
             self._activate(loop)
 
     def _can_continue(self, loop: Loop, settings: Settings, dataset: Any) -> bool:
-        """Return whether the training can continue in place; if not, log why."""
+        """Return whether the training can continue in place after a kill; if not, log the reason."""
         how = {"met_once": self.member is not None, "made": self.snapshots.made}
         why_not = partial(reasons, loop, settings, dataset, self.launched, **how)
         if self.loads:
@@ -213,7 +213,7 @@ class Survivor:
             self._log_refusal(loop, f"from now on, if a rank is killed, all ranks will be restarted: {why}")
 
     def close(self) -> None:
-        """Stop at the end of the training; what follows in the script runs without replacement of ranks."""
+        """Stop at the end of the training; launch replaces no rank while the rest of the script runs."""
         if self.active:
             self.active = False
             self.messages.unwatch()

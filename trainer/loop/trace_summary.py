@@ -68,7 +68,7 @@ class Traced:
 
 
 def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
-    """Return the times between the first and last mark of a trace."""
+    """Return the times between the first and last phase mark of one rank's trace."""
     whole = [one for one in events if one.get("ph") == "X" and "dur" in one]
     laps = sorted((_seconds(one["ts"]), one["name"][len(LAP) :]) for one in whole if one["name"].startswith(LAP))
     if len(laps) < 2:
@@ -78,7 +78,10 @@ def traced(events: Sequence[Mapping[str, Any]]) -> Traced:
 
 
 def _on_cpu(whole: Sequence[Mapping[str, Any]], laps: Sequence[tuple[float, str]]) -> Traced:
-    """Return the times of a trace of a CPU."""
+    """Return the times of a trace of a CPU.
+
+    `whole` are its events with a duration, and `laps` its phase marks: when a phase ended, and its name.
+    """
     calls = [one for one in whole if one["name"].startswith(_OF_CPU)]
     waits = united(_span(one) for one in whole if "wait_tensor" in one["name"])
     works = without(united(_span(one) for one in whole if one.get("cat") == "cpu_op" and _computes(one["name"])), waits)
@@ -100,7 +103,8 @@ def _on_gpu(
 ) -> Traced:
     """Return the times of a trace of a GPU: each phase has the GPU time of the work launched in it.
 
-    Time in which the GPU is idle goes to the phases `data` and `other`.
+    `whole` are its events with a duration, `kernels` those of the GPU, and `laps` its phase marks: when a phase ended,
+    and its name. Time in which the GPU is idle goes to the phases `data` and `other`.
     """
     asked = {
         _correlation(one): _seconds(one["ts"]) for one in whole if one.get("cat") in ("cuda_runtime", "cuda_driver")
@@ -137,7 +141,10 @@ def _exposed(
     laps: Sequence[tuple[float, str]],
     gap_s: float = _LEAST_GAP_S,
 ) -> list[tuple[Mapping[str, Any], list[Span]]]:
-    """Return each collective with the spans in which it was exposed; of several at once, the first gets the time."""
+    """Return each collective with the spans in which it was exposed; of several at once, the first gets the time.
+
+    `works` are the spans of computation; gaps up to `gap_s` between them do not count.
+    """
     found, covered = [], laps[0][0]
     for call in sorted(calls, key=lambda one: float(one["ts"])):
         begin, end = _span(call)
@@ -151,7 +158,7 @@ def _exposed(
 
 
 def _collective(call: Mapping[str, Any], shown: Sequence[Span], phase: str) -> Collective:
-    """Return a traced collective with its exposed time and its phase."""
+    """Return a traced collective of this phase; `shown` are the spans in which it was exposed."""
     name = call["name"].removeprefix(_OF_CPU)
     begin, end = _span(call)
     return Collective(name, _sent(call.get("args", {})), end - begin, sum(b - a for a, b in shown), phase)

@@ -24,7 +24,7 @@ from trainer.loop.argument_checks import refuse_wrong_callbacks, refuse_wrong_ki
 from trainer.loop.average import Average
 from trainer.loop.callbacks import Callback, Callbacks
 from trainer.loop.console import Console
-from trainer.loop.evaluation import Evaluation, Metrics, SeveralEvaluations, Shares, answer_alone
+from trainer.loop.evaluation import Evaluation, Metrics, RankBatches, SeveralEvaluations, answer_alone
 from trainer.loop.garbage_collection import Collecting
 from trainer.loop.kept_cuts import NOTED, KeptCuts, first_sample
 from trainer.loop.loop import Loop, noted
@@ -32,7 +32,7 @@ from trainer.loop.losses import LossFunction, own_loss
 from trainer.loop.metrics import JsonLines, Reports, TensorBoard, metrics_folder
 from trainer.loop.monitors import BestModel, EarlyStopping, check_name
 from trainer.loop.phases import Phases, phases_on
-from trainer.loop.pipeline_loss import refuse_off_stages, samples_at_once
+from trainer.loop.pipeline_loss import refuse_unfit_batch, samples_at_once
 from trainer.loop.profiling import MarkedPhases, Profiler
 from trainer.loop.progress import Training
 from trainer.loop.rehearsing import count_operations, find_rate, touch, try_first_pass
@@ -151,7 +151,7 @@ class Trainer:
             made = not isinstance(self._model, nn.Module)
             survivor = Survivor.of(met, self.settings, made=made)
             here = dataclasses.replace(met, anew=False) if survivor.loads else met
-            restored = not here.anew and self._has_checkpoints()
+            restored = not here.anew and self._will_be_restored()
             while True:
                 loop: Loop | None = None
                 try:
@@ -170,13 +170,14 @@ class Trainer:
                         past = loop.data.state_dict()
                 except Exception as error:  # noqa: BLE001 - raised again where it is about no other rank
                     here = survivor.rejoin(error, self._built, loop)
-                    restored = not here.anew and self._has_checkpoints()
+                    restored = not here.anew and self._will_be_restored()
 
     def _begin(self, loop: Loop, past: Mapping[str, Any] | None, survivor: Survivor) -> int | None:
         """Do everything before the first step, such as loading; return the step to begin from.
 
         Returns None if the model was made without weights and no checkpoint has any. `past` is the position in the data
-        that the same fit() has reached before.
+        that the same fit() has reached before (None: this is its first start). `survivor` brings the state if other
+        ranks are in the middle of the training.
         """
         loop.begin_in_place = lambda loop: survivor.begin(loop, self.settings, self._dataset)
         if survivor.arriving and (step := survivor.arrive(loop)) is not None:
@@ -206,7 +207,7 @@ class Trainer:
         if loop.spikes is not None and starts.count(starts[-1]) > limit + 1:
             raise loop.spikes.too_many_error(f"{limit + 1} times after step {starts[-1]}", limit)
 
-    def _has_checkpoints(self) -> bool:
+    def _will_be_restored(self) -> bool:
         """Return whether the model's first weights are never used, because a checkpoint replaces them."""
         return bool(catalog.steps(self._folder)) and not (self.settings.count_flops and self._flops is None)
 
@@ -218,8 +219,8 @@ class Trainer:
     def _resume(self, loop: Loop, *, again: bool) -> int | None:
         """Load the newest checkpoint and return its step, or 0 if there is none.
 
-        None if there is none and the model was made without weights, so that it has to be made anew. With `again`, the
-        settings were checked before.
+        Returns None if there is none and the model was made without weights, so that it has to be made again. With
+        `again`, the settings were checked before.
         """
         launched, checkpointer, say = Launched.from_environment(), loop.checkpointer, loop.training.say
         if not again:
@@ -250,7 +251,7 @@ class Trainer:
     def validate(self, world: World | None = None) -> dict[str, float]:
         """Return the values of the newest checkpoint, or of the model as it is, on the validation data.
 
-        Changes nothing in the checkpoint folder, so the training may go on meanwhile.
+        The checkpoint folder is not changed, so the training may run at the same time.
         """
         with self._world(world) as here, self._loop(here) as loop:
             if loop.evaluation is None:
@@ -278,7 +279,7 @@ class Trainer:
         best: bool = False,
         world: World | None = None,
     ) -> list[Any]:
-        """Return what `answer(model, batch)` returns for each batch of `data`, in order, on the CPU of all ranks.
+        """Return the result of `answer(model, batch)` for each batch of `data`, in order, on the CPU of all ranks.
 
         The weights are those of the newest complete checkpoint, with `best` of the best one, or of `step`; without a
         checkpoint, those that the model has. By default `answer` calls the model with a batch that is a tensor, with
@@ -342,7 +343,7 @@ class Trainer:
 
     @contextmanager
     def _world(self, given: World | None) -> Iterator[World]:
-        """Join the other ranks, or use the given world, within this context."""
+        """Join the other ranks, or use the given world, within this context, which gets the world."""
         settings = self.settings
         if given is not None:
             yield on_mesh(given, settings.mesh)
@@ -392,7 +393,7 @@ class Trainer:
         first weights need not be drawn.
         """
         settings = self.settings
-        refuse_off_stages(settings, world)
+        refuse_unfit_batch(settings, world)
         if settings.deterministic:
             be_deterministic()
         console = Console() if world.is_first else None
@@ -503,17 +504,23 @@ class Trainer:
     def _evaluations(
         self, training: Training, data: Any, prefix: str, average: Average | None = None
     ) -> Evaluation | SeveralEvaluations:
-        """Return the evaluation of one data set, or of several by name."""
+        """Return the evaluation of one data set, or of several by name.
+
+        `prefix` begins the names of its values; with `average`, the averaged weights are evaluated.
+        """
         if not is_several(data):
             return self._evaluation(training, data, prefix, average)
         each = [self._evaluation(training, one, f"{prefix}{name}_", average) for name, one in data.items()]
         return SeveralEvaluations(each)
 
     def _evaluation(self, training: Training, data: Any, prefix: str, average: Average | None = None) -> Evaluation:
-        """Return the evaluation of one data set."""
+        """Return the evaluation of one data set.
+
+        `prefix` begins the names of its values; with `average`, the averaged weights are evaluated.
+        """
         settings, world = self.settings, training.world
         samples = settings.validation_samples(world.shares)
-        shares = Shares(data, samples, world, settings.workers, self._validation_collate, settings.fast_dev_run)
+        shares = RankBatches(data, samples, world, settings.workers, self._validation_collate, settings.fast_dev_run)
         return Evaluation(training, shares, self._validated_loss, self._metrics, average, prefix)
 
     @property
@@ -522,7 +529,10 @@ class Trainer:
         return None if self._step is not None and self._loss is own_loss else self._loss
 
     def _all_callbacks(self, console: Console | None, save_best: Callable[..., None]) -> list[Callback]:
-        """Return the user's callbacks with those that the settings ask for."""
+        """Return the user's callbacks with those that the settings ask for.
+
+        `console` is None except on rank 0; `save_best(step, values)` saves the best checkpoint.
+        """
         settings, out = self.settings, metrics_folder(self.settings)
         found = list(self._callbacks)
         if settings.gc_every is not None:
@@ -567,7 +577,7 @@ class Trainer:
         )
 
     def _log_start(self, loop: Loop, start: int) -> None:
-        """Log the strategy, and the step from which the training begins."""
+        """Log the strategy, and the step `start` from which the training begins."""
         total = loop.training.total_steps
         where = f"step {start}" + (f" of {total}" if total is not None else "")
         loop.training.say(f"{summary(loop.strategy)}, {where}")
