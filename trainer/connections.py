@@ -199,9 +199,10 @@ class Connections:
         return {} if before is None else {fd: name for fd, name in _sockets().items() if before.get(fd) != name}
 
     def _cut_on(self, fd: int, over: int, leave: Callable[[], None], caller: tuple[int, int]) -> None:
-        """Wait for `fd`, then cut again and again until `over` is readable.
+        """Wait until `fd` is readable, then cut again and again until `over` is.
 
-        A rank that has not noticed the loss yet may make new connections. `caller` is the thread to watch.
+        A rank that has not noticed the loss yet may make new connections. `leave` is called after each cut, and
+        `caller` is the thread to watch for being blocked.
         """
         waiting = select.poll()
         waiting.register(fd, select.POLLIN)

@@ -167,7 +167,10 @@ class Checkpointer:
         return self._verified_before | (self._saver.verified if self._saver is not None else {})
 
     def add_verified(self, known: Mapping[int, bool]) -> None:
-        """Add the `verified` of an earlier Checkpointer of this process, so that old checkpoints go sooner."""
+        """Add the `verified` steps of an earlier Checkpointer of this process.
+
+        Older checkpoints can then be deleted sooner.
+        """
         self._verified_before = dict(known)
         if self._saver is not None:
             for step, finite in known.items():
@@ -357,7 +360,7 @@ class Checkpointer:
     def _prepare(self) -> None:
         """Plan the first save and allocate its memory, after the first step.
 
-        State that cannot be saved raises an error here already.
+        State that cannot be saved raises an error now, and not only at the first save.
         """
         self._prepared = True
         contents = gather(self._subjects, self._world)

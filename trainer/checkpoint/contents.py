@@ -38,7 +38,11 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The objects of a training whose state is saved, by name; `averages` are those of the parameters (EMA)."""
+    """The objects of a training whose state is saved, by name.
+
+    `shared` have the same state on all ranks, and `per_rank` one for each. `averages` are the averages of parameters
+    (EMA).
+    """
 
     models: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]

@@ -140,7 +140,7 @@ def _merged(value: Sequence[bytes]) -> bytes:
 
 
 def _read(files: Mapping[int, int], number: int, view: memoryview, at: int) -> None:
-    """Fill `view` from offset `at` of the file with this number."""
+    """Fill `view` from offset `at` of the file with this number; `files` has descriptors by number."""
     read_exactly(files[number], view, at)
 
 

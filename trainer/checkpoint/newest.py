@@ -38,7 +38,7 @@ class NewestState:
         return loaded or self._load_from_disk()
 
     def _load_from_disk(self) -> Loaded | None:
-        """Load the newest sound checkpoint on disk and return it, or None if there is none.
+        """Load the newest undamaged checkpoint on disk and return facts about it, or None if there is none.
 
         Raises TrainerError if all are damaged.
         """
@@ -75,7 +75,7 @@ class NewestState:
                 _reject(entry, "; ".join(dict.fromkeys(problems)), damaged)
 
     def _newest_on_disk(self) -> int:
-        """Return the newest step that has a whole checkpoint on disk, or 0."""
+        """Return the newest step that has a complete checkpoint on disk, or 0."""
         if self._save_group.separate_disks:
             return max((step for step, _ in self._whole_everywhere(dict(self._whole(set())))), default=0)
         return self._save_group.broadcast(
@@ -182,7 +182,7 @@ class NewestState:
         return not problems
 
     def _entry(self, step: int) -> Entry:
-        """Return the catalog entry of the checkpoint of this step."""
+        """Return the catalog entry of the checkpoint of this step, whether or not it exists."""
         return Entry("step", step, self._folder / folder_name(step))
 
 

@@ -78,7 +78,7 @@ def make_plan(tensors: dict[str, Tensor], save_group: SaveGroup) -> WritePlan:
 
 
 def decode(decided: bytes) -> dict[str, TensorEntry]:
-    """Return the plan that rank 0 made, decoded."""
+    """Return the plan that rank 0 made, decoded: the entry of each tensor."""
     return _DECODER.decode(decided)
 
 
@@ -106,7 +106,7 @@ def _parts(tensors: Mapping[str, TensorEntry], me: int) -> Iterator[Part]:
 
 
 def decide(brought: Mapping[str, TensorShares], ranks: int) -> dict[str, TensorEntry]:
-    """Choose for each part the rank that writes it and its place in that rank's file.
+    """Return, for each tensor, which rank writes each part, and where in that rank's file.
 
     Of several ranks that have a part, the one with the fewest bytes to write gets it. Long rows come first, so that
     their parts are at the same places in all files, and large parts before small ones.
@@ -193,7 +193,7 @@ def local_part(tensor: Tensor, part: Part) -> Tensor:
 
 
 def narrow(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """Return the box of the tensor at these offsets."""
+    """Return the box of the tensor that begins at these offsets and has these lengths, without a copy."""
     for dim, (begin, length) in enumerate(zip(offsets, lengths, strict=False)):  # a 0-d tensor has no dimension
         tensor = tensor.narrow(dim, begin, length)
     return tensor

@@ -27,9 +27,9 @@ _LOSS_NOTICE_TIMEOUT = dt.timedelta(seconds=3)  # a peer that does not receive i
 class SaveGroup:
     """Ranks that save together, with a gloo group of their own; for a single rank the group is None.
 
-    `ranks` are their numbers in the world, `me` is this rank's place among them. `leaders`, if nodes share no disk,
-    gives for each place the place of the rank that acts for its disk. Messages go along a tree with `fan` children on
-    each level.
+    `ranks` are their numbers in the world; a rank's place is its index there, and `me` is this rank's place. `leaders`,
+    if nodes share no disk, gives for each place the place of the rank that acts for its disk. Messages go along a tree
+    with `fan` children on each level.
     """
 
     group: dist.ProcessGroup | None
@@ -40,7 +40,7 @@ class SaveGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank has place 0."""
+        """Whether this rank is the first one of the group."""
         return self.me == 0
 
     @property
@@ -50,16 +50,16 @@ class SaveGroup:
 
     @property
     def disk_leader(self) -> int:
-        """The place of the rank that takes fencing tokens, commits and removes checkpoints on this rank's disk."""
+        """The place (index in `ranks`) of the rank that takes tokens, commits and removes on this rank's disk."""
         return 0 if self.leaders is None else self.leaders[self.me]
 
     @property
     def acts_for_disk(self) -> bool:
-        """Whether this rank is the one that takes tokens, commits and removes checkpoints on its disk."""
+        """Whether this rank is the one that takes fencing tokens, commits and removes on its disk."""
         return self.me == self.disk_leader
 
     def shares_disk_with(self, place: int) -> bool:
-        """Return whether the rank at `place` writes on the same disk as this one."""
+        """Return whether the rank at this place (index in `ranks`) writes on the same disk as this one."""
         return self.leaders is None or self.leaders[place] == self.disk_leader
 
     def broadcast(self, message: T) -> T:
@@ -73,13 +73,13 @@ class SaveGroup:
         return received
 
     def all_gather(self, message: T) -> list[T]:
-        """Return on all ranks the values that all ranks pass, in the order of places."""
+        """Return on all ranks the values that all ranks pass, in the order of `ranks`."""
         messages = self.reduce(pickle.dumps([message]), _concatenate)
         data: list[T] = _unpickle(self.broadcast(messages or b""))
         return data
 
     def maximum(self, *numbers: int) -> list[int]:
-        """Return for each position the greatest number that any rank passes."""
+        """Return on all ranks, for each argument, the greatest number that any rank passes."""
         found = self.reduce(pickle.dumps(numbers), _elementwise_maximum)
         return list(_unpickle(self.broadcast(found or b"")))
 
@@ -126,7 +126,7 @@ class SaveGroup:
     def _receive_down(self) -> bytes:
         """Return the message from the parent in the tree.
 
-        If it does not come, report the loss to the children and raise.
+        If it does not come, report the loss to the children and raise RuntimeError.
         """
         try:
             return self._receive_message(self.parent)
@@ -146,7 +146,7 @@ class SaveGroup:
 
     @property
     def children(self) -> list[list[int]]:
-        """The places that send to this one in the tree, level by level, nearest first."""
+        """The places (indexes in `ranks`) that send to this one in the tree, level by level, nearest first."""
         levels, step = [], 1
         while step < len(self.ranks) and self.me % (step * self.fan) == 0:
             level = range(self.me + step, min(self.me + step * self.fan, len(self.ranks)), step)
@@ -156,14 +156,14 @@ class SaveGroup:
 
     @property
     def parent(self) -> int:
-        """The place that this one sends to in the tree; call it only if `me` is not 0."""
+        """The place (index in `ranks`) that this one sends to in the tree; call it only if `me` is not 0."""
         step = self.fan
         while self.me % step == 0:
             step *= self.fan
         return self.me - self.me % step
 
     def _send_message(self, message: bytes | None, place: int) -> None:
-        """Send one message, or the notice of a loss if it is None, to the rank at `place`."""
+        """Send one message, or for None a notice that it was lost, to the rank at this place (index in `ranks`)."""
         frame = bytearray(_LENGTH.pack(_LOST) if message is None else _LENGTH.pack(len(message)) + message)
         frame += bytes(max(0, _FRAME - len(frame)))
         if message is None:
@@ -177,7 +177,7 @@ class SaveGroup:
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), dst=self.ranks[place], group=self.group)
 
     def _receive_message(self, place: int) -> bytes:
-        """Return the message from the rank at `place`. Raises RuntimeError, as gloo does, if it was lost."""
+        """Return the message of the rank at this place (index in `ranks`). Raises RuntimeError if it was lost."""
         frame = bytearray(_FRAME)
         self.receive(memoryview(frame), place)
         (size,) = _LENGTH.unpack_from(frame)
@@ -189,11 +189,11 @@ class SaveGroup:
         return bytes((frame + rest)[_LENGTH.size : _LENGTH.size + size])
 
     def send(self, view: memoryview) -> None:
-        """Send bytes to the first rank."""
+        """Send bytes to the first rank of the group."""
         dist.send(torch.frombuffer(view, dtype=torch.uint8), dst=self.ranks[0], group=self.group)
 
     def receive(self, view: memoryview, place: int) -> None:
-        """Receive bytes from the rank at `place`."""
+        """Receive bytes from the rank at this place (index in `ranks`)."""
         dist.recv(torch.frombuffer(view, dtype=torch.uint8), src=self.ranks[place], group=self.group)
 
 

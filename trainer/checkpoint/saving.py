@@ -200,7 +200,7 @@ class Saver:
     def wait(self) -> Outcome | None:
         """Wait for the last save and return how it ended, or None if there was none.
 
-        `while_waiting` is called as long as the save makes progress.
+        The Saver's `while_waiting` is called as long as the save makes progress.
         """
         if self._thread is not None:
             seen = 0
@@ -307,7 +307,7 @@ class Saver:
         return _File(FileEntry(name, written.size, written.digest), tuple(documents), finite)
 
     def _manifest(self, begun: _NewSave, files: list[_File], request: SaveRequest) -> Manifest:
-        """Return the manifest, the same on all ranks."""
+        """Return the manifest of the save, the same on all ranks; `files` are those that the ranks have written."""
         return Manifest(
             step=request.step,
             world_size=self._world.size,
@@ -459,7 +459,7 @@ class Saver:
         commit.remove(older)
 
     def _entry(self, step: int) -> Entry:
-        """Return the catalog entry of the checkpoint of this step."""
+        """Return the catalog entry of the checkpoint of this step, whether or not it exists."""
         return Entry("step", step, self._directory.folder / folder_name(step))
 
 

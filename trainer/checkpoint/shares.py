@@ -20,9 +20,9 @@ _FEW = 40
 class Share(msgspec.Struct, array_like=True):
     """A row of parts along one dimension, the ranks that have them, and the ranks that have copies of the row.
 
-    `first` is the place of the rank that has the first part, at `offsets` and of `lengths`; the next of the `count`
-    parts is on the rank `stride` further and follows along `dim`. The next of the `copies` begins `copy_stride` ranks
-    further.
+    `first` is the index in the save group of the rank that has the first part, at `offsets` and of `lengths`; the next
+    of the `count` parts is on the rank `stride` further and follows along `dim`. The next of the `copies` begins
+    `copy_stride` ranks further.
     """
 
     first: int  # the place of the rank that has the first part
@@ -47,7 +47,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[str, TensorShares])
 
 
 def local_shares(tensors: Mapping[str, Tensor], place: int) -> dict[str, TensorShares]:
-    """Return, by tensor, the parts that the rank at `place` of the save group has."""
+    """Return, by tensor, the parts that one rank has; `place` is its index in the save group."""
     found: dict[str, TensorShares] = {}
     for item in default_planner.create_default_local_save_plan(dict(tensors), is_coordinator=True).items:
         data = item.tensor_data

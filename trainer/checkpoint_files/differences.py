@@ -64,7 +64,7 @@ def differences(one: Entry, other: Entry) -> Differences:
 
 
 class _Opened:
-    """A checkpoint whose files are open."""
+    """A checkpoint whose files are open in a `with` block."""
 
     def __init__(self, entry: Entry) -> None:
         self._folder = entry.path

@@ -41,7 +41,7 @@ class Fetching:
         return self.pin_memory and torch.cuda.is_available()
 
     def pin(self, items: Generator[T, None, None]) -> Generator[T, None, None]:
-        """Yield the items, in page-locked memory if asked for, copied by a thread if there are workers."""
+        """Yield the items, in page-locked memory if `pins`; with workers a thread copies them."""
         if not self.pins:
             return items
         if not self.workers:

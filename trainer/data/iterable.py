@@ -106,7 +106,11 @@ def keeps_its_place(dataset: Any) -> bool:
 
 @dataclass(slots=True)
 class _Stream:
-    """The data set's iterator over several epochs, which begins at the saved position `place`."""
+    """The data set's iterator over several epochs, which begins at the saved position `place`.
+
+    `done` counts what was read of the epoch (samples, or steps of a stream that shards itself), and `seeds` are numbers
+    to seed generators with.
+    """
 
     dataset: Any
     place: Place

@@ -49,7 +49,10 @@ class Shared:
         self._reading, self._fetching = reading, fetching
 
     def start_fetchers(self, epoch: int, done: int, after: Place | None) -> Fetchers:
-        """Start the one reader at the position `after`, or at the stream's start as sample `done` of the epoch."""
+        """Start the one reader at the position `after`; without one, at the beginning of the stream.
+
+        `done` counts the samples of the epoch that are over.
+        """
         place = Place(epoch, done, after.state, after.ended and done > 0) if after else Place(epoch, done)
         return start_fetchers(
             lambda _: SharedReader(self._reading, place), self._fetching, self._reading.dataset, most=1

@@ -7,8 +7,8 @@ When a rank is killed the others fail in an operation with it, leave the step, a
 that only fell silent the message comes first, and they cut the connections in which they would wait. They and the new
 rank meet in new groups, agree on the newest step that some of them have done, send its state to the ranks that lack it,
 restore their own, and continue right after its update. Gradients of an unfinished step are dropped. If one more rank is
-killed meanwhile, launch sends another message and they meet once more. If continuing is impossible, the reason is logged
-once, and launch restarts all ranks.
+killed meanwhile, launch sends another message and they meet once more. If continuing is impossible, the reason is
+logged once, and launch restarts all ranks.
 
 If a node is lost and not replaced, the remaining ranks end step k and continue as fewer: samples are dealt out to them
 and their generators seeded as in a start on so many ranks from a checkpoint of step k, so that both give the same

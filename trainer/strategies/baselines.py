@@ -54,7 +54,7 @@ def _asked(environ: Mapping[str, str]) -> str:
 
 
 def gathered_at_first(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a gradient bucket on rank 0, as a DDP hook in place of its all-reduce.
+    """Average a gradient bucket on rank 0, as a DDP hook in place of its all-reduce; return a future of it.
 
     The other ranks get their own bucket back, which they do not use.
     """

@@ -16,7 +16,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
     """
     with torch.no_grad():
         for some in _messages(tensors):
-            _take(some, group)
+            _broadcast_together(some, group)
 
 
 class PersistentBuffers:
@@ -55,7 +55,7 @@ def _messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield some
 
 
-def _take(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
+def _broadcast_together(tensors: list[Tensor], group: dist.ProcessGroup | None) -> None:
     """Broadcast these tensors in one message."""
     message = torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
     dist.broadcast(message, src=0, group=group)

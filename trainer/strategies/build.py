@@ -92,7 +92,7 @@ def _build(
     cuts: "Cuts | None" = None,
     deferred: bool = False,
 ) -> Strategy:
-    """Build the strategy; with `deferred` the weights are not initialised.
+    """Build the strategy as `build` describes; with `deferred` the weights are not initialised.
 
     With `own_step` the user's training step may call any part of the model. Raises WeightsWanted on all ranks if
     something depends on values of the weights.
@@ -309,7 +309,10 @@ class _Division:
 def _divide_layers(
     module: nn.Module, world: World, settings: StrategySettings, plan: "Plan | None", pipeline: "Pipeline | None"
 ) -> _Division | None:
-    """Divide the layers over tensor-parallel ranks; return None without tensor parallelism."""
+    """Divide the layers over tensor-parallel ranks; return None without tensor parallelism.
+
+    `plan` is the user's; without it the model's own is used.
+    """
     if world.dividing == 1:
         if plan and not settings.mesh:
             raise BadSettings("tp_plan: expected with a mesh that has tp, got it without\nhint: mesh='tp=2'")
@@ -369,7 +372,7 @@ def _wrap(
 
 
 def _short(count: int) -> str:
-    """Return a count as text, such as `11.2M`."""
+    """Return a count as a short text, such as `11.2M`."""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.1f}{letter}"

@@ -165,7 +165,7 @@ def _digest(tensor: Tensor) -> bytes:
 
 @contextmanager
 def _registering(paging: _Paging) -> Iterator[None]:
-    """Manage every parameter that a module registers in this context."""
+    """Let `paging` manage the memory of every parameter that a module registers in this context."""
 
     def note(_: nn.Module, __: str, parameter: nn.Parameter | None) -> None:
         """Manage a parameter that was registered."""

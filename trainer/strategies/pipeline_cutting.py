@@ -199,10 +199,11 @@ def choose_cut(
     cuts: Cuts | None,
     measure: Callable[[Sample], Sequence[float]],
 ) -> Cut:
-    """Return the cut that the setting asks for; `measure` gives each part's seconds, the same on all ranks.
+    """Return the cut that the setting `wanted` asks for; `measure` returns each part's seconds, on all ranks.
 
-    A measured cut is kept from then on: times differ between starts, and a cut decides the last bits of norms and which
-    rank draws which numbers for dropout.
+    `layers` are the parts that count as layers, and `trained` says for each part whether it has something to train.
+    `cuts` saves a measured cut (None: the model is not measured): times differ between starts, and a cut decides the
+    last bits of norms and which rank draws which numbers for dropout.
     """
     if wanted == BY_LAYERS:
         return Cut(cut_by_layers(parts, layers, stages))

@@ -86,7 +86,7 @@ def fits(schedule: str, ranks: int, micros: int) -> bool:
 
 
 def order_of(schedule: str, ranks: int, rank: int, micros: int) -> list[Work]:
-    """Return the passes of a rank, in order."""
+    """Return the passes of rank `rank` in the order of the schedule, with so many micro-batches and ranks."""
     many = STAGES_OF_RANK.get(schedule, 1)
     if schedule == "gpipe" or not fits(schedule, ranks, micros):
         forth = [Work(False, chunk * ranks + rank, micro) for chunk in range(many) for micro in range(micros)]
@@ -125,7 +125,7 @@ def timetable(schedule: str, ranks: int, micros: int) -> list[list[Work | None]]
 
 
 def _needs(work: Work, last: int) -> set[Work]:
-    """Return the passes that have to be done before this one."""
+    """Return the passes that have to be done before this one; `last` is the number of the last stage."""
     if not work.backward:
         return {Work(False, work.stage - 1, work.micro)} if work.stage else set()
     after = {Work(True, work.stage + 1, work.micro)} if work.stage < last else set()

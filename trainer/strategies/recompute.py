@@ -54,7 +54,7 @@ def reporting_repetitions(report: Callable[[bool], None]) -> Iterator[None]:
 
 
 def _recomputing(kind: type[nn.Module], kept: tuple[str, ...]) -> type[nn.Module]:
-    """Return a subclass of the block's class that recomputes activations."""
+    """Return a subclass of the block's class that recomputes activations, except results that `kept` names."""
     operations = [getattr(torch.ops.aten, name).default for word in kept for name in KEPT[word]]
     plain = functools.partial(create_selective_checkpoint_contexts, operations) if operations else noop_context_fn
 
@@ -115,9 +115,9 @@ def _copied(buffers: Buffers) -> Buffers:
 
 @contextmanager
 def _with_buffers(before: Buffers, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    """Use the buffers in `before` inside the context, then those of now; none is written into.
+    """Put the buffers in `before` into their modules inside the context, and the present ones back after it.
 
-    Autograd may have saved them.
+    None is written into, as autograd may have saved them. `inner` is another context, entered inside.
     """
     now = [(part, name, getattr(part, name)) for part, name, _ in before]
     _place(before)

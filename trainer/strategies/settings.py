@@ -68,16 +68,16 @@ class StrategySettings:
     pp_schedule: str = "1f1b"  # mesh with pp: in which order a stage works on micro-batches
     pp_cut: str = BY_LAYERS  # mesh with pp: layers, time, or the parts with which stages begin, but for the first
     pp_microbatches: int | None = None  # mesh with pp: parts of what is forwarded at once; None: 4 times the stages
-    unused_parameters: bool = False  # ddp, zero1: some may have no part in a step's loss
+    unused_parameters: bool = False  # ddp, zero1: some may not be used in a step's loss
     blocks: Choice = ()  # what is sharded, recomputed and compiled each by itself; empty: found
     units: Choice = ()  # more that is sharded each by itself, and not recomputed: an embedding, a head
-    sync_each: bool = False  # fsdp, hsdp: deal gradients out after every micro-batch, so that none is ever whole
+    sync_each: bool = False  # fsdp, hsdp: reduce-scatter gradients after every micro-batch
     by_parts: bool = False  # make the model part by part: no rank ever holds all of it
     prefetch: int | None = None  # sharded: gather so many parts ahead of the one at work; None: as torch does
-    reshard: bool = True  # fsdp, hsdp: let go of gathered parameters after a block's forward pass
+    reshard: bool = True  # fsdp, hsdp: free gathered parameters after a block's forward pass
     offload: bool = False  # sharded: keep parameters, gradients and the optimizer's state in the host's memory
     sync_batchnorm: bool = False  # BatchNorm over the samples of all ranks
-    cudnn_benchmark: bool = False  # try cuDNN's ways for each new shape, and take the fastest
+    cudnn_benchmark: bool = False  # time cuDNN's algorithms for each new shape
     bucket_mb: float | None = None  # ddp, zero1: gradients that are sent at once; None: torch's own 25
 
 

@@ -146,7 +146,10 @@ class _Syncing:
 
 
 def mesh_over(world: World, settings: StrategySettings) -> DeviceMesh:
-    """Return the device mesh of the dimensions pp, copy, shard and tp, without those of size 1."""
+    """Return the device mesh of the dimensions pp, copy, shard and tp, without those of size 1.
+
+    They are pipeline stages, copies of the model under hsdp, shards, and ranks that divide layers.
+    """
     size = shard_size(settings, world)
     sizes = {SHARDED: size}
     if size < world.shares:

@@ -41,12 +41,12 @@ class Strategy:
 
     settings: StrategySettings
     world: World
-    module: nn.Module  # what the user gave: parameters live here
+    module: nn.Module  # the user's model, with the parameters
     wrapped: Wrapped
     optimizers: Optimizers
     scaler: GradScaler | None
     blocks: int  # how many parts are sharded or recomputed each by itself
-    deferred: bool = False  # the weights hold anything: a checkpoint has to be loaded, or the strategy built anew
+    deferred: bool = False  # the weights are uninitialised: a checkpoint has to be loaded, or the strategy built again
     pipeline: "Pipeline | None" = None  # the model is in stages: passes go through this, and not through `model`
     skips: Skips = field(default_factory=Skips)
     has_stepped: bool = True  # False: the last step was left out while fp16 looks for its scale
@@ -85,7 +85,10 @@ class Strategy:
 
     @property
     def shard(self) -> int | None:
-        """The shard of the parameters that this rank has, or None if it has all; with hsdp others have it too."""
+        """The number of the shard that this rank has, or None if it has all parameters.
+
+        With hsdp other ranks have the same shard.
+        """
         if self.settings.strategy not in SHARDS or self.settings.mesh:
             return None
         return self.world.rank % shard_size(self.settings, self.world)

@@ -39,7 +39,10 @@ class Turns:
         return self.strategy.optimizers
 
     def begin(self, number: int, weight: float, *, ends_step: bool) -> None:
-        """Begin a micro-batch of step `number`; `ends_step` says whether it is the last one of the step."""
+        """Begin a micro-batch of step `number`; `ends_step` says whether it is the last one of the step.
+
+        `weight` is the factor of a loss in the mean over the step's samples and ranks.
+        """
         self.number, self._weight, self.ends_step = number, weight, ends_step
 
     def backward(self, loss: Tensor, name: str = "", *, retain_graph: bool = False) -> None:
