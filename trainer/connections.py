@@ -227,7 +227,8 @@ class Connections:
 class ConnectionCutter:
     """A thread that cuts connections once a descriptor is readable; `close` ends it.
 
-    `act(fd, over)` runs in the thread until `over` is readable, and `reset` is called when it has ended.
+    The thread runs `act(fd, over)`, which returns once the descriptor `over` is readable. `reset` is called when the
+    thread has ended.
     """
 
     def __init__(self, act: Callable[[int, int], None], reset: Callable[[], None], fd: int) -> None:

@@ -99,7 +99,8 @@ def as_lists(net: nn.Sequential) -> dict[str, Any]:
 def shares(played: Sequence[Any], world: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return for each rank the states of its episodes, the pushes, and the weight of each push in the loss.
 
-    The weight of a push is the discounted time that the pole stood after it, minus the mean of the whole batch.
+    The weight of a push is the discounted time that the pole stood after it, less the mean of the whole batch, in
+    standard deviations.
     """
     stood = [torch.arange(len(pushes), 0, -1) for _, pushes in played]
     returns = [(1 - _DISCOUNT**left) / (1 - _DISCOUNT) for left in stood]

@@ -97,6 +97,7 @@ class SaveOnDisks:
 
     @property
     def whole(self) -> bool:
+        """Whether each file is on some disk."""
         return all(self.holders.values())
 
 

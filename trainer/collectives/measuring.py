@@ -32,7 +32,7 @@ class Timed:
 
 
 def members(many: int, nodes: int, per_node: int) -> tuple[int, ...]:
-    """Return `many` ranks to take part: equally many of each node if possible, else the first ones."""
+    """Return the numbers of `many` ranks to take part: equally many of each node if possible, else the first ones."""
     if many % nodes:
         return tuple(range(many))
     return tuple(node * per_node + local for node in range(nodes) for local in range(many // nodes))

@@ -1,8 +1,8 @@
-"""Read streams in canonical shards, whose number does not depend on the number of ranks.
+"""Read streams in canonical shards, as many on any number of ranks; a slot is the position of a sample in an epoch.
 
 Slot p of an epoch is the next sample of shard p % shards, and is empty once that shard has ended. A step is
-`batch_size` slots, and a rank reads every world_size-th shard. What is in a step follows from the shards alone, and one
-number, the same on all ranks, is a position from which any number of them can continue.
+`batch_size` slots, and a rank reads every world_size-th shard. The samples in a step follow from the shards alone, and
+one number, the same on all ranks, is a position from which any number of them can continue.
 """
 
 from collections.abc import Generator, Iterator
@@ -146,5 +146,5 @@ def checked(dataset: Any, sharing: Sharing) -> None:
 
 
 def _slots(shard: int, start: int, stop: int, shards: int) -> range:
-    """Return the slots of one shard from `start` up to `stop`."""
+    """Return the slots from `start` up to `stop` that belong to one of the `shards`."""
     return range(start + (shard - start) % shards, stop, shards)

@@ -57,14 +57,17 @@ class Fetchers(Protocol):
 
     size: int
 
-    def ask(self, worker: int, task: Any) -> None: ...
+    def ask(self, worker: int, task: Any) -> None:
+        """Give a worker a task."""
+
     def take(self, worker: int) -> Any:
         """Return the answer to the oldest task given to this worker that was not taken."""
 
     def forget(self) -> None:
         """Drop the answers to all tasks given so far."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """End the worker processes."""
 
 
 def in_turn(fetchers: Fetchers, tasks: Iterable[T], ahead: int) -> Generator[tuple[T, Any], None, None]:

@@ -28,18 +28,19 @@ log = logging.getLogger("trainer")
 
 
 class Steps(Protocol):
-    """The interface of the steps of one kind of stream.
+    """The interface of the steps of one kind of stream; a step's `state` is the position after it."""
 
-    A step's `state` is the position after it. `read` yields the steps of an epoch, and `loaded` returns the position
-    that `saved` turned into plain values.
-    """
+    def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers:
+        """Start the readers at the position `after`, or at the beginning of the epoch, of which `done` samples are over."""
 
-    def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers: ...
-    def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]: ...
+    def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]:
+        """Yield the steps of the epoch from the position `after` on."""
+
     def saved(self, after: Any) -> Any:
         """Return the position as plain values, for a checkpoint."""
 
-    def loaded(self, saved: Any, epoch: int, done: int) -> Any: ...
+    def loaded(self, saved: Any, epoch: int, done: int) -> Any:
+        """Return the position that `saved` returned, or None to begin the epoch again."""
 
 
 class Shared:
@@ -195,7 +196,7 @@ class Streamed:
         return {"stream": self._how.saved(self._after)}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part of a position that another number of ranks may use."""
+        """Return the part of a position that all ranks share; another number of ranks can use only that."""
         stream = state["stream"]
         return {"stream": stream and {name: stream[name] for name in ("world_size", "readers_of_rank")}}
 

@@ -60,7 +60,7 @@ class MlflowRun:
         self._last = -1  # the step up to which the run has all
 
     def open(self) -> None:
-        """Find or create the run; the caller repeats this after an error."""
+        """Connect to the server, and find or create the run; the caller repeats this after an error."""
         self._client = client = self._make_client(tracking_uri=self._uri)
         run = self._find(client)
         self._run_id = run.info.run_id

@@ -103,7 +103,7 @@ def _plain(value: Any) -> Any:
 
 
 class TensorBoard(Callback):
-    """A callback that writes scalars for TensorBoard, on rank 0."""
+    """A callback that writes scalars for TensorBoard, on rank 0, and hides those of steps that are repeated."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

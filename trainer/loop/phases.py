@@ -15,7 +15,8 @@ PHASES = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "oth
 class Phases(Protocol):
     """A stopwatch for the phases of a step: each lap adds the time since the last one to a phase."""
 
-    def lap(self, phase: str) -> None: ...
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to `phase`."""
 
     def take(self) -> Spent:
         """Return the seconds per phase since the last call, and the time that passed without validation.

@@ -240,7 +240,7 @@ def _answered_shards(
 
 
 def _fetched(prediction: Prediction, queue: Queue, stop: StopRequest) -> Iterator[tuple[Any, bool]]:
-    """Yield this rank's batches from a loader, each with True; end if a stop was asked for."""
+    """Yield this rank's batches from a loader, each with True, as it is no filler; end if a stop was asked for."""
     loader = DataLoader(
         prediction.dataset,
         batch_sampler=queue,

@@ -165,7 +165,7 @@ def test_a_callback_whose_state_cannot_be_had_yet_is_no_reason_to_fail(tmp_path,
         monkeypatch.setenv("LAUNCH_STAYS", "auto")
     run = Launched(tmp_path / "run", 2, "--steps", "6", "--late", every="6 steps")
     assert run.run() == [0, 0], run.said()
-    told = "a state that is kept of each step cannot be had: AttributeError: 'Late' object has no attribute 'seen'"
+    told = "the state of a step cannot be copied: AttributeError: 'Late' object has no attribute 'seen'"
     assert (told in run.said()) == (not unasked)
 
 
