@@ -31,7 +31,10 @@ class Steps(Protocol):
     """The interface of the steps of one kind of stream; a step's `state` is the position after it."""
 
     def start_fetchers(self, epoch: int, done: int, after: Any) -> Fetchers:
-        """Start the readers at the position `after`, or at the beginning of the epoch, of which `done` samples are over."""
+        """Start the readers at the position `after`, or at the beginning of the epoch.
+
+        `done` counts the samples of the epoch that are over.
+        """
 
     def read(self, fetchers: Fetchers, epoch: int, after: Any) -> Generator[Step, None, None]:
         """Yield the steps of the epoch from the position `after` on."""

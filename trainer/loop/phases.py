@@ -40,21 +40,25 @@ class HostPhases:
         self._last = self._taken = clock()
 
     def lap(self, phase: str) -> None:
+        """Add the time since the last lap to `phase`."""
         now = self._clock()
         self._seconds[phase] += now - self._last
         self._last = now
 
     def take(self) -> Spent:
+        """Return the seconds per phase, and those that passed without validation, since the last call."""
         now, seconds, self._seconds = self._clock(), self._seconds, defaultdict(float)
         passed, self._taken = now - self._taken, now
         passed -= seconds.pop(VALIDATION, 0.0)
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
+        """Return the seconds per phase, and those that passed without validation, since the last `take`."""
         seconds = dict(self._seconds)
         return seconds, self._clock() - self._taken - seconds.pop(VALIDATION, 0.0)
 
     def go_on_from(self, spent: Spent) -> None:
+        """Continue counting as if the seconds in `spent` had passed before."""
         seconds, passed = spent
         self._taken -= passed
         for phase, spent_s in seconds.items():
@@ -78,10 +82,15 @@ class DevicePhases:
         self._before: dict[str, float] = {}  # in another process, or before others were met
 
     def lap(self, phase: str) -> None:
+        """Mark the end of `phase` in the GPU's stream, and add the host's time since the last lap to it."""
         self._host.lap(phase)
         self._marks.append((phase, self._mark()))
 
     def take(self) -> Spent:
+        """Return the seconds per phase, and those that passed without validation, since the last call.
+
+        It waits for the GPU to reach the last mark.
+        """
         if self._marks:
             self._marks[-1][1].synchronize()
         of_host, passed = self._host.take()
@@ -99,12 +108,14 @@ class DevicePhases:
         return _in_order(seconds), passed
 
     def so_far(self) -> Spent:
+        """Return the seconds of `take` up to now by the host's clock alone."""
         seconds, passed = self._host.so_far()
         return {
             phase: seconds.get(phase, 0.0) + self._before.get(phase, 0.0) for phase in seconds | self._before
         }, passed
 
     def go_on_from(self, spent: Spent) -> None:
+        """Continue counting as if the seconds in `spent` had passed before."""
         self._before, passed = spent
         self._host.go_on_from(({}, passed))
 

@@ -26,16 +26,20 @@ class MarkedPhases:
         self._phases = phases
 
     def lap(self, phase: str) -> None:
+        """Add the time since the last lap to `phase`, and mark the phase's end in the trace."""
         self._phases.lap(phase)
         _mark(phase)
 
     def take(self) -> Spent:
+        """Return the seconds of the inner stopwatch since the last call."""
         return self._phases.take()
 
     def so_far(self) -> Spent:
+        """Return the seconds of the inner stopwatch since the last `take`."""
         return self._phases.so_far()
 
     def go_on_from(self, spent: Spent) -> None:
+        """Continue counting as if the seconds in `spent` had passed before."""
         self._phases.go_on_from(spent)
 
 

@@ -190,7 +190,10 @@ def _sent(args: Mapping[str, Any]) -> int:
 
 
 def _computes(name: str) -> bool:
-    """Return whether an operator computes; autograd nodes, in which hooks may wait, do so in operators of their own."""
+    """Return whether an operator computes.
+
+    Autograd's nodes do not count, as hooks may wait in them; the operators inside them have events of their own.
+    """
     compiled = name.startswith(("Torch-Compiled Region", "CompiledFunction"))
     return compiled or ("::" in name and not name.startswith(_NEVER_COMPUTES) and "wait_tensor" not in name)
 

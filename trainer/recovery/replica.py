@@ -47,7 +47,7 @@ class Snapshot:
     def of(
         cls, step: int, objects: Mapping[str, Stateful], optimizers: Mapping[str, Optimizer], loop: Mapping[str, Any]
     ) -> "Snapshot":
-        """Return a snapshot of the objects, the optimizers' groups and the loop."""
+        """Return a snapshot of the objects, of the optimizers' groups, and of `loop`, the loop's fields."""
         groups = {
             key: [{name: value for name, value in group.items() if name != "params"} for group in one.param_groups]
             for key, one in optimizers.items()

@@ -59,7 +59,7 @@ def first_gradient(loss: Tensor) -> Tensor | None:
 def are_finite(gradients: Iterable[Tensor], *, shared: bool, group: dist.ProcessGroup | None = None) -> Tensor:
     """Return, as a tensor on the gradients' device, whether all of them are finite.
 
-    With `shared`, those of all ranks in `group`, which all call it.
+    With `shared`, the gradients of all ranks in `group` count, and all these ranks call it.
     """
     flags = [_infinite(tensors, device) for (device, _), tensors in by_device_and_type(gradients).items()]
     flag = flags[0] if flags else torch.zeros(())

@@ -271,7 +271,7 @@ class Pipeline:
                     one.grad = gradient if one.grad is None else one.grad.add_(gradient)
 
     def _new_schedule(self, micros: int, *, learns: bool) -> Any:
-        """Return torch's schedule, which discovers by its first batch what stages exchange.
+        """Return torch's schedule for `micros` micro-batches, which discovers shapes by its first batch.
 
         With `learns`, the schedule has backward passes.
         """
