@@ -33,7 +33,7 @@ class Canonical:
         )
 
     def read(self, fetchers: Fetchers, epoch: int, _after: int | None) -> Generator[Step, None, None]:
-        """Yield the steps of the epoch."""
+        """Yield the steps of the epoch from where the reader was started."""
         for _, step in in_turn(fetchers, repeat(epoch), self._fetching.ahead):
             yield step
 
@@ -87,7 +87,7 @@ class CanonicalReader:
         self._items = {shard: self._opened(shard, _slots(shard, 0, slot, dataset.shards)) for shard in self._own}
 
     def _opened(self, shard: int, slots: range) -> Iterator[Any]:
-        """Seed the generators and return the iterator of one shard, after as many items as there are `slots`."""
+        """Seed the generators and return the iterator of one shard, past the items in `slots`."""
         numbers = (self._reading.seed, self._epoch, _SHARD, shard)
         seed_draws(*numbers)
         return iter(self._reading.dataset.read_shard(shard, start=len(slots), seed=seed_of(*numbers)))

@@ -52,6 +52,7 @@ class Indexed:
                 yield Batch(data, samples, samples * world_size / whole, micro.hi == micro.stop, whole, indices)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the facts that decide the order of an epoch, which must not change in the middle of one."""
         return {"length": self._length, "shuffle": self._shuffle, "seed": self._seed}
 
     def shared(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -64,6 +65,10 @@ class Indexed:
         return self._length if self._length - done < least else done
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
+        """Restore a position after `done` samples of `epoch`; return how many samples are done.
+
+        Raises BadSettings if another order is given in the middle of an epoch.
+        """
         if done >= state["length"]:
             return self._length  # that epoch is over, whatever the next ones are like
         now = self.state_dict()

@@ -89,6 +89,7 @@ class LoaderBatches:
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the loader's position after the last complete step."""
         state = self._state
         if self._items is not None:
             state = self._state_of_loader() if self._step is None else self._before
@@ -106,6 +107,10 @@ class LoaderBatches:
         return {"loader": {**kept, "state": of_rank["state"]} if is_of_all_ranks(of_rank["state"]) else kept}
 
     def load_state_dict(self, state: Mapping[str, Any], epoch: int, done: int) -> int:
+        """Restore a position after `done` samples of `epoch`; return how many samples are done, 0 to begin again.
+
+        Raises BadSettings if the number of ranks has changed in the middle of an epoch.
+        """
         self._items = self._step = None
         saved = state["loader"]
         own, world_size = saved.get("state"), self._sharing.world_size

@@ -20,7 +20,10 @@ _WORD = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the samples of an optimizer step are divided over micro-batches and ranks."""
+    """The rule by which the samples of an optimizer step are divided over micro-batches and ranks.
+
+    `batch_size` counts the samples of a step over all ranks and its `accumulate` micro-batches.
+    """
 
     batch_size: int  # samples of one optimizer step, over all ranks and micro-batches
     accumulate: int = 1

@@ -196,6 +196,7 @@ class Streamed:
         self._close_steps()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the stream's position after the last complete step."""
         return {"stream": self._how.saved(self._after)}
 
     def shared(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,6 +209,7 @@ class Streamed:
         return done  # whether there is more of a stream is known only when it is read on
 
     def load_state_dict(self, state: dict[str, Any], epoch: int, done: int) -> int:
+        """Restore a position after `done` samples of `epoch`; return `done`."""
         self.close()
         self._after = self._how.loaded(state["stream"], epoch, done)
         return done

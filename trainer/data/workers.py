@@ -166,7 +166,11 @@ def _end(workers: list[_Worker]) -> None:
 
 
 class _WorkerSettings(NamedTuple):
-    """Settings of a worker process that its parent passes on."""
+    """The settings of a worker process that its parent passes on.
+
+    It is worker `number` of `size`. `mask` are the signals that were blocked before the fork, and `of_main_thread` says
+    whether the rank's main thread forked it.
+    """
 
     number: int  # of the worker, from 0
     size: int  # how many workers there are

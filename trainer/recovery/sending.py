@@ -224,6 +224,6 @@ def _by_size(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _wait(work: dist.Work | None) -> None:
-    """Wait for the operation; None means that this rank is not in the group."""
+    """Wait for the operation; do nothing for None, which means that this rank is not in the group."""
     if work is not None:
         work.wait()
